@@ -44,6 +44,8 @@ def test_the_recipes_that_come_with_the_package_load():
         "demo",
         "fes",
         "fes-demo",
+        "gsum",
+        "gsum-demo",
         "lm",
         "lm-demo",
         "newswire",
@@ -95,6 +97,16 @@ def test_the_papers_recipes_write_summaries_as_the_paper_does():
     cnndm, xsum = recipe.load("cnndm").generation, recipe.load("xsum").generation
     assert cnndm == Generation(num_beams=4, length_penalty=2.0, min_length=56, max_length=142, no_repeat_ngram_size=0)
     assert xsum == Generation(num_beams=6, length_penalty=1.0, min_length=11, max_length=62, no_repeat_ngram_size=0)
+
+
+def test_gsum_has_its_authors_settings():
+    gsum = recipe.load("gsum")
+    train, search = gsum.train, gsum.generation
+    assert (train.learning_rate, train.max_steps, train.warmup_steps, train.schedule) == (3e-5, 20_000, 500, "linear")
+    assert (train.clip, train.weight_decay, train.batch_size * train.accumulate) == (0.1, 0.01, 64)
+    assert (gsum.objective, gsum.model.name) == ("ce(smoothing=0.1)", "facebook/bart-large")
+    assert search == Generation(num_beams=4, length_penalty=2.0, min_length=56, max_length=142, no_repeat_ngram_size=3)
+    assert read_system(gsum.system).options == {"guidance": "oracle", "extractor": "", "sentences": 3}
 
 
 def test_the_recipes_of_other_systems_have_their_authors_settings():

@@ -92,7 +92,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a setting in generation.* or data.*, or task"
+        help="change a setting in generation.* or data.*, or task; for a run of gsum also system"
         + ("" if model == "MODEL" else ", or an option of the metric")
         + "; repeatable",
     )
@@ -174,10 +174,21 @@ def run(options: argparse.Namespace) -> int:
         keys = [setting.partition("=")[0].strip() for setting in settings(options)]
         own = [f"generation.{key}" for key in system.entry.search]
         searches = [key for key in keys if key.startswith("generation.") and key not in own]
-        if asked != Options() or searches or options.preset:
+        whole = system.entry.searches_freely
+        if searches or (not whole and (asked != Options() or options.preset)):
             has = f"whose search has only {', '.join(own)}" if own else "which has no search of its own"
             raise UserError(
                 f"{work.model} is a run of {system.name}, {has}: leave {'other ' * bool(own)}options of a search out."
+            )
+        if asked != Options():
+            raise UserError(
+                f"{work.model} is a run of {system.name}, which writes the best text of each document: leave samples, "
+                "groups and several texts out."
+            )
+        if work.system and not system.entry.options_in_generate:
+            raise UserError(
+                f"{work.model} is a run of {system.name}, which keeps the options of its training: leave --set system "
+                "out."
             )
         settable = [*system.entry.settable, *own]
         if system.entry.settable and (others := [key for key in keys if key not in settable]):

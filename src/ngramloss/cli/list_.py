@@ -89,7 +89,7 @@ def _option(described: Setting) -> str:
     choices = f"; one of {', '.join(described.allowed)}" if described.allowed else ""
     default = described.default
     shown = {True: "true", False: "false"}.get(default, default) if isinstance(default, bool) else default
-    state = "required" if described.required else "" if default is None else f"default {shown}"
+    state = "required" if described.required else "" if default in (None, "") else f"default {shown}"
     return f"{described.help}{choices}" + (f" ({state})" if state else "")
 
 

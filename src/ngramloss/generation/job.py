@@ -40,6 +40,7 @@ class Job(NamedTuple):
         task: "summarisation" or "translation".
         engine: what searches: a name in ``ENGINES``, or ``auto``.
         precision: of the weights.
+        system: the written form of a system, if ``--set system=…`` gave one; empty: the run's own.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Job(NamedTuple):
     task: str = TASKS[0]
     engine: str = AUTO
     precision: str = "fp32"
+    system: str = ""
 
     @property
     def is_run(self) -> bool:
@@ -99,8 +101,9 @@ def job(
                 "deleted. The same ngramloss train command continues from its last checkpoint."
             )
         own = recipe.load(str(run.recipe), objective=False)
+    accepted = ("generation.", "data.", "task=", *(("system=",) if own and own.system and verb == "generate" else ()))
     for setting in overrides:
-        if not setting.startswith(("generation.", "data.", "task=")):
+        if not setting.startswith(accepted):
             raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
     if data is None and like is None and own is None and preset is None:
         raise UserError("choose the documents with --data, with --like RUN, or with a --preset.")
@@ -147,6 +150,7 @@ def job(
         settings.task,
         settings.generation.engine,
         settings.generation.precision,
+        settings.system if "system" in keys else "",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +100,56 @@ def _write_by_model(work: Job, options: Options, split: Split, run: RunFolder) -
         logger.info(writer.engine.note)
     if not _begin(work, split, run, _settings(work, writer), has_sentences=work.has_lines):
         return
-    shares.write_share(
-        output,
-        split.examples,
-        lambda examples: writer.ids([example.source for example in examples]),
-        lambda _, ids: list(map(_row, writer.write(ids))),
-        writer.budget,
-        unit=WORDS[work.task].sources,
-    )
+    _write_share(work, split, run, writer)
     if work.is_run and shares.rank() == 0:
         _write_seen(writer, run, split.examples[:SEEN])
     _finish(run, split)
+
+
+def write_by_writer(
+    work: Job,
+    folder: Path,
+    split: Split,
+    writer: Writer,
+    facts: dict[str, Any],
+    more: Callable[[Sequence[Example]], dict[str, Any]],
+) -> Path:
+    """As :func:`write_predictions`, by a writer whose model reads more than the source.
+
+    Args:
+        work: the job.
+        folder: where; it is created if it does not exist.
+        split: the documents.
+        writer: of the job.
+        facts: what else could change the texts, besides the writer and the data.
+        more: examples → what else the model reads of them, as :meth:`Writer.write` takes it.
+
+    Returns:
+        The path of the predictions.
+    """
+    with shares.claimed(folder) as run:
+        settings = {**_settings(work, writer), **facts}
+        if _begin(work, split, run, settings, has_sentences=work.has_lines):
+            _write_share(work, split, run, writer, more)
+            _finish(run, split)
+        return run.predictions
+
+
+def _write_share(
+    work: Job,
+    split: Split,
+    run: RunFolder,
+    writer: Writer,
+    more: Callable[[Sequence[Example]], dict[str, Any]] = lambda examples: {},
+) -> None:
+    shares.write_share(
+        predictions_in(run),
+        split.examples,
+        lambda examples: writer.ids([example.source for example in examples]),
+        lambda examples, ids: list(map(_row, writer.write(ids, **more(examples)))),
+        writer.budget,
+        unit=WORDS[work.task].sources,
+    )
 
 
 def _settings(work: Job, writer: Writer) -> dict[str, Any]:

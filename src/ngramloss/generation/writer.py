@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,9 +68,14 @@ class Writer:
         """The ids of sources, with their special tokens; of a decoder-only model, those of whole prompts."""
         return prompt_ids(sources, self.tokenizer, self.shape)
 
-    def write(self, ids: Sequence[Ids]) -> list[list[Text]]:
-        """The texts of each source of one batch, best first."""
-        hypotheses = self.engine.write(ids)
+    def write(self, ids: Sequence[Ids], **more: Any) -> list[list[Text]]:
+        """The texts of each source of one batch, best first.
+
+        Args:
+            ids: of the sources.
+            more: what else the model reads of them, as tensors by name, which only the engine ``hf`` takes.
+        """
+        hypotheses = self.engine.write(ids, **more)
         if self.search.rerank:
             hypotheses = _by_probability(self.model, self.search, ids, hypotheses)
         first = int(loading.is_causal(self.model.config))  # a text behind a prompt starts with the prompt's last token
@@ -104,7 +109,7 @@ class Writer:
         return "\n".join(sentences(text, language=self.shape.language)) if self.has_lines else text
 
 
-def load_model(work: Job, *, device: str | None = None) -> tuple[Any, Any]:
+def load_model(work: Job, *, device: str | None = None, load: Callable[..., Any] = loading.load) -> tuple[Any, Any]:
     """Load the model of a job onto its device, and its tokenizer, both set to the languages of the data.
 
     Generation of a model that a run trained begins as its training did. Of other models only multilingual ones are
@@ -113,12 +118,13 @@ def load_model(work: Job, *, device: str | None = None) -> tuple[Any, Any]:
     Args:
         work: the job.
         device: by default the GPU if there is one.
+        load: as :func:`ngramloss.models.loading.load`, for a model of a class of our own.
     """
     import torch
 
     settings, trust = work.loading, work.trust_remote_code
     tokenizer, _ = loading.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust)
-    model = loading.load(settings, tokenizer, trust_remote_code=trust)
+    model = load(settings, tokenizer, trust_remote_code=trust)
     set_languages(tokenizer, work.data.source_language, work.data.target_language, model=settings.name)
     if (work.is_run or codes(tokenizer)) and not loading.is_causal(model.config):
         align_start(model, tokenizer, name=settings.name, training=False)

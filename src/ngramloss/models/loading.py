@@ -23,6 +23,9 @@ from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import FULL, cache_folder, read_object
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+GUIDED = "guided_bart"
+"""The type of a BART that reads a guidance, :mod:`ngramloss.models.guided_bart`. It is not ``bart``: everything else
+that loads a BART would leave the guidance out silently."""
 WEIGHTS = (".safetensors", ".bin")
 """What files of weights end with. A .bin is a pickle, of which only tensors are loaded."""
 
@@ -148,6 +151,12 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
         return with_decoder_config(settings, trust_remote_code=trust_remote_code)
     if settings.name == "scratch":
         return AutoConfig.for_model(_family(settings))
+    if is_guided(settings.name):
+        raise UserError(
+            f"{settings.name} is a BART that reads a guidance beside the document, and this would give it none. It is "
+            "a system: ngramloss generate writes its texts if it gets the folder of the run, and ngramloss train gsum "
+            "trains it."
+        )
     with explained(settings.name, "model"):
         config = AutoConfig.from_pretrained(settings.name, **loading_options(settings, trust_remote_code))
         if not trust_remote_code:
@@ -166,6 +175,14 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
             "To train adapters of a quantised model, use attach with PEFT in another trainer."
         )
     return config
+
+
+def is_guided(name: str) -> bool:
+    """Whether this is the folder of a BART that reads a guidance."""
+    try:
+        return bool(read_object(Path(name) / "config.json").get("model_type") == GUIDED)
+    except (OSError, ValueError):  # there is none, or it is damaged, which is reported where it is loaded
+        return False
 
 
 def _rewrites_text(config: Any) -> bool:
@@ -393,9 +410,15 @@ def _open_copying_path(model: Any) -> None:
             "false, or choose the architecture bart, mbart, m2m100, pegasus or marian."
         )
     for attention in attentions:
-        for projection in (attention.v_proj, attention.out_proj):
-            torch.nn.init.eye_(projection.weight)
-            torch.nn.init.zeros_(projection.bias)
+        start_as_identity(attention)
+
+
+@torch.no_grad()
+def start_as_identity(attention: Any) -> None:
+    """Let an attention pass on what it attends to, unchanged."""
+    for projection in (attention.v_proj, attention.out_proj):
+        torch.nn.init.eye_(projection.weight)
+        torch.nn.init.zeros_(projection.bias)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ the document with a token before every sentence; layers over these tokens compar
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ngramloss import recipe
-from ngramloss.data import Example, columns_of, load, split_many
+from ngramloss.data import Example, Split, columns_of, load, split_many
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.word_ids import bare_ids
-from ngramloss.errors import UserError
+from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation import shares
 from ngramloss.generation.job import Job, read_split
 from ngramloss.generation.predictions import write_texts
@@ -39,10 +39,11 @@ from ngramloss.steps.plan import Size
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 from ngramloss.systems.loop import Task, batches, mean_over_rows
-from ngramloss.systems.registry import read_system
+from ngramloss.systems.registry import system_of
 from ngramloss.training.prepare import model_identity
 from ngramloss.version import installed
 
+NAME = "bertsum_ext"
 HEAD = "sentences"
 """The part of the model above the encoder, and the beginning of the names of its weights."""
 WEIGHTS = "model.safetensors"
@@ -272,9 +273,9 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
         config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
-    splits = {"train": _load(settings, "train", settings.data.limit)}
+    splits = {"train": load_split(settings, "train", settings.data.limit)}
     if settings.train.eval_every:
-        splits["validation"] = _load(settings, "validation", settings.data.validation_limit)
+        splits["validation"] = load_split(settings, "validation", settings.data.validation_limit)
     tokenizer, _ = loading.load_tokenizer(
         settings.model,
         lambda: loading.iterate_texts(splits["train"].examples),
@@ -325,7 +326,8 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     )
 
 
-def _load(settings: Recipe, split: str, limit: int) -> Any:
+def load_split(settings: Recipe, split: str, limit: int) -> Split:
+    """Read a split of a recipe's data, and say which rows were skipped."""
     data = settings.data
     found = load(
         data.name,
@@ -406,30 +408,56 @@ def _runs(text: str) -> set[tuple[str, ...]]:
     return {tuple(found[start : start + BLOCKED]) for start in range(len(found) - BLOCKED + 1)}
 
 
-def generate(work: Job, folder: Path) -> Path:
-    """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions.
+class Extraction(NamedTuple):
+    """A trained extractor, ready to take sentences.
+
+    Attributes:
+        write: examples → their summaries.
+        lost: for each of these whether the document lost its end.
+        facts: what could change the summaries.
+    """
+
+    write: Callable[[Sequence[Example]], list[str]]
+    lost: list[bool]
+    facts: dict[str, Any]
+
+
+def load_extraction(folder: str, data: Data | None = None, *, trust_remote_code: bool = False) -> Extraction:
+    """Load a run of this system.
 
     Args:
-        work: a job whose model is a run of this system.
-        folder: where the predictions go.
+        folder: of the run.
+        data: has the splitter, the language and the most tokens of a document; by default the run's own.
+        trust_remote_code: whether code that comes with the encoder may run.
+
+    Raises:
+        UserError: the folder is not a finished run of this system.
     """
-    run = RunFolder(Path(work.model))
+    run = RunFolder(Path(folder))
+    system = system_of(folder)
+    if system is None or system.name != NAME:
+        raise UserError(f"{folder} is not a run of {NAME}. Train one with: ngramloss train bertsum-ext")
+    if not run.finished:
+        raise MissingFileError(
+            f"{folder} has no {run.model.name}/: its training is not finished. The same ngramloss train command "
+            "continues it."
+        )
     settings = recipe.load(str(run.recipe), objective=False)
-    options = read_system(settings.system).options
+    options, data = system.options, data or settings.data
     named = Model(name=str(run.model))
-    tokenizer, _ = loading.load_tokenizer(named, lambda: (), "", trust_remote_code=work.trust_remote_code)
-    model = Extractor(load_encoder(named, tokenizer, trust_remote_code=work.trust_remote_code), options)
-    raise_unless_it_fits(model.encoder, tokenizer, work.model, longest=work.data.max_source)
+    tokenizer, _ = loading.load_tokenizer(named, lambda: (), "", trust_remote_code=trust_remote_code)
+    model = Extractor(load_encoder(named, tokenizer, trust_remote_code=trust_remote_code), options)
+    raise_unless_it_fits(model.encoder, tokenizer, folder, longest=data.max_source)
     model.load_state_dict(load_file(run.model / WEIGHTS))
     device = torch.device(shares.device() or ("cuda" if torch.cuda.is_available() else "cpu"))
     model.to(device).eval()
-    marks = marks_of(tokenizer, work.model)
+    marks = marks_of(tokenizer, folder)
     lost: list[bool] = []
 
     @torch.no_grad()
     def write(examples: Sequence[Example]) -> list[str]:
         texts = [example.source for example in examples]
-        documents = read_documents(texts, tokenizer, work.data, marks=marks, min_words=options["min_words"])
+        documents = read_documents(texts, tokenizer, data, marks=marks, min_words=options["min_words"])
         lost.extend(document.cut for document in documents)
         some = [number for number, document in enumerate(documents) if document.sentences]
         written = [""] * len(documents)
@@ -443,14 +471,25 @@ def generate(work: Job, folder: Path) -> Path:
         "system": settings.system,
         "weights": fingerprint(weight_files(run.model)),
         "model_files": model_files(run.model),
-        "sentences": work.data.splitter,
-        "language": work.data.language,
-        "max_source": work.data.max_source,
+        "sentences": data.splitter,
+        "language": data.language,
+        "max_source": data.max_source,
     }
-    path = write_texts(work, folder, read_split(work), write, facts)
-    if any(lost):
+    return Extraction(write, lost, facts)
+
+
+def generate(work: Job, folder: Path) -> Path:
+    """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions.
+
+    Args:
+        work: a job whose model is a run of this system.
+        folder: where the predictions go.
+    """
+    taken = load_extraction(work.model, work.data, trust_remote_code=work.trust_remote_code)
+    path = write_texts(work, folder, read_split(work), taken.write, taken.facts)
+    if lost := sum(taken.lost):
         logger.info(
-            f"{sum(lost):,} of {len(lost):,} documents are longer than data.max_source = {work.data.max_source} tokens "
-            "and lost their end."
+            f"{lost:,} of {len(taken.lost):,} documents are longer than data.max_source = {work.data.max_source} "
+            "tokens and lost their end."
         )
     return path

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.loss import Loss
+from ngramloss.loss import JointLoss, Loss
 from ngramloss.recipe import Train
 from ngramloss.steps.padding import Batch, Pad
 from ngramloss.steps.plan import Plan
@@ -30,6 +30,7 @@ from ngramloss.training.loop import (
     optimiser_of,
     precision_of,
     raise_if_diverged,
+    scheduled_weights,
     seed_step,
     total_steps,
     warmups_of,
@@ -61,6 +62,7 @@ class Task(NamedTuple):
         before_step: called before each step with its number, the number of all steps and the optimiser → what else the
             log has. What changes in the course of a training must be a function of these, so that a training that is
             continued changes at the same step.
+        objective: the joint loss that ``loss`` computes, if it does; the loop tells it the progress.
     """
 
     model: Any
@@ -74,6 +76,7 @@ class Task(NamedTuple):
     used: Sequence[str] = ()
     optimiser: Callable[[Any], torch.optim.Optimizer] | None = None
     before_step: Callable[[int, int, torch.optim.Optimizer], Mapping[str, float]] = lambda number, total, optimiser: {}
+    objective: JointLoss | None = None
 
 
 class Job(NamedTuple):
@@ -124,7 +127,12 @@ def run(job: Job, here: Processes) -> State:
             rate, _ = learning_rates(settings, state.updates, warmups, steps.total)
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            more = task.before_step(step.number, steps.total, optimiser)
+            more: dict[str, float] = {}
+            if task.objective is not None:
+                task.objective.progress = state.step / steps.total
+                task.objective.refresh_weights()
+                more = scheduled_weights(task.objective)
+            more |= task.before_step(step.number, steps.total, optimiser)
             values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step
             norm = runner.clip(settings.clip)  # []
             optimiser.step()

@@ -47,7 +47,6 @@ from ngramloss.systems.pointer_model import (
 from ngramloss.systems.pointer_words import UNKNOWN, cached_tokenizer, extended_ids, join_words, split_words
 from ngramloss.terms.parser import parse
 from ngramloss.terms.term import plugin_sources
-from ngramloss.training.loop import scheduled_weights
 from ngramloss.training.prepare import read_splits, recommend_ce
 
 COVERAGE = "coverage"
@@ -149,15 +148,13 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         return Loss(total, found.parts | {COVERAGE: penalty.detach()})
 
     def before_step(number: int, total: int, optimiser: torch.optim.Optimizer) -> dict[str, float]:
-        """Set what depends on the step: scheduled weights, and whether the model has coverage."""
-        objective.progress = (number - 1) / total
-        objective.refresh_weights()
+        """Set what depends on the step: whether the model has coverage."""
         first = first_step_with_coverage(options, total)
         model.coverage = number >= first
         if number == first and options["optimizer"] == "adagrad":
             for state in optimiser.state.values():
                 state["sum"].fill_(options["accumulator"])
-        return {**scheduled_weights(objective), f"weight/{COVERAGE}": options["coverage"] * model.coverage}
+        return {f"weight/{COVERAGE}": options["coverage"] * model.coverage}
 
     def validate() -> dict[str, float]:
         """The loss with its parts on the validation split."""
@@ -186,6 +183,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         used,
         (lambda model: _adagrad(model, settings, options)) if options["optimizer"] == "adagrad" else None,
         before_step,
+        objective,
     )
 
 

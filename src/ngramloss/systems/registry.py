@@ -44,6 +44,7 @@ class System:
             objective, and {ROW:SPLIT} for candidates that this run writes; ``system.OPTION`` is one of its options.
         beyond_cnndm: settings of its first recipe on other data than CNN/DailyMail, as published for XSum.
         task: the only task that it is for; empty: any.
+        options_in_generate: whether ``generate --set system=…`` may give other options than its training had.
     """
 
     about: str
@@ -59,6 +60,12 @@ class System:
     first: Mapping[str, str] = field(default_factory=dict)
     beyond_cnndm: tuple[str, ...] = ()
     task: str = ""
+    options_in_generate: bool = False
+
+    @property
+    def searches_freely(self) -> bool:
+        """Whether its search reads every setting of ``generation``."""
+        return self.search == _EVERY_SEARCH
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of its file."""
@@ -77,6 +84,9 @@ _WHICH_DATA = (
     "data.on_bad_row",
 )
 """Settings that say which documents there are, and not how they are read."""
+
+_EVERY_SEARCH = tuple(key.name for key in dataclasses.fields(Generation))
+"""All settings of ``generation``."""
 
 _BUILTIN = {
     "simcls": System(
@@ -154,6 +164,23 @@ _BUILTIN = {
     "prophetnet": System(
         "ProphetNet (Qi et al. 2020): a ProphetNet with the term future, trained on all of its streams",
         ("prophetnet", "prophetnet-demo"),
+    ),
+    "gsum": System(
+        "GSum (Dou et al. 2021): a BART that reads a guidance beside the document, such as sentences of it; any "
+        "objective",
+        ("gsum", "gsum-demo"),
+        "ngramloss.systems.gsum",
+        options={
+            "guidance": Setting("guidance", help="the column with the guidance, or oracle, which makes it in training"),
+            "extractor": Setting("", help="a run of bertsum_ext, whose summaries are the guidance in generate"),
+            "sentences": Setting(3, least=1, most=1000, help="most sentences that the oracle takes"),
+        },
+        after="ngramloss generate {run} --set 'system=\"gsum(extractor=EXTRACTOR)\"', with a run of bertsum_ext",
+        not_used=("prompt", "instruction", "prefix", "candidates"),
+        bests={"loss": False},
+        takes_objective=True,
+        search=_EVERY_SEARCH,
+        options_in_generate=True,
     ),
 }
 
@@ -238,7 +265,7 @@ def check_recipe(settings: Recipe) -> Written:
     if settings.model.tokenizer:
         mistakes.append(f"model.tokenizer: is not read by {name}. Leave it out.")
     if settings.model.encoder:
-        mistakes.append(f"model.encoder: {name} has no decoder. Give the encoder as model.name.")
+        mistakes.append(f"model.encoder: is not a setting of {name}. Give its model as model.name.")
     if settings.model.lora != Model().lora:
         mistakes.append(f"model.lora: is not a setting of {name}, which trains all weights.")
     if settings.objective != "ce" and not system.entry.takes_objective:

@@ -134,7 +134,7 @@ def _card(settings: Recipe, system: Written, used: Sequence[str], why: str) -> s
         "",
         *(f"* {in_markdown(sentence)}" for sentence in used),
         *([f"* objective = {as_code(settings.objective)}"] if system.entry.takes_objective else []),
-        *(f"* {name} = {as_code(str(value))}" for name, value in system.options.items()),
+        *(f"* {name} = {as_code(str(value))}" for name, value in system.options.items() if value != ""),
         *(
             f"* {name} = {as_code(str(train_settings[name]))}"
             for name in ("batch_size", "accumulate", "learning_rate", "schedule", "warmup_steps", "seed")

@@ -14,7 +14,8 @@ from ngramloss.generation.search import Search
 
 DEVICES = {"cpu": "a CPU", "cuda": "a GPU"}
 NO_GROUPS = "Without groups of beams, any engine will do; for candidates use --how sample or --how beams."
-Write = Callable[[Sequence[Sequence[int]]], list[list[list[int]]]]
+Write = Callable[..., list[list[list[int]]]]
+"""Sources → the ids of their texts. That of ``hf`` also takes tensors of what else a model reads, by name."""
 
 
 class Loaded(NamedTuple):

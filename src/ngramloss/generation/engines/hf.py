@@ -211,13 +211,15 @@ def search_facts(model: Any, search: Search) -> dict[str, Any]:
     return facts | ({"rerank": search.rerank} if search.rerank else {})
 
 
-def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
+def load(model: Any, search: Search, *, precision: str) -> Callable[..., list[list[list[int]]]]:
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()
 
-    def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
+    def write(sources: Sequence[Ids], **more: Tensor) -> list[list[list[int]]]:
+        """``more`` is what else the model reads of each source, such as a guidance, [B, …]."""
+        sent = {name: value.to(model.device) for name, value in more.items()}
         own = not search.sample or search.seed is None  # also if the model's own settings sample
-        rows = _generated(model, sources, search) if own else _sampled(model, sources, search)
+        rows = (_generated if own else _sampled)(model, sources, search, **sent)
         texts = [ended(row, search.ends) for row in rows]
         return [texts[start : start + search.texts] for start in range(0, len(texts), search.texts)]
 
@@ -297,7 +299,7 @@ def ended(row: list[int], ends: Sequence[int]) -> list[int]:
     return next((row[: index + 1] for index, token in enumerate(row) if index and token in ends), row)
 
 
-def _sampled(model: Any, sources: Sequence[Ids], search: Search) -> list[list[int]]:
+def _sampled(model: Any, sources: Sequence[Ids], search: Search, **more: Tensor) -> list[list[int]]:
     """Sample the texts of each source: ``generate`` searches greedily, and is left one token at each step."""
     from transformers import LogitsProcessorList
 
@@ -318,4 +320,5 @@ def _sampled(model: Any, sources: Sequence[Ids], search: Search) -> list[list[in
         early_stopping=False,
         num_return_sequences=1,
         logits_processor=LogitsProcessorList([leave_one]),
+        **{name: value.repeat_interleave(search.texts, 0) for name, value in more.items()},
     )

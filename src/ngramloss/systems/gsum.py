@@ -1,0 +1,369 @@
+"""documents, guidance and summaries → a BART that reads both (GSum), and the summaries it writes.
+
+After Dou et al. (2021), "GSum: A General Framework for Guided Neural Abstractive Summarization", and their BART:
+:mod:`ngramloss.models.guided_bart` is the model. The guidance is a column of the data, or sentences of the document: in
+training those that the greedy oracle takes, which reads the reference, afterwards those that BertSumExt takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ngramloss import recipe
+from ngramloss.data import Example, Split, columns_of, load, split_many
+from ngramloss.data.examples import SHOWN
+from ngramloss.data.examples import fingerprint as examples_fingerprint
+from ngramloss.data.sentences import LOOKED_AT, splitting_notes
+from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise
+from ngramloss.errors import UserError
+from ngramloss.generation import shares
+from ngramloss.generation.job import Job, read_split
+from ngramloss.generation.predictions import write_by_writer
+from ngramloss.generation.writer import load_model, writer_of
+from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
+from ngramloss.loss import JointLoss, Loss
+from ngramloss.metrics.oracle import greedy_oracle
+from ngramloss.models import loading
+from ngramloss.models.encoders import raise_unless_it_fits
+from ngramloss.models.first_tokens import align_start
+from ngramloss.models.guided_bart import load_guided
+from ngramloss.models.languages import set_languages
+from ngramloss.models.prompts import shape_of
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
+from ngramloss.recipe import Data, Recipe
+from ngramloss.steps.padding import Batch, Padder, padded
+from ngramloss.steps.plan import Size
+from ngramloss.storage.run_folder import RunFolder
+from ngramloss.systems.bertsum_ext import load_extraction, load_split
+from ngramloss.systems.loop import Task, batches
+from ngramloss.systems.registry import read_system
+from ngramloss.training.prepare import model_identity
+
+NAME = "gsum"
+ORACLE = "oracle"
+"""In place of a column: the guidance is what the greedy oracle takes, which reads the reference."""
+
+
+# Guidance
+
+
+class Guidance(NamedTuple):
+    """A guidance of each document.
+
+    Attributes:
+        texts: in the order of the documents.
+        facts: where they are from, for ``generation.json``.
+        about: the same in words.
+    """
+
+    texts: list[str]
+    facts: dict[str, Any]
+    about: str
+
+
+def make_guidance(split: Split, data: Data, task: str, options: Mapping[str, Any]) -> Guidance:
+    """The guidance of the documents of a split: the oracle's, or that of a column.
+
+    Args:
+        split: the documents.
+        data: where they are from, and how sentences are split.
+        task: of the recipe.
+        options: of the system.
+    """
+    column = options["guidance"]
+    if column != ORACLE:
+        texts = read_column(split, data, task, column)
+        return Guidance(texts, {"column": column}, f"the column {column!r}")
+    most = options["sentences"]
+    texts = oracle_guidance(split.examples, data, most=most)
+    facts = {ORACLE: "reads the references, so the scores are an upper bound", "sentences": most}
+    return Guidance(texts, facts, f"the oracle's, at most {most} sentences")
+
+
+def oracle_guidance(examples: Sequence[Example], data: Data, *, most: int) -> list[str]:
+    """The sentences of each document that the greedy oracle takes; empty if none shares a word with the target."""
+    documents = [example.source for example in examples]
+    for note in splitting_notes(documents[:LOOKED_AT], data.splitter, data.language, "--set data.language"):
+        logger.info(note)
+    with Progress("splitting sentences", total=len(documents), unit="documents") as progress:
+        split = split_many(
+            documents, data.splitter, language=data.language, progress=lambda done: progress.update(done)
+        )
+    texts = []
+    with Progress("choosing sentences", total=len(examples), unit="documents") as progress:
+        for example, sentences in zip(examples, split, strict=True):
+            places = greedy_oracle(sentences, [example.target], most=most)
+            texts.append(" ".join(sentences[place] for place in places))
+            progress.update(1)
+    return texts
+
+
+def read_column(split: Split, data: Data, task: str, column: str) -> list[str]:
+    """The texts of a column of the data; a list of texts is one text. Raises unless every document has one."""
+    held_out = {"validation": data.validation_fraction, "test": data.test_fraction}
+    is_part = any(held_out.values()) and (split.split == "train" or bool(held_out.get(split.split)))
+    try:
+        found = load(
+            data.name,
+            "train" if is_part else split.split,
+            **{**columns_of(data, task), "source": split.column, "target": column},
+            on_bad_row="skip",
+            limit=0 if is_part or split.skipped else len(split.examples),
+        )
+    except UserError as reason:
+        raise UserError(
+            f"the guidance of the split {split.split!r} is read from the column {column!r}. {reason} {MAKE}"
+        ) from reason
+    texts = {example.id: " ".join(example.references or [example.target]) for example in found.examples}
+    if missing := [example.id for example in split.examples if example.id not in texts]:
+        shown = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")
+        raise UserError(
+            f"{len(missing):,} of {len(split.examples):,} rows of the split {split.split!r} of {data.name} have no "
+            f"guidance: the column {column!r} has no text in the rows with the ids {shown}. Every row needs one. {MAKE}"
+        )
+    if all(texts[example.id] == example.target for example in split.examples):
+        raise UserError(
+            f"the guidance of every row of the split {split.split!r} of {data.name} is its target: the column "
+            f"{column!r} has what should be written. Name another column. {MAKE}"
+        )
+    return [texts[example.id] for example in split.examples]
+
+
+MAKE = (
+    f"Name the column with {NAME}(guidance=COLUMN). Or let it be made: {NAME}(guidance={ORACLE}) in training, "
+    f"{NAME}(extractor=RUN) in generate, with a run of bertsum_ext."
+)
+
+
+# Rows
+
+
+class Guided(Dataset[dict[str, Any]]):
+    """Tokenised examples and their guidance: rows have ``input_ids``, ``labels`` and ``guidance_ids``."""
+
+    def __init__(self, tokens: Tokens, guidance: Tokens) -> None:
+        self.tokens, self.guidance = tokens, guidance
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {**self.tokens[row], "guidance_ids": self.guidance[row]["input_ids"]}
+
+    @property
+    def lengths(self) -> NDArray[Any]:
+        """Source tokens of each row, without those of the guidance."""
+        return self.tokens.lengths
+
+    @property
+    def target_lengths(self) -> NDArray[Any]:
+        """Target tokens of each row."""
+        return self.tokens.target_lengths
+
+
+def pad_rows(padder: Padder, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
+    """Rows → a batch as ``padder`` makes it, with ids and mask of the guidance."""
+    batch = padder(rows, size)
+    guidance = pad_guidance([row["guidance_ids"] for row in rows], len(batch["labels"]), padder.pad)
+    return batch | guidance
+
+
+def pad_guidance(ids: Sequence[Any], count: int, pad: int) -> Batch:
+    """Ids of the guidance and their mask, [count, G] each. Rows that fill a batch up have one token, as of a source."""
+    padded_ids, mask = padded(ids, count, max(map(len, ids), default=1), pad)
+    mask[len(ids) :, 0] = 1
+    return {"guidance_input_ids": torch.from_numpy(padded_ids), "guidance_attention_mask": torch.from_numpy(mask)}
+
+
+# Training
+
+
+def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: bool = False) -> Task:
+    """What ``ngramloss train gsum`` trains: documents with their guidance, and the model."""
+    _check_objective(settings.objective)
+    config = None
+    if settings.model.name != "scratch" and not loading.is_guided(settings.model.name):  # a mistake is found early
+        config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
+    if options["extractor"]:  # it is needed after training only, which is too late to find that it cannot be used
+        load_extraction(options["extractor"], trust_remote_code=trust_remote_code)
+    splits = {"train": load_split(settings, "train", settings.data.limit)}
+    if settings.train.eval_every:
+        splits["validation"] = load_split(settings, "validation", settings.data.validation_limit)
+    tokenizer, _ = loading.load_tokenizer(
+        settings.model,
+        lambda: loading.iterate_texts(splits["train"].examples),
+        splits["train"].fingerprint,
+        trust_remote_code=trust_remote_code,
+    )
+    model = _ready(settings, tokenizer, trust_remote_code=trust_remote_code)
+    rows, used, identity = {}, [], {}
+    for split, of_split in splits.items():
+        shape = shape_of(settings.data, settings.task, settings.model, model.config, tokenizer, column=of_split.column)
+        made = make_guidance(of_split, settings.data, settings.task, options)
+        rows[split], identity[f"guidance ({split})"] = _tokenised(of_split, made, tokenizer, shape)
+        identity[split] = of_split.fingerprint
+        used += _used(split, rows[split], made, settings)
+    padder = Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))
+    pad = partial(pad_rows, padder)
+    objective = attached_loss(model)
+
+    def loss(batch: Batch, counts: Tensor) -> Loss:
+        """The batch's share of the objective, and of each term, unweighted."""
+        total: Tensor = model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
+        return Loss(total, last_parts(model))
+
+    def validate() -> dict[str, float]:
+        """The objective on validation data, with the weights that its terms have at the end: one measure for all."""
+        before, objective.progress = objective.progress, 1.0
+        counts = {"num_tokens": int(rows["validation"].target_lengths.sum()), "num_sequences": len(rows["validation"])}
+        found = [
+            float(model(**batch, **counts).loss)
+            for _, batch in batches(rows["validation"], pad, next(model.parameters()).device)
+        ]
+        objective.progress = before
+        return {"loss": sum(found)}
+
+    return Task(
+        model,
+        tokenizer,
+        rows["train"],
+        pad,
+        [part.name for part in objective.parts],
+        loss,
+        validate if "validation" in splits else None,
+        {**identity, "model_files": model_identity(settings.model, config)},
+        used,
+        objective=objective,
+    )
+
+
+def _check_objective(written: str) -> None:
+    """Raise if the objective reads what this system does not have."""
+    objective = JointLoss(written)
+    objective.refuse_terms_of_logits(NAME)
+    if objective.needs_candidates:
+        name = next(part.name for part in objective.parts if part.reads == "candidates")
+        raise UserError(
+            f"objective: {name} compares candidates, and {NAME} trains on the references alone. Leave it out; terms of "
+            "tokens and windows, such as ce and matches, can be used."
+        )
+
+
+def _ready(settings: Recipe, tokenizer: Any, *, trust_remote_code: bool) -> Any:
+    """The model with its first weights, its objective and its settings of generation."""
+    name, data = settings.model.name, settings.data
+    set_languages(tokenizer, data.source_language, data.target_language, model=name)
+    model = load_guided(settings.model, tokenizer, trust_remote_code=trust_remote_code)
+    raise_unless_it_fits(model, tokenizer, name, longest=max(data.max_source, data.max_target))
+    align_start(model, tokenizer, name=name, training=True)
+    loading.prepare_generation(model, settings.generation)
+    return attach(model, settings.objective)
+
+
+def _tokenised(split: Split, guidance: Guidance, tokenizer: Any, shape: Shape) -> tuple[Guided, str]:
+    """The tokens of a split and of its guidance, and the fingerprint of the guidance."""
+    pairs = zip(split.examples, guidance.texts, strict=True)
+    guides = [example._replace(source=text) for example, text in pairs]  # tokenised as sources are
+    key = examples_fingerprint(guides)
+    tokens = tokenise(split.examples, split.fingerprint, tokenizer, shape)
+    return Guided(tokens, tokenise(guides, key, tokenizer, shape)), key
+
+
+def _used(split: str, rows: Guided, guidance: Guidance, settings: Recipe) -> list[str]:
+    """What is used of a split, in sentences."""
+    empty, count = sum(not text.strip() for text in guidance.texts), len(rows)
+    mean = float(rows.guidance.lengths.mean())
+    sentences = [f"{split}: {count:,} documents. The guidance is {guidance.about}, {mean:.1f} tokens on average."]
+    if empty == count:
+        raise UserError(
+            f"the guidance of every document of the {split} split is empty: no sentence shares a word with its target. "
+            "Is data.target the column with the summaries?"
+        )
+    if empty:
+        sentences.append(f"{split}: {empty:,} documents have an empty guidance.")
+    cut = {"documents": rows.tokens.cut[0], "guidance texts": rows.guidance.cut[0]}
+    sentences += [
+        f"{split}: {number:,} of {count:,} {what} are longer than data.max_source = {settings.data.max_source} tokens "
+        "and lost their end."
+        for what, number in cut.items()
+        if number
+    ]
+    return sentences
+
+
+# Writing
+
+
+def generate(work: Job, folder: Path) -> Path:
+    """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions.
+
+    Args:
+        work: a job whose model is a run of this system.
+        folder: where the predictions go.
+    """
+    own = read_system(recipe.load(str(RunFolder(Path(work.model)).recipe), objective=False).system)
+    asked = read_system(work.system) if work.system else own
+    if asked.name != NAME:
+        raise UserError(f"system: {work.model} is a run of {NAME}, not of {asked.name}.")
+    if asked.options["guidance"] == ORACLE and not asked.options["extractor"] and not work.system:
+        raise UserError(
+            f"{work.model} was trained with the guidance of the oracle, which reads the references. Say what guides it "
+            f"now: --set 'system=\"{NAME}(extractor=RUN)\"' with a run of bertsum_ext, --set 'system=\"{NAME}("
+            f"guidance=COLUMN)\"' with a column of the data, or, for an upper bound, --set 'system=\"{NAME}("
+            f"guidance={ORACLE})\"'."
+        )
+    split = read_split(work)
+    guidance = _guidance(work, split, asked.options)
+    model, tokenizer = load_model(work, device=shares.device(), load=load_guided)
+    raise_unless_it_fits(model, tokenizer, work.model, longest=work.data.max_source)
+    writer = writer_of(work, model, tokenizer, has_lines=work.has_lines, column=split.column)
+    if writer.engine.note:
+        logger.info(writer.engine.note)
+    lost: list[bool] = []
+    ids = sources(guidance.texts, tokenizer, writer.shape, separator_id(tokenizer, writer.shape.separator), None, lost)
+    by_id = dict(zip((example.id for example in split.examples), ids, strict=True))
+    if any(lost):
+        logger.info(
+            f"{sum(lost):,} of {len(lost):,} guidance texts are longer than data.max_source = {work.data.max_source} "
+            "tokens and lost their end."
+        )
+
+    def more(examples: Sequence[Example]) -> Batch:
+        return pad_guidance([by_id[example.id] for example in examples], len(examples), tokenizer.pad_token_id)
+
+    return write_by_writer(work, folder, split, writer, {"guidance": guidance.facts}, more)
+
+
+def _guidance(work: Job, split: Split, options: Mapping[str, Any]) -> Guidance:
+    """What guides the documents of a job: an extractor, if one is named; otherwise a column, or the oracle."""
+    if run := options["extractor"]:
+        taken = load_extraction(run, trust_remote_code=work.trust_remote_code)
+        logger.info(f"the guidance is what {run} takes of each document.")
+        texts = [" ".join(text.split("\n")) for text in taken.write(split.examples)]
+        if lost := sum(taken.lost):
+            logger.info(
+                f"{lost:,} of {len(taken.lost):,} documents are longer than the {taken.facts['max_source']} tokens "
+                f"that {run} reads; it took none of their last sentences."
+            )
+        guidance = Guidance(texts, {"extractor": run, **taken.facts}, run)
+    else:
+        guidance = make_guidance(split, work.data, work.task, options)
+        if options["guidance"] == ORACLE:
+            logger.warning(
+                "the guidance is the oracle's, which reads the references: these texts are an upper bound, not what "
+                "the model writes of documents without a reference."
+            )
+    if empty := sum(not text.strip() for text in guidance.texts):
+        logger.info(f"{empty:,} of {len(guidance.texts):,} documents have an empty guidance.")
+    pairs = zip(split.examples, guidance.texts, strict=True)
+    key = examples_fingerprint(example._replace(source=text) for example, text in pairs)
+    return guidance._replace(facts={**guidance.facts, "fingerprint": key})
