@@ -480,15 +480,15 @@ def test_an_extractor_must_be_a_finished_run_of_bertsum_ext(undisturbed, extract
 
 
 def test_other_commands_refuse_the_model(undisturbed, here, tmp_path, capsys):
-    for arguments in (
-        ["generate", "undisturbed/model", "--data", str(here / "data"), "--out", str(tmp_path / "x")],
-        ["candidates", "undisturbed", "--out", str(tmp_path / "y")],
-    ):
-        assert cli.main(arguments) == 2
+    for command in ("generate", "candidates"):
+        data = ["--data", str(here / "data"), "--out", str(tmp_path / command)]
+        assert cli.main([command, "undisturbed/model", *data]) == 2
         assert (
             "is a BART that reads a guidance beside the document, and this would give it none"
             in capsys.readouterr().err
         )
+    assert cli.main(["candidates", "undisturbed", "--out", str(tmp_path / "y")]) == 2
+    assert "is a run of gsum, which writes one text of each source" in capsys.readouterr().err
 
 
 # Mistakes
@@ -528,7 +528,7 @@ def test_a_long_guidance_is_cut_and_an_empty_one_is_counted_and_both_are_said(he
             "model.architecture=mbart",
             "guidance needs a BART, such as facebook/bart-large, and model.architecture is mbart.",
         ),
-        ("model.lora=2", "model.lora: is not a setting of gsum, which trains all of its weights."),
+        ("model.lora=2", "model.lora: is not a setting of gsum, which trains all weights."),
         ("train.best=ce", "train.best: must be one of loss, last for gsum"),
         ("system=gsum(sentences=0)", "system: sentences: must be at least 1, got 0."),
         ("system=gsum(guidance=no-such)", "is read from the column 'no-such'."),

@@ -477,11 +477,14 @@ def test_adagrad_starts_again_when_coverage_begins(here):
     assert first["sum"].flatten()[0] == 7, "later steps go on with what they have"
 
 
-def test_the_weights_of_scheduled_terms_follow_the_step(here):
-    task = task_of(here, "objective=ce + matches(2)@ramp(0,1)")
-    optimiser = task.optimiser(task.model)
-    weights = [task.before_step(number, 6, optimiser)["weight/matches(2)"] for number in (1, 4)]
-    assert weights == pytest.approx([0, 0.5])
+def test_the_weights_of_scheduled_terms_follow_the_step(here, tmp_path):
+    scheduled = ["--set", "objective=ce + matches(2)@ramp(0,1)"]
+    assert cli.main(["train", "tiny.toml", "--run", str(tmp_path / "run"), *scheduled]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    weights = {line["step"]: line["weight/matches(2)"] for line in lines if "weight/matches(2)" in line}
+    total = max(weights)
+    assert weights == pytest.approx({step: (step - 1) / total for step in weights})
+    assert len(weights) > 2
 
 
 def test_generate_score_and_report_take_the_run(undisturbed, here, tmp_path, capsys):
