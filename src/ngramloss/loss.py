@@ -17,6 +17,7 @@ from ngramloss.stats import (
     CandidateStats,
     Packing,
     TokenStats,
+    beside_labels,
     check_segments,
     checked_candidates,
     packing,
@@ -45,11 +46,12 @@ class Loss(NamedTuple):
 class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
-    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``) are averaged over
-    tokens, every other term over sequences. Both denominators are arguments. They default to this batch's own counts.
-    A trainer passes those of the whole optimiser step, so that the losses of micro-batches and processes add up to the
-    loss of the whole step. A row that contains only padding is not a sequence: it is not counted in any denominator and
-    adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so does NaN in a candidate.
+    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``focal``, ``eaft``, ``unlikelihood``) are
+    averaged over tokens, every other term over sequences. Both denominators are arguments, and default to the counts of
+    this batch. A trainer passes those of the whole optimiser step, so that the losses of micro-batches and processes
+    add up to the loss of the whole step. A row that contains only padding is not a sequence: it is not counted in any
+    denominator and adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so does NaN in a
+    candidate.
 
     ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``.
 
@@ -105,7 +107,7 @@ class JointLoss(torch.nn.Module):
 
     def forward(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None,
+        candidates: CandidateStats | None = None, segments: Segments = None, weights: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss from logits [B, T, V] and labels [B, T].
 
@@ -118,20 +120,25 @@ class JointLoss(torch.nn.Module):
             candidates: what ``rank``, ``risk`` and ``prefer`` read, a row for each row of the labels.
             segments: the text of each label in packed rows: integers [B, T], equal neighbours belong together. Labels
                 with a negative segment belong to no text: only terms that are plain sums over positions (``ce``,
-                ``dft``, ``tailr``, ``mixce``, ``eaft``) count them. Finding the texts reads two numbers on the host;
-                compiled or captured code takes them ready made, from ``ngramloss.stats.packing(labels, segments)``.
+                ``dft``, ``tailr``, ``mixce``, ``focal``, ``eaft``) count them. Finding the texts reads two numbers
+                on the host; compiled or captured code takes them ready made, from
+                ``ngramloss.stats.packing(labels, segments)``.
+            weights: the weight of each label, [B, T], 0 or more. A token's value is multiplied by it; an n-gram has
+                the mean weight of its tokens. Denominators stay counts. Terms that cannot weight tokens raise an error.
         """
         return self.with_parts(
-            logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, segments=segments
+            logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates,
+            segments=segments, weights=weights,
         ).total
 
     def with_parts(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None,
+        candidates: CandidateStats | None = None, segments: Segments = None, weights: Tensor | None = None,
     ) -> Loss:
         """Compute the loss from logits, with its parts. Arguments are those of :meth:`forward`."""
         packed = packing_of(labels, segments)
         stats = token_stats(logits, labels, needs=self.needs, check=self.check, texts=packed and packed.texts)
+        stats = beside_labels(stats, labels, weights=weights)
         return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
         )
@@ -141,6 +148,7 @@ class JointLoss(torch.nn.Module):
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
@@ -158,7 +166,7 @@ class JointLoss(torch.nn.Module):
         return self.from_hidden_with_parts(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
             num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
-            low_rank=low_rank,
+            low_rank=low_rank, weights=weights,
         ).total
 
     def from_hidden_with_parts(
@@ -166,6 +174,7 @@ class JointLoss(torch.nn.Module):
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Loss:
         """Compute the loss from hidden states, with its parts. Arguments are those of :meth:`from_hidden`."""
         self.refuse_terms_of_logits("from_hidden")
@@ -175,6 +184,7 @@ class JointLoss(torch.nn.Module):
             backend=self.backend, memory=self.memory, texts=packed and packed.texts, positions=positions,
             low_rank=low_rank,
         )
+        stats = beside_labels(stats, labels, weights=weights)
         return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
         )
@@ -186,8 +196,9 @@ class JointLoss(torch.nn.Module):
     ) -> Loss:
         """Compute the loss from existing statistics, with its parts.
 
-        Statistics of packed rows have the ``cross_logp`` of their texts.
+        Statistics of packed rows have the ``cross_logp`` of their texts. Weights of tokens are a field of them.
         """
+        self._refuse_weights(stats)
         labels = labels.long()                                           # [B, T]
         if not torch.compiler.is_compiling():
             self.refresh_weights()
@@ -311,6 +322,15 @@ class JointLoss(torch.nn.Module):
                             "segments out, with one text in each row, or leave out the terms that compare candidates.")
         return candidates
 
+    def _refuse_weights(self, stats: TokenStats) -> None:
+        """Raise if tokens have weights, and a term cannot weight them. Terms of candidates do not read labels."""
+        if stats.weights is None:
+            return
+        for term in self.terms:
+            if term.reads == "tokens" and not term.weighted:
+                raise UserError(f"{term.names[0]} cannot weight single tokens, because it is not a sum over tokens or "
+                                "windows of the reference. Leave the weights or this term out.")
+
     def refuse_terms_of_logits(self, by: str) -> None:
         """Raise if a term needs all logits of a position at once; ``by`` names what has only the hidden states."""
         if self.needs.isdisjoint(LOGITS_ONLY):
@@ -330,7 +350,8 @@ class JointLoss(torch.nn.Module):
 INSTEAD = {
     "label_smoothing": "Write the smoothing in the objective: JointLoss('ce(smoothing=0.1) + matches(2)').",
     "ignore_index": "Labels of -100 do not count; for padding write labels.masked_fill(labels == pad_token_id, -100).",
-    "weight": "Single tokens cannot be weighted; terms can: JointLoss('ce + 0.5*matches(2)').",
+    "weight": "Ids of the vocabulary have no weights; tokens have, JointLoss(...)(logits, labels, weights=[B, T]), and "
+    "so have terms: JointLoss('ce + 0.5*matches(2)').",
 }
 """Arguments of ``torch.nn.CrossEntropyLoss`` → what to write here."""
 

@@ -16,6 +16,7 @@ from torch.nn import Module
 
 from ngramloss.errors import UserError
 from ngramloss.hf.adapted_heads import adapter_state, head_input, without_dropout
+from ngramloss.hf.beside import taken_beside, without_beside
 from ngramloss.hf.calls import (
     REPLACEMENT,
     AttachedForward,
@@ -83,6 +84,10 @@ def attach(
     them. Such a batch must be padded on the right: masks of its padding are left out, so that attention takes its
     fastest kernel. Candidates of a decoder-only model are further rows of the batch, with ``candidate_positions``
     [B, K, T].
+
+    ``weights`` in the batch, a number for each label as it is passed, weight single tokens, as ``weights`` of
+    :class:`JointLoss` do; ``loss_weights`` and ``loss_scale`` are other names of them. A stock Trainer passes them on
+    with ``remove_unused_columns=False``, and otherwise drops them silently.
 
     An objective with a term that compares candidates, such as ``rank``, needs two more inputs in training:
     ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
@@ -194,7 +199,8 @@ def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
-    inputs = {name: value for name, value in without_candidates(inputs).items() if name not in ("shift_labels", KEY)}
+    inputs = without_beside(without_candidates(inputs))
+    inputs = {name: value for name, value in inputs.items() if name not in ("shift_labels", KEY)}
     labels, positions = inputs.pop("labels"), inputs.pop(POSITIONS, None)  # [B, T]
     if has_encoder(bare(model)):
         _add_decoder_inputs(bare(model), inputs, labels)
@@ -281,6 +287,8 @@ class _State:
         _refuse_loss_made_elsewhere(self, labels=True)
         self.loss.refuse_untraced_packing()
         _refuse_cut_logits(inputs)
+        beside = taken_beside(inputs, shift=self.shift and inputs.get(POSITIONS) is None)  # [B, T] each
+        inputs = without_beside(inputs)
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)  # [B, T]
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
@@ -312,12 +320,17 @@ class _State:
             made = at_positions(made, places)  # [S, T, …]
         if head is None:
             fields["logits"] = made
-            score = functools.partial(loss_fn.with_parts, made, candidates=compared)
+            score = functools.partial(loss_fn.with_parts, made, candidates=compared, **beside)
         else:
             if positions is not None:
                 positions = positions.to(made.device)  # [N]
             score = functools.partial(
-                loss_fn.from_hidden_with_parts, made, **head._asdict(), candidates=compared, positions=positions
+                loss_fn.from_hidden_with_parts,
+                made,
+                **head._asdict(),
+                candidates=compared,
+                positions=positions,
+                **beside,
             )
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))

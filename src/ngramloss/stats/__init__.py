@@ -5,6 +5,8 @@ from ngramloss.stats.backends import MEMORY as MEMORY
 from ngramloss.stats.backends import chosen_backend as chosen_backend
 from ngramloss.stats.backends import token_stats_from_hidden as token_stats_from_hidden
 from ngramloss.stats.backends import triton_is_installed as triton_is_installed
+from ngramloss.stats.beside import BESIDE as BESIDE
+from ngramloss.stats.beside import beside_labels as beside_labels
 from ngramloss.stats.candidate_stats import CandidateStats as CandidateStats
 from ngramloss.stats.candidate_stats import checked_candidates as checked_candidates
 from ngramloss.stats.labels import IGNORE_INDEX as IGNORE_INDEX

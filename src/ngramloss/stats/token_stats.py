@@ -59,6 +59,9 @@ class TokenStats(NamedTuple):
     """Entropy of the prediction over the whole vocabulary, in nats, without gradient, [B, T]."""
     top_entropy: Tensor | None = None
     """Entropy of the 20 most probable tokens, renormalised, without gradient, [B, T]. Only from logits."""
+    weights: Tensor | None = None
+    """The weight of each token, which no head computes: a caller gives it beside the labels, see :func:`beside_labels`.
+    0 at positions whose label does not count, [B, T]."""
 
 
 def token_stats(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ngramloss.errors import UserError
 from ngramloss.stats import IGNORE_INDEX
-from ngramloss.steps.padding import Batch, candidates_of
+from ngramloss.steps.padding import WEIGHTS, Batch, candidates_of, weights_of
 from ngramloss.steps.plan import Size, copies
 
 Ids = NDArray[np.int64]
@@ -44,7 +44,7 @@ class JoinedPadder:
     A batch has ``input_ids`` [R, L]; ``labels`` [S, T], one text a row, with −100 where there is none; and
     ``label_positions`` [S, T]: the index among the R·L positions of the one that predicts the label. With candidates it
     also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]; their rows follow those
-    of the references.
+    of the references. If rows have ``weights``, one for each of their labels, so has the batch, beside its labels.
 
     Args:
         pad: padding id.
@@ -70,6 +70,7 @@ class JoinedPadder:
             own = np.concatenate([np.arange(B)[:, None], B + np.arange(B * (K - 1)).reshape(B, K - 1)], 1)  # [B, K]
             places = own.reshape(-1, 1) * L + np.minimum(np.arange(T), L - 1)  # [S, T]
         gains = np.zeros((B, K - 1), np.float32)  # [B, K − 1]
+        weights = torch.zeros(B * K, T) if any(WEIGHTS in row for row in rows) else None  # [S, T]
         for b, (row, (text, turns)) in enumerate(zip(rows, parts, strict=True)):
             prompt = np.asarray(row["input_ids"], np.int64)
             texts = [(text, turns)]
@@ -87,11 +88,15 @@ class JoinedPadder:
                     first = max(span.start, 1 - len(prompt))  # the first token of a row is predicted by nothing
                     s, length = b * K + k + turn, span.stop - first
                     labels[s, :length] = tokens[first : span.stop]
+                    if weights is not None and k == 0:
+                        weights[s, :length] = torch.as_tensor(weights_of(row)[first : span.stop])
                     places[s, :length] = r * L + len(prompt) + np.arange(first, span.stop) - 1
         batch = {"input_ids": torch.from_numpy(ids)}
         if self.always_mask:
             batch["attention_mask"] = torch.from_numpy(mask)
         both = {"labels": torch.from_numpy(labels), "label_positions": torch.from_numpy(places)}  # [S, T] each
+        if weights is not None:
+            batch[WEIGHTS] = weights.view(B, K, T)[:, 0] if compared else weights  # [B, T] or [S, T]
         if not compared:
             return batch | both
         of_texts = {name: value.view(B, K, T) for name, value in both.items()}

@@ -27,13 +27,16 @@ class Pad(Protocol):
 
 
 Item = TypeVar("Item")
+WEIGHTS = "weights"
+"""What rows and batches call the weights of their labels."""
 
 
 class Padder:
     """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
 
     If rows have ``candidates``, lists of ids, and ``gains``, the batch has ``candidates`` [B, K, T], with −100 where
-    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K].
+    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K]. If rows have ``weights``, one for each label, so
+    has the batch, [B, T]; in a row without, they are 1.
 
     Args:
         pad: padding id for sources.
@@ -60,6 +63,8 @@ class Padder:
         mask[len(rows) :, 0] = 1
         batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         batch["decoder_input_ids"] = self.decoder_inputs(batch["labels"])  # [B, T]
+        if any(WEIGHTS in row for row in rows):
+            batch[WEIGHTS] = padded_weights([weights_of(row) for row in rows], size.rows, size.target)  # [B, T]
         if size.texts > 1:
             batch |= self._candidates(rows, size)
         if self.always_mask or not mask.all():
@@ -86,6 +91,23 @@ class Padder:
         ids = torch.from_numpy(labels)  # [B, K, T]
         inputs = self.decoder_inputs(ids.flatten(0, 1)).view(ids.shape)  # [B, K, T]
         return {"candidates": ids, "candidate_inputs": inputs, "gains": torch.from_numpy(gains)}
+
+
+def weights_of(row: Mapping[str, Any]) -> Sequence[float]:
+    """The weight of each label of a row, 1 where a row has none. Raises unless there are as many."""
+    labels = row["labels"]
+    given: Sequence[float] = row.get(WEIGHTS, [1.0] * len(labels))
+    if len(given) != len(labels):
+        raise UserError(f"lengths differ: a row has {len(labels)} labels and {len(given)} weights.")
+    return given
+
+
+def padded_weights(rows: Sequence[Sequence[float]], count: int, length: int) -> Tensor:
+    """Rows of weights in one tensor, filled up with 0 on the right, [count, length]."""
+    weights = torch.zeros(count, length)  # [B, T]
+    for own, row in zip(weights, rows, strict=False):
+        own[: len(row)] = torch.as_tensor(row)
+    return weights
 
 
 def candidates_of(row: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[float]]:

@@ -205,7 +205,7 @@ def step(checkpoint: Path) -> int:
 
 
 def regular(folder: Path, every: int) -> list[Path]:
-    """The checkpoints of every so many steps, newest first; not those of a stop or of a good validation in between."""
+    """The checkpoints whose steps are multiples of ``every``, newest first; not those of stops and good validations."""
     return sorted((path for path in _all(folder) if step(path) % every == 0), key=step, reverse=True)
 
 
