@@ -59,6 +59,8 @@ CASES = [
     case("mixce", oracle.mixce, 0, INFINITY),
     case("mixce", oracle.mixce, 0, INFINITY, eta=0.1),
     case("unlikelihood", oracle.unlikelihood, 0, INFINITY),
+    case("focal", oracle.focal, 0, INFINITY),
+    *(case("focal", oracle.focal, 0, INFINITY, gamma=gamma) for gamma in (0.0, 0.5)),
     case("eaft", oracle.eaft, 0, INFINITY),
     *(case("eaft", oracle.eaft, 0, INFINITY, alpha=alpha) for alpha in (0.0, 0.5, 2.0)),
     case("eaft", oracle.eaft_released, 0, INFINITY, variant="released"),
@@ -116,5 +118,5 @@ def batches(draw, longest=8, rows=3):
 EVERYTHING = (
     "ce(smoothing=0.1) + 0.5*matches(1,2,3) + matches(3):released + rewards(2) + 2*precision(2) + precision(2):released "
     "+ bag(2) + bag(2):original + bag(2):released + bleu(1,2) + lcs + eisl(2) "
-    "+ soft(2,kappa=1) + gated(2) + near(2) + convex(order=2) + dft + tailr(gamma=0.5,min_weight=0.1) + mixce + unlikelihood + 0.5*eaft"
+    "+ soft(2,kappa=1) + gated(2) + near(2) + convex(order=2) + dft + tailr(gamma=0.5,min_weight=0.1) + mixce + unlikelihood + focal + 0.5*eaft"
 )

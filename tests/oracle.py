@@ -286,3 +286,55 @@ def prefer(logp, length, gain, beta=0.1, alpha=0.0, margin=0.0):
         return 0.0 * sum(logp)
     best, worst = (logp[k] / length[k] ** alpha for k in (present[0], present[-1]))
     return (1 + (margin - beta * (best - worst)).exp()).log()
+
+
+def focal(p, labels, gamma=2.0):
+    """The gradient goes through both factors."""
+    return sum((-((1 - p[t][labels[t]]) ** gamma) * p[t][labels[t]].log() for t in windows(labels, 1)), 0.0 * p[0][0])
+
+
+# Weights of tokens
+
+
+def earned(name, p, labels, n, most=None, kappa=None, power=4):
+    """What each window earns, before it is divided by the number of windows."""
+    spans, (ids, q) = windows(labels, n), best(p)
+    found, zero = {}, 0.0 * p[0][0]
+    if name in ("matches", "rewards"):
+        hits = {}
+        for t in spans:
+            is_there = any(gram(ids, t, n) == gram(labels, u, n) for u in (spans if name == "matches" else [t]))
+            if is_there and (most is None or len(hits.get(gram(ids, t, n), [])) < most):
+                hits.setdefault(gram(ids, t, n), []).append(t)
+        for places in hits.values():
+            found |= {t: prod(q[t : t + n]) / len(places) for t in places}
+    for t in spans if name in ("gated", "soft", "near") else []:
+        probability = prod(p[t + i][labels[t + i]] for i in range(n))
+        if name == "gated":
+            found[t] = prod(q[t : t + n]) if gram(ids, t, n) == gram(labels, t, n) else zero
+        elif name == "soft":
+            found[t] = probability ** ((n if kappa is None else kappa) / n)
+        else:
+            found[t] = probability * prod((p[t + i][labels[t + i]] / q[t + i]).item() ** power for i in range(n))
+    return [found.get(t, zero) for t in spans]
+
+
+def weighted_windows(name, p, labels, weights, n, **options):
+    """(1/W) Σ_s w_s (1 − r_s); the mean weight of the tokens if there is no window."""
+    spans, zero = windows(labels, n), 0.0 * p[0][0]
+    if not spans:
+        own = [weights[t] for t in windows(labels, 1)]
+        return zero + sum(own) / len(own)
+    total = zero
+    for t, reward in zip(spans, earned(name, p, labels, n, **options), strict=True):
+        total = total + sum(weights[t : t + n]) / n * (1 - reward)
+    return total / len(spans)
+
+
+def weighted_tokens(function, p, labels, weights):
+    """Σ_t w_t times what token t adds: the value of the labels up to it, less that of those before it."""
+    total = 0.0 * p[0][0]
+    for t in windows(labels, 1):
+        until, before = ([*labels[:end], *[-100] * (len(labels) - end)] for end in (t + 1, t))
+        total = total + weights[t] * (function(p, until) - function(p, before))
+    return total

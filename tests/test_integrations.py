@@ -51,10 +51,7 @@ def test_a_packed_row_in_their_trainer_logs_the_terms_of_each_document(run):
 def test_what_their_trainer_would_do_to_the_objective_is_refused(run):
     told = {
         "axolotl": {"rl": "rl: dpo computes a loss of its own", "spelling": "unknown objective 'matchs'"},
-        "swift": {
-            "weights": "the trainer gives tokens weights (`loss_scale`)",
-            "kept": "With ms-swift, set --use_logits_to_keep false",
-        },
+        "swift": {"kept": "With ms-swift, set --use_logits_to_keep false"},
     }
     for name, sentence in told[run["name"]].items():
         assert sentence in run["told"][name]
@@ -123,16 +120,17 @@ def causal_outputs():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_of_tokens_are_refused_unless_every_label_weighs_one():
+def test_weights_of_tokens_are_those_of_the_joint_loss():
     loss = ng.compute_loss_func("ce + matches(2)")
     outputs, labels = causal_outputs()
     plain = loss(outputs, labels)
     ones = torch.roll((labels != -100).float(), -1, -1).view(-1)  # as ms-swift passes it: aligned and flattened
     torch.testing.assert_close(loss(outputs, labels, loss_scale=ones), plain)
-    torch.testing.assert_close(loss(outputs, labels, loss_scale=torch.ones_like(ones)), plain)
-    for wrong in (ones * 0.5, torch.zeros_like(ones), torch.roll(ones, 1)):
-        with pytest.raises(UserError, match=r"gives tokens weights \(`loss_scale`\).*--loss_scale default"):
-            loss(outputs, labels, loss_scale=wrong)
+    scale = torch.rand(labels.shape, generator=torch.Generator().manual_seed(3))
+    aligned = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+    expected = ng.JointLoss("ce + matches(2)")(outputs.logits, aligned, weights=scale)
+    torch.testing.assert_close(loss(outputs, labels, loss_scale=scale.view(-1)), expected)
+    assert expected != plain
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -615,7 +615,10 @@ def test_loss_and_loss_with_parts_take_the_same_arguments():
     [
         ({"label_smoothing": 0.1}, r"no argument 'label_smoothing'\. Write .*JointLoss\('ce\(smoothing=0\.1\)"),
         ({"ignore_index": 0}, r"no argument 'ignore_index'\. Labels of -100 do not count; .*masked_fill\("),
-        ({"weight": torch.ones(5)}, r"no argument 'weight'\. .* terms can: JointLoss\('ce \+ 0\.5\*matches\(2\)'\)"),
+        (
+            {"weight": torch.ones(5)},
+            r"no argument 'weight'\. .* so have terms: JointLoss\('ce \+ 0\.5\*matches\(2\)'\)",
+        ),
         ({"colour": 1}, r"^JointLoss has no argument 'colour'\.$"),
     ],
 )

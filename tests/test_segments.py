@@ -56,6 +56,7 @@ def test_a_label_between_texts_counts_in_sums_over_positions_only(batch, cast):
         "ce",
         "dft",
         "tailr",
+        "focal",
         "mixce",
         "eaft",
     }

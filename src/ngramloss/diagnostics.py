@@ -11,7 +11,7 @@ from torch import Tensor
 from ngramloss.objectives import ngrams
 from ngramloss.objectives.windows.matches import matched
 from ngramloss.objectives.windows.rewards import placed
-from ngramloss.stats import GIVEN, IGNORE_INDEX, Packing, TokenStats, token_stats, unpack, with_given
+from ngramloss.stats import GIVEN, IGNORE_INDEX, WEIGHTS, Packing, TokenStats, token_stats, unpack, with_given
 
 if TYPE_CHECKING:
     from ngramloss.loss import JointLoss
@@ -48,7 +48,8 @@ def diagnose(
         {'matched/2': 0.0, 'placed/2': 0.0, 'confidence/2': 0.0, 'floor/matches(2)': 0.333,
          'gradient/ce': 1.0, 'gradient/matches(2)': 0.0}
     """
-    given = {name: value for name, value in (given or {}).items() if value is not None and name in loss_fn.needs}
+    read = {*loss_fn.needs, WEIGHTS}
+    given = {name: value for name, value in (given or {}).items() if value is not None and name in read}
     absent = GIVEN.keys() - given.keys()
     if loss_fn.needs_candidates or loss_fn.needs & absent:
         loss_fn = loss_fn.only(lambda term: term.reads != "candidates" and not term.needs & absent)

@@ -16,6 +16,7 @@ from ngramloss.stats import (
     GIVEN,
     IGNORE_INDEX,
     LOGITS_ONLY,
+    WEIGHTS,
     CandidateStats,
     Packing,
     TokenStats,
@@ -48,12 +49,12 @@ class Loss(NamedTuple):
 class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
-    ``ce`` and other terms of tokens (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``, ``margin``,
-    ``future``) are averaged over tokens, every other term over sequences. Both denominators are arguments. They default
-    to this batch's own counts. A trainer passes those of the whole optimiser step, so that the losses of micro-batches
-    and processes add up to the loss of the whole step. A row that contains only padding is not a sequence: it is not
-    counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so
-    does NaN in a candidate.
+    ``ce`` and other terms of tokens (``convex``, ``dft``, ``tailr``, ``mixce``, ``focal``, ``eaft``, ``unlikelihood``,
+    ``margin``, ``future``) are averaged over tokens, every other term over sequences. Both denominators are arguments,
+    and default to the counts of this batch. A trainer passes those of the whole optimiser step, so that the losses of
+    micro-batches and processes add up to the loss of the whole step. A row that contains only padding is not a
+    sequence: it is not counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in
+    ``F.cross_entropy``, and so does NaN in a candidate.
 
     ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``. ``margin``
     reads what a language model says of each label, which is passed as ``lm_logp``.
@@ -123,9 +124,12 @@ class JointLoss(torch.nn.Module):
             candidates: what ``rank``, ``risk`` and ``prefer`` read, a row for each row of the labels.
             segments: the text of each label in packed rows: integers [B, T], equal neighbours belong together. Labels
                 with a negative segment belong to no text: only terms that are plain sums over positions (``ce``,
-                ``dft``, ``tailr``, ``mixce``, ``eaft``) count them. Finding the texts reads two numbers on the host;
-                compiled or captured code takes them ready made, from ``ngramloss.stats.packing(labels, segments)``.
-            given: numbers of each label that the logits do not have, [B, T]: ``lm_logp``, which ``margin`` reads.
+                ``dft``, ``tailr``, ``mixce``, ``focal``, ``eaft``) count them. Finding the texts reads two numbers on
+                the host; compiled or captured code takes them ready made, from
+                ``ngramloss.stats.packing(labels, segments)``.
+            given: numbers of each label that the logits do not have, [B, T]: ``lm_logp``, which ``margin`` reads, and
+                ``weights``, 0 or more. A token's value is multiplied by its weight; an n-gram has the mean weight of
+                its tokens. Denominators stay counts. Terms that cannot weight tokens raise an error.
         """
         return self.with_parts(
             logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates,
@@ -197,9 +201,10 @@ class JointLoss(torch.nn.Module):
     ) -> Loss:
         """Compute the loss from existing statistics, with its parts.
 
-        Statistics of packed rows have the ``cross_logp`` of their texts.
+        Statistics of packed rows have the ``cross_logp`` of their texts. Weights of tokens are a field of them.
         """
         self._refuse_missing(stats)
+        self._refuse_weights(stats)
         labels = labels.long()                                           # [B, T]
         if not torch.compiler.is_compiling():
             self.refresh_weights()
@@ -308,9 +313,9 @@ class JointLoss(torch.nn.Module):
     def _with_given(self, stats: TokenStats, labels: Tensor, given: Mapping[str, Tensor | None]) -> TokenStats:
         """The statistics with those that were given. Raises if no term reads one of them."""
         for name, value in given.items():
-            if name not in GIVEN:
-                raise TypeError(f"JointLoss takes no argument {name!r}. {nearest(name, GIVEN)}".rstrip())
-            if value is not None and name not in self.needs:
+            if name not in (*GIVEN, WEIGHTS):
+                raise TypeError(f"JointLoss takes no argument {name!r}. {nearest(name, (*GIVEN, WEIGHTS))}".rstrip())
+            if value is not None and name not in (*self.needs, WEIGHTS):
                 raise UserError(f"{name} was given, but no term of {str(self)!r} reads it: leave it out, or add a term "
                                 "that does, such as margin for lm_logp.")
         return with_given(stats, labels, given)
@@ -344,6 +349,15 @@ class JointLoss(torch.nn.Module):
                             "segments out, with one text in each row, or leave out the terms that compare candidates.")
         return candidates
 
+    def _refuse_weights(self, stats: TokenStats) -> None:
+        """Raise if tokens have weights, and a term cannot weight them. Terms of candidates do not read labels."""
+        if stats.weights is None:
+            return
+        for term in self.terms:
+            if term.reads == "tokens" and not term.weighted:
+                raise UserError(f"{term.names[0]} cannot weight single tokens, because it is not a sum over tokens or "
+                                "windows of the reference. Leave the weights or this term out.")
+
     def refuse_terms_of_logits(self, by: str) -> None:
         """Raise if a term needs all logits of a position at once; ``by`` names what has only the hidden states."""
         if self.needs.isdisjoint(LOGITS_ONLY):
@@ -365,7 +379,8 @@ class JointLoss(torch.nn.Module):
 INSTEAD = {
     "label_smoothing": "Write the smoothing in the objective: JointLoss('ce(smoothing=0.1) + matches(2)').",
     "ignore_index": "Labels of -100 do not count; for padding write labels.masked_fill(labels == pad_token_id, -100).",
-    "weight": "Single tokens cannot be weighted; terms can: JointLoss('ce + 0.5*matches(2)').",
+    "weight": "Ids of the vocabulary have no weights; tokens have, JointLoss(...)(logits, labels, weights=[B, T]), and "
+    "so have terms: JointLoss('ce + 0.5*matches(2)').",
 }
 """Arguments of ``torch.nn.CrossEntropyLoss`` → what to write here."""
 

@@ -155,6 +155,11 @@ class Train:
     save_every: int = setting(1000, least=1)
     keep: int = setting(2, least=1)
     """The number of newest checkpoints to keep, besides the best."""
+    average: int = setting(0, least=0)
+    """Also take the mean of the weights of the last ``average`` checkpoints of ``save_every``, the last weights among
+    them. It becomes the model if ``best`` finds it better, or if nothing is validated; 0 takes none."""
+    ema: float = setting(0.0, least=0, below=1)
+    """Also keep an exponential moving average of the weights with this decay, such as 0.999; likewise. 0 keeps none."""
     best: str = "ce"
     """What selects the checkpoint that becomes the model: the lowest validation value of a term (``loss`` is the whole
     objective), the best score of texts generated for the validation split, such as ``rouge2`` or ``bleu``, or nothing:
@@ -493,6 +498,28 @@ def _unknown(key: str, known: Iterable[str]) -> str:
     return f"{key}: unknown key." + (f" Did you mean {close[0]}?" if close else "")
 
 
+def broken_averages(train: Train) -> Iterator[str]:
+    """What is wrong with ``train.average`` and ``train.ema``, in sentences."""
+    rules = [
+        (train.average != 1, "train.average: the mean of one checkpoint is that checkpoint. Use 2 or more, or 0."),
+        (
+            train.keep >= train.average,
+            f"train.keep: the mean of {train.average} checkpoints (train.average) needs as many, and {train.keep} are "
+            f"kept. Set train.keep = {train.average}.",
+        ),
+        (
+            not (train.average and train.ema) or (train.best != LAST and train.eval_every > 0),
+            "train.ema: beside train.average, a validation must choose between the two. Leave one of them out, or set "
+            "train.eval_every and another train.best.",
+        ),
+        (
+            not (train.fsdp and (train.average or train.ema)),
+            "train.fsdp: train.average and train.ema do not work with sharded weights. Leave them out.",
+        ),
+    ]
+    yield from (text for holds, text in rules if not holds)
+
+
 def _broken_rules(recipe: Recipe) -> Iterator[str]:
     rules: list[tuple[bool, str]] = [
         (
@@ -505,6 +532,7 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             "train.early_stopping: needs validations, but train.eval_every is 0.",
         ),
         (recipe.train.early_stopping == 0 or recipe.train.best != LAST, NOTHING_IMPROVES),
+        *((False, text) for text in broken_averages(recipe.train)),
         (
             recipe.generation.min_length <= recipe.generation.max_length,
             "generation.min_length: must not be above generation.max_length.",

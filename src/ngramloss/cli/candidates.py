@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ngramloss.cli.generate import DIVERSITY, add_job, output_folder, settings
-from ngramloss.cli.options import ALL_METRICS, Verbs, metric_options, verb
+from ngramloss.cli.generate import DIVERSITY, add_job, gain_asked, of_metrics, output_folder, settings
+from ngramloss.cli.options import ALL_METRICS, Verbs, verb
 from ngramloss.errors import UserError
 from ngramloss.generation.search import HOW
 from ngramloss.output.console import logger, print_result
 
 if TYPE_CHECKING:
     from ngramloss.generation.candidates import Summary
-    from ngramloss.generation.job import Job
-    from ngramloss.metrics.gains import Gain
 
 CANDIDATES = """\
 Write several distinct texts of every source of a split, and what each scores: candidates.jsonl, with the settings in
@@ -83,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.systems.registry import system_of
 
     given = settings(options)
-    own = [setting for setting in given if not setting.startswith(("generation.", "data.", "task="))]
+    own = of_metrics(given)
     work = job(
         options.model,
         data=options.data,
@@ -112,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     check_model(work, "candidates", groups=chosen.search.groups)
-    gain = _gain(work, options.metric, own)
+    gain = gain_asked(work, options.metric, own, verb="candidates")
     folder = output_folder(options, "RUN_OR_MODEL")
     found = candidates.write_candidates(work, chosen, gain, folder)
     if found is None:
@@ -132,22 +130,6 @@ def run(options: argparse.Namespace) -> int:
         json.dumps({"file": str(path), **found._asdict()}, indent=1) if options.json else f"{path}\n{_table(found)}"
     )
     return 0
-
-
-def _gain(work: Job, name: str | None, options: list[str]) -> Gain:
-    """What makes the gains, from the name of a metric and ``--set METRIC.OPTION=VALUE``."""
-    from ngramloss.metrics import gains
-
-    name = name or gains.BY_TASK[work.task]
-    metric = gains.metric_of(name)
-    for setting in options:
-        if not setting.startswith(f"{metric}."):
-            raise UserError(
-                "candidates accepts --set only for generation.*, data.*, task and options of the metric, "
-                f"{metric}.*, got {setting!r}."
-            )
-    chosen: dict[str, Any] = metric_options(options, [metric]).get(metric, {})
-    return gains.gain_of(name, chosen, lines=work.data.language if work.has_lines else None)
 
 
 def _table(found: Summary) -> str:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ngramloss.cli.options import Verbs, add_columns, add_trust, recipe_settings, verb
+from ngramloss.cli.options import ALL_METRICS, Verbs, add_columns, add_trust, metric_options, recipe_settings, verb
 from ngramloss.engine_registry import STANDARD, engine_choices, engines_with_groups
 from ngramloss.errors import UserError
-from ngramloss.generation.search import RERANK, Options, check_options
+from ngramloss.generation.search import MBR, RERANK, Options, check_options
 from ngramloss.output.console import print_result
+
+if TYPE_CHECKING:
+    from ngramloss.generation.job import Job
+    from ngramloss.metrics.gains import Gain
 
 GENERATE = """\
 Write a summary or a translation of every source of a split: predictions.jsonl, with references.jsonl and the settings
@@ -30,6 +36,7 @@ examples:
   ngramloss generate runs/mine --sample --num-return 8 --top-p 0.95 --seed 1 --out samples
   ngramloss generate runs/mine --set generation.num_beams=8 --groups 4 --num-return 8 --out diverse
   ngramloss generate runs/mine --set generation.num_beams=8 --rerank probability --out reranked
+  ngramloss generate runs/mine --sample --num-return 16 --rerank mbr --metric chrf --out mbr
   ngramloss generate facebook/m2m100_418M --data my/pairs --preset translation --out m2m100 \\
     --set data.source_language=en --set data.target_language=de
 """
@@ -65,9 +72,15 @@ def add(verbs: Verbs) -> None:
     generate.add_argument(
         "--rerank",
         choices=RERANK,
-        help="order the texts of a document, and so choose its prediction, by the model's "
-        "log-probability of the text divided by its length to the power of "
-        "generation.length_penalty",
+        help="order the texts of a document, and so choose its prediction: by the model's log-probability of the text "
+        "divided by its length to the power of generation.length_penalty, or by its mean score against the other texts "
+        "(minimum Bayes risk)",
+    )
+    generate.add_argument(
+        "--metric",
+        metavar="NAME",
+        help=f"metric of --rerank mbr, or one of its scores: {ALL_METRICS} (default: rouge, the mean of ROUGE-1, 2 and "
+        "Lsum; for translation bleu, sentence BLEU)",
     )
     generate.add_argument("--sample", action="store_true", help="sample tokens instead of searching with beams")
     generate.set_defaults(run_verb=run)
@@ -93,7 +106,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="change a setting in generation.* or data.*, or task; for a run of gsum also system"
-        + ("" if model == "MODEL" else ", or an option of the metric")
+        + (", or an option of the metric" + (" of --rerank mbr" if model == "MODEL" else ""))
         + "; repeatable",
     )
     verb.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
@@ -158,20 +171,24 @@ def run(options: argparse.Namespace) -> int:
         options.rerank or "",
     )
     check_options(asked)
+    given, by_agreement = settings(options), asked.rerank == MBR
+    own = of_metrics(given) if by_agreement else []
+    if options.metric and not by_agreement:
+        raise UserError("--metric is what --rerank mbr compares texts by; add --rerank mbr, or leave it out.")
     work = job(
         options.model,
         data=options.data,
         like=options.like,
         split=options.split,
         preset=options.preset,
-        overrides=settings(options),
+        overrides=[setting for setting in given if setting not in own],
         limit=options.limit,
         batch_size=options.batch_size or 0,
         trust_remote_code=options.trust_remote_code,
     )
     folder = output_folder(options, "MODEL")
     if system := system_of(work.model):
-        keys = [setting.partition("=")[0].strip() for setting in settings(options)]
+        keys = [setting.partition("=")[0].strip() for setting in given]
         own = [f"generation.{key}" for key in system.entry.search]
         searches = [key for key in keys if key.startswith("generation.") and key not in own]
         whole = system.entry.searches_freely
@@ -199,10 +216,34 @@ def run(options: argparse.Namespace) -> int:
         print_result(system.entry.function("generate")(work, folder))
         return 0
     check_model(work, "generate", groups=options.groups)
-    print_result(predictions.write_predictions(work, folder, asked))
+    utility = None
+    if by_agreement:  # the texts have a line for each sentence already, if they should
+        utility = gain_asked(work, options.metric, own, verb="generate")._replace(lines=None)
+    print_result(predictions.write_predictions(work, folder, asked, utility))
     return 0
 
 
 def settings(options: argparse.Namespace) -> list[str]:
     """The ``--set`` settings, and the options that are short forms of them."""
     return [*recipe_settings(options), *([f"generation.engine={options.engine}"] if options.engine else [])]
+
+
+def of_metrics(given: Sequence[str]) -> list[str]:
+    """The settings that can only be a metric's: they are neither of the data nor of the search, nor the task."""
+    return [setting for setting in given if not setting.startswith(("generation.", "data.", "task=", "system="))]
+
+
+def gain_asked(work: Job, name: str | None, own: Sequence[str], *, verb: str) -> Gain:
+    """What scores texts, from the name of a metric, or the task's usual one, and ``--set METRIC.OPTION=VALUE``."""
+    from ngramloss.metrics import gains
+
+    name = name or gains.BY_TASK[work.task]
+    metric = gains.metric_of(name)
+    for setting in own:
+        if not setting.startswith(f"{metric}."):
+            raise UserError(
+                f"{verb} accepts --set only for generation.*, data.*, task and options of the metric, {metric}.*, got "
+                f"{setting!r}."
+            )
+    chosen: dict[str, Any] = metric_options(own, [metric]).get(metric, {})
+    return gains.gain_of(name, chosen, lines=work.data.language if work.has_lines else None)

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ngramloss.cli.options import Verbs, add_columns, add_trust, choice, recipe_settings, verb
+from ngramloss.cli.options import ALL_METRICS, Verbs, add_columns, add_trust, choice, recipe_settings, verb
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output.console import logger, print_result
 
@@ -39,13 +39,15 @@ Choose a text of each source, and write it to predictions.jsonl with references.
 does. The table has the mean gains of the writer's first texts, of the chosen ones, of the best possible choice and of
 all candidates.
 
-RERANKER is the folder of a trained reranker; first, the writer's own first text; or best, the candidate with the
-highest gain, which no reranker can exceed."""
+RERANKER is the folder of a trained reranker; first, the writer's own first text; mbr, the candidate with the highest
+mean score against the other candidates (minimum Bayes risk); or best, the candidate with the highest gain, which no
+reranker can exceed."""
 
 APPLY_EXAMPLES = """\
 examples:
   ngramloss rerank apply runs/simcls candidates/test --out chosen
   ngramloss rerank apply first candidates/test --out first
+  ngramloss rerank apply mbr candidates/test --out mbr
   ngramloss rerank apply best candidates/test --out best
   ngramloss rerank apply runs/simcls others.jsonl --data my/pairs --split test --out chosen
   ngramloss score first chosen best
@@ -78,10 +80,16 @@ def add(verbs: Verbs) -> None:
     _add_data(train)
     train.set_defaults(run_verb=run_train)
     apply = verb(whats, "apply", "choose among candidates", APPLY, APPLY_EXAMPLES)
-    apply.add_argument("reranker", metavar="RERANKER", help="a trained reranker's folder, first or best")
+    apply.add_argument("reranker", metavar="RERANKER", help="a trained reranker's folder, first, mbr or best")
     apply.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
     apply.add_argument("--split", metavar="SPLIT", help="split of a file that does not say its own (default: test)")
     apply.add_argument("-o", "--out", required=True, metavar="DIR", help="output folder")
+    apply.add_argument(
+        "--metric",
+        metavar="NAME",
+        default="",
+        help=f"metric of mbr, or one of its scores: {ALL_METRICS} (default: that of the candidates' gains)",
+    )
     apply.add_argument("--json", action="store_true", help="print JSON")
     apply.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of data.*, or task"
@@ -185,7 +193,12 @@ def run_apply(options: argparse.Namespace) -> int:
     split = check_asked(paths, settings.data, options.split, [*names, *(["name"] if options.data else [])])
     of_split = read_set(paths, settings.data, settings.task, split)
     found = choose(
-        options.reranker, of_split, Path(options.out), task=settings.task, trust_remote_code=options.trust_remote_code
+        options.reranker,
+        of_split,
+        Path(options.out),
+        task=settings.task,
+        metric=options.metric,
+        trust_remote_code=options.trust_remote_code,
     )
     logger.info(f"another text than the first was chosen for {found.changed:,} of {found.sources:,} sources.")
     print_result(_json(found) if options.json else f"{found.path}\n{_table(found)}")

@@ -287,7 +287,7 @@ def _windows(sentence: Sentence, term: Term, n: int) -> Windows | None:
             title = "mean of −log p over the words of the reference, weighted by the entropy"
             costs = _token_costs(sentence, term)  # [1, T]
             return title, "reference", {"probability": probability, "entropy": entropy, "costs": costs}
-        case "dft" | "tailr" | "mixce":  # a token's weight is its cost as a share of its cross-entropy
+        case "dft" | "tailr" | "mixce" | "focal":  # a token's weight is its cost as a share of its cross-entropy
             logp, costs = stats.label_logp, _token_costs(sentence, term)  # [1, T] each
             weight = _where(costs.isfinite() & (logp > -1e9) & (logp < 0), -costs * T / logp)
             title = "mean of −weight · log p over the words of the reference"

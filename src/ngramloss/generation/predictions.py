@@ -16,10 +16,12 @@ from ngramloss.generation import shares
 from ngramloss.generation.baselines import Write, baseline_writer, splits_sentences
 from ngramloss.generation.batches import Budget
 from ngramloss.generation.job import Job, data_facts, read_split
-from ngramloss.generation.search import Options
+from ngramloss.generation.search import MBR, Options
 from ngramloss.generation.shares import Output
 from ngramloss.generation.teacher_forced import forced_predictions
 from ngramloss.generation.writer import Text, Writer, load_model, versions, writer_facts, writer_of
+from ngramloss.metrics.bayes_risk import check_utility, expected_gains
+from ngramloss.metrics.gains import Gain
 from ngramloss.output.console import logger
 from ngramloss.recipe import WORDS
 from ngramloss.storage.files import write_whole
@@ -29,7 +31,12 @@ SEEN = 500
 """Number of documents for which a run also saves what its objective sees."""
 
 
-def write_predictions(work: Job, folder: Path, options: Options = Options()) -> Path:  # noqa: B008
+def write_predictions(
+    work: Job,
+    folder: Path,
+    options: Options = Options(),  # noqa: B008
+    utility: Gain | None = None,
+) -> Path:
     """Write predictions, references and the settings of the job into a folder, or continue a stopped job.
 
     Under torchrun each process writes its share of the documents. No id is written twice: documents that are done are
@@ -39,14 +46,16 @@ def write_predictions(work: Job, folder: Path, options: Options = Options()) -> 
         work: the job.
         folder: where; it is created if it does not exist.
         options: what is asked of the search.
+        utility: what texts of a document are compared by, if they are reranked by ``MBR``.
 
     Returns:
         The path of the predictions.
     """
+    assert (options.rerank == MBR) == (utility is not None)
     baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is None:
         with shares.claimed(folder) as run:
-            _write_by_model(work, options, read_split(work), run)
+            _write_by_model(work, options, utility, read_split(work), run)
             return run.predictions
     if options != Options():
         raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
@@ -91,19 +100,21 @@ def predictions_in(run: RunFolder) -> Output:
     return Output(run, "predictions", "prediction", run.predictions, run.generation)
 
 
-def _write_by_model(work: Job, options: Options, split: Split, run: RunFolder) -> None:
+def _write_by_model(work: Job, options: Options, utility: Gain | None, split: Split, run: RunFolder) -> None:
     output = predictions_in(run)
+    for note in check_utility(utility, split.examples) if utility else ():
+        logger.info(note)
     model, tokenizer = load_model(work, device=shares.device())
     engine = work.engine if options.groups > 1 else shares.engine_that_began(output, work.engine)
     writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines, column=split.column)
     if writer.engine.note:
         logger.info(writer.engine.note)
-    if not _begin(work, split, run, _settings(work, writer), has_sentences=work.has_lines):
+    if not _begin(work, split, run, _settings(work, writer, utility), has_sentences=work.has_lines):
         return
-    _write_share(work, split, run, writer)
+    _write_share(work, split, run, writer, counts=utility is not None)
     if work.is_run and shares.rank() == 0:
         _write_seen(writer, run, split.examples[:SEEN])
-    _finish(run, split)
+    _finish(run, split, utility)
 
 
 def write_by_writer(
@@ -128,10 +139,10 @@ def write_by_writer(
         The path of the predictions.
     """
     with shares.claimed(folder) as run:
-        settings = {**_settings(work, writer), **facts}
+        settings = {**_settings(work, writer, None), **facts}
         if _begin(work, split, run, settings, has_sentences=work.has_lines):
             _write_share(work, split, run, writer, more)
-            _finish(run, split)
+            _finish(run, split, None)
         return run.predictions
 
 
@@ -141,21 +152,24 @@ def _write_share(
     run: RunFolder,
     writer: Writer,
     more: Callable[[Sequence[Example]], dict[str, Any]] = lambda examples: {},
+    *,
+    counts: bool = False,
 ) -> None:
     shares.write_share(
         predictions_in(run),
         split.examples,
         lambda examples: writer.ids([example.source for example in examples]),
-        lambda examples, ids: list(map(_row, writer.write(ids, **more(examples)))),
+        lambda examples, ids: [_row(texts, counts=counts) for texts in writer.write(ids, **more(examples))],
         writer.budget,
         unit=WORDS[work.task].sources,
     )
 
 
-def _settings(work: Job, writer: Writer) -> dict[str, Any]:
+def _settings(work: Job, writer: Writer, utility: Gain | None) -> dict[str, Any]:
     """Everything that could change the predictions, except for the data."""
     seed = {"seed": writer.search.seed} if writer.search.seed is not None else {}
-    return {**writer_facts(work, writer), "sentence_a_line": writer.has_lines, **seed}
+    compared = {"utility": {**utility.settings, "versions": utility.versions}} if utility else {}
+    return {**writer_facts(work, writer), "sentence_a_line": writer.has_lines, **seed, **compared}
 
 
 def _begin(work: Job, split: Split, run: RunFolder, settings: dict[str, Any], *, has_sentences: bool) -> bool:
@@ -199,15 +213,29 @@ def _write_seen(writer: Writer, run: RunFolder, examples: Sequence[Example]) -> 
     write_whole(run.seen, "".join(map(shares.line, rows)))
 
 
-def _finish(run: RunFolder, split: Split) -> None:
-    """In the first process: wait for the others, and write the file of all predictions."""
+def _finish(run: RunFolder, split: Split, utility: Gain | None = None) -> None:
+    """In the first process: wait for the others, rerank by a utility, and write the file of all predictions."""
     if shares.rank() == 0:
         output = predictions_in(run)
-        shares.finish(output, shares.collected(output, [example.id for example in split.examples]))
+        rows = shares.collected(output, [example.id for example in split.examples])
+        shares.finish(output, rows if utility is None else _reranked(utility, split.examples, rows))
 
 
-def _row(texts: Sequence[Text]) -> dict[str, Any]:
+def _reranked(utility: Gain, examples: Sequence[Example], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with the texts of each document in the order of how much they agree with its other texts."""
+    groups = [list(map(Text, row["candidates"], row["counts"])) for row in rows]
+    values = expected_gains(utility, examples, [[text for text, _ in group] for group in groups])
+    orders = [sorted(range(len(means)), key=lambda place: -means[place]) for means in values]
+    return [
+        {"id": row["id"], **_row([group[place] for place in order])}
+        for row, group, order in zip(rows, groups, orders, strict=True)
+    ]
+
+
+def _row(texts: Sequence[Text], *, counts: bool = False) -> dict[str, Any]:
+    """The row of a document, its best text first; with the number of tokens of each text, if they are reranked."""
     best = texts[0]
     tokens = {"tokens": best.tokens} if best.tokens else {}  # baselines have no tokens
     candidates = {"candidates": [text for text, _ in texts]} if len(texts) > 1 else {}
-    return {"prediction": best.text, **tokens, **candidates}
+    more = {"counts": [number for _, number in texts]} if counts else {}
+    return {"prediction": best.text, **tokens, **candidates, **more}

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 
-RERANK = ("probability",)
-"""What may order the texts of a document instead of the search."""
+PROBABILITY, MBR = RERANK = ("probability", "mbr")
+"""What may order the texts of a document instead of the search: the model, or how much the texts agree."""
 HOW = {
     "groups": "groups of beams that avoid each other's tokens",
     "beams": "the best of one beam search",

@@ -20,7 +20,7 @@ from ngramloss.generation import engines
 from ngramloss.generation.batches import Budget, batches, budget_for
 from ngramloss.generation.engines.hf import search_facts, search_of
 from ngramloss.generation.job import Job, source_column
-from ngramloss.generation.search import Options, Search
+from ngramloss.generation.search import PROBABILITY, Options, Search
 from ngramloss.generation.teacher_forced import text_logp
 from ngramloss.hf.candidates import NOT_CAUSAL
 from ngramloss.models import loading
@@ -76,7 +76,7 @@ class Writer:
             more: what else the model reads of them, as tensors by name, which only the engine ``hf`` takes.
         """
         hypotheses = self.engine.write(ids, **more)
-        if self.search.rerank:
+        if self.search.rerank == PROBABILITY:  # by mbr, texts are reranked when all are there
             hypotheses = _by_probability(self.model, self.search, ids, hypotheses)
         first = int(loading.is_causal(self.model.config))  # a text behind a prompt starts with the prompt's last token
         rows = [[row[first:] for row in rows] for rows in hypotheses]
@@ -158,10 +158,10 @@ def writer_of(
     shape = shape_of(work.data, work.task, work.loading, model.config, tokenizer, column=column)
     if shape.prompt is not None:
         align_stop(model, shape.prompt)
-    if options.rerank and model.config.model_type in NOT_CAUSAL:
+    if options.rerank == PROBABILITY and model.config.model_type in NOT_CAUSAL:
         raise UserError(
-            f"--rerank cannot order texts of {type(model).__name__}, which gives a text another "
-            "probability if padding follows it. Leave it out."
+            f"--rerank probability cannot order texts of {type(model).__name__}, which gives a text another "
+            "probability if padding follows it. Leave it out, or use --rerank mbr."
         )
     search = search_of(model, work.generation, options)
     _raise_unless_it_fits(model, shape, search)

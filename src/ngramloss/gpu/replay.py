@@ -51,6 +51,8 @@ def _on_current_gpu(stats: TokenStats) -> bool:
 
 def fastest(part: Part, stats: TokenStats) -> Callable[..., Tensor]:
     """The part's kernel, if its objective names one and it can run here; otherwise its formula."""
+    if stats.weights is not None:   # kernels have no weights of tokens
+        return part.function
     if not (part.kernel and _on_current_gpu(stats) and stats.lse.dtype == torch.float32 and triton_is_installed()):
         return part.function
     kernel, given = _kernel(part.kernel), part.function.keywords  # type: ignore[attr-defined]

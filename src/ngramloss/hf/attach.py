@@ -16,6 +16,7 @@ from torch.nn import Module
 
 from ngramloss.errors import UserError
 from ngramloss.hf.adapted_heads import adapter_state, head_input, without_dropout
+from ngramloss.hf.beside import taken_beside, without_beside
 from ngramloss.hf.calls import (
     REPLACEMENT,
     AttachedForward,
@@ -39,7 +40,6 @@ from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, shifted, step_lo
 from ngramloss.hf.unmasked import unmasked
 from ngramloss.loss import JointLoss
 from ngramloss.stats import (
-    BESIDE_LABELS,
     IGNORE_INDEX,
     CandidateStats,
     Labelled,
@@ -85,6 +85,10 @@ def attach(
     them. Such a batch must be padded on the right: masks of its padding are left out, so that attention takes its
     fastest kernel. Candidates of a decoder-only model are further rows of the batch, with ``candidate_positions``
     [B, K, T].
+
+    ``weights`` in the batch, a number for each label as it is passed, weight single tokens, as ``weights`` of
+    :class:`JointLoss` do; ``loss_weights`` and ``loss_scale`` are other names of them. A stock Trainer passes them on
+    with ``remove_unused_columns=False``, and otherwise drops them silently.
 
     An objective with a term that compares candidates, such as ``rank``, needs two more inputs in training:
     ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
@@ -193,9 +197,7 @@ def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
 
 def aligned_given(model: Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """The numbers beside the labels of a batch, aligned like these, [B, T] each."""
-    found = {name: inputs[name] for name in BESIDE_LABELS if inputs.get(name) is not None}
-    shifts = _known_state(model).shift and inputs.get(POSITIONS) is None
-    return {name: shifted(value, 0.0) for name, value in found.items()} if shifts else found
+    return taken_beside(inputs, shift=_known_state(model).shift and inputs.get(POSITIONS) is None)
 
 
 def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
@@ -207,8 +209,8 @@ def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
-    own = ("shift_labels", KEY, *BESIDE_LABELS)
-    inputs = {name: value for name, value in without_candidates(inputs).items() if name not in own}
+    inputs = without_beside(without_candidates(inputs))
+    inputs = {name: value for name, value in inputs.items() if name not in ("shift_labels", KEY)}
     labels, positions = inputs.pop("labels"), inputs.pop(POSITIONS, None)  # [B, T]
     if has_encoder(bare(model)):
         _add_decoder_inputs(bare(model), inputs, labels)
@@ -295,13 +297,12 @@ class _State:
         _refuse_loss_made_elsewhere(self, labels=True)
         self.loss.refuse_untraced_packing()
         _refuse_cut_logits(inputs)
+        given = aligned_given(model, inputs)  # [B, T] each
+        inputs = without_beside(inputs)
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)  # [B, T]
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
         loss_fn = self.objective(model, inputs)
-        given = aligned_given(model, inputs)  # [B, T] each
-        for name in BESIDE_LABELS:
-            inputs.pop(name, None)
         places = inputs.pop(POSITIONS, None)  # [S, T]
         candidates = candidate_rows(model, inputs, labels, decoder_inputs)
         _refuse_router_loss(model, inputs)

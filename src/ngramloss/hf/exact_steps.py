@@ -13,12 +13,13 @@ from transformers import Trainer
 
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import aligned_labels, aligned_packing, attach, attached_loss
+from ngramloss.hf.beside import KEYS
 from ngramloss.hf.heads import adds_tokens, has_encoder
 from ngramloss.hf.log_parts import lower_is_better
 from ngramloss.hf.segments import KEY, Unit
 from ngramloss.hf.training_log import TrainingLog
 from ngramloss.loss import JointLoss
-from ngramloss.stats import BESIDE_LABELS, IGNORE_INDEX
+from ngramloss.stats import IGNORE_INDEX
 from ngramloss.terms import Term
 
 
@@ -50,7 +51,7 @@ class ExactSteps(Trainer):
         self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True  # the second for transformers before 5.20
         self._set_signature_columns_if_needed()
         columns: Any = self._signature_columns
-        columns += [KEY, *BESIDE_LABELS]  # not unused, although `forward` does not name them
+        columns += [KEY, *KEYS]  # not unused, although `forward` does not name them
 
     def attach_objective(self, model: Any) -> Any:
         """Attach the objective, plus ``ce`` with weight 0 if it has none, so that validation always reports it."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ngramloss.errors import UserError
+from ngramloss.hf.beside import KEYS, taken_beside
 from ngramloss.hf.calls import ignored_smoothing, packs_without_trace
 from ngramloss.hf.heads import bare
 from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
@@ -37,8 +38,9 @@ def compute_loss_func(
 
     Args:
         objective: as in :class:`JointLoss`.
-        model: the model that is trained. A hook on its forward sees where the documents of packed rows are,
-            which the trainer does not pass on. Without it rows must not be packed.
+        model: the model that is trained. A hook on its forward sees where the documents of packed rows are, and the
+            weights of tokens, as in :func:`attach`, which the trainer does not pass on. Without it rows must not be
+            packed.
         shift: whether position t predicts label t + 1. By default it is derived from the type of the outputs: no for
             an encoder-decoder, yes for a causal model.
         segments: as in :func:`attach`; ``"turns"`` needs no model.
@@ -76,12 +78,9 @@ def see_inputs(function: Any, model: Any) -> None:
         inputs.see(model)
 
 
-def shifted(labels: Tensor, fill: float = IGNORE_INDEX) -> Tensor:
-    """Labels for a decoder-only model: position t predicts token t + 1, the last position nothing, [B, T].
-
-    Numbers beside the labels are shifted with them; ``fill`` is what they have where there is no label.
-    """
-    return F.pad(labels, (0, 1), value=fill)[..., 1:]
+def shifted(labels: Tensor) -> Tensor:
+    """Labels for a decoder-only model: position t predicts token t + 1, the last position nothing, [B, T]."""
+    return F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
 
 
 class _Inputs:
@@ -106,7 +105,7 @@ class _Inputs:
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._thread.seen = dict(zip(self._names, args, strict=False)) | kwargs
-        return args, {name: value for name, value in kwargs.items() if name != KEY}
+        return args, {name: value for name, value in kwargs.items() if name not in (KEY, *KEYS)}
 
     def take(self) -> dict[str, Any]:
         """The arguments of the last call in this thread. Raises if there was none."""
@@ -280,7 +279,9 @@ def _loss_of_outputs(
     given = inputs.take() if inputs.hooked else {}
     if causal and not inputs.hooked:
         loss.warn_of_unseen_packing()
-    _refuse_token_weights(loss_scale, aligned)
+    beside = taken_beside(given, shift=shift)  # [B, T] each
+    if loss_scale is not None:  # ms-swift has aligned and flattened it
+        beside = {"weights": loss_scale.reshape(aligned.shape)}  # [B, T]
     packed = None
     if any(not part.by_position for part in loss.loss_fn.parts):
         if given.get("logits_to_keep") is not None or getattr(
@@ -292,22 +293,5 @@ def _loss_of_outputs(
             )
         segments = segments_of_batch(given, aligned, causal=causal, shift=shift, texts=texts)  # [B, T]
         packed = None if segments is None else packing(aligned, segments)
-    score = functools.partial(loss.loss_fn.with_parts, logits)
+    score = functools.partial(loss.loss_fn.with_parts, logits, **beside)
     return loss(score, aligned, packed, num_items_in_batch=num_items_in_batch)
-
-
-def _refuse_token_weights(weights: Tensor | None, labels: Tensor) -> None:
-    """Raise if a trainer weights tokens, as ms-swift does by ``loss_scale``. A weight of 1 for every label is none.
-
-    Args:
-        weights: one for each position, flattened, aligned with the labels.
-        labels: aligned with the positions that predict them, [B, T].
-    """
-    if weights is None:
-        return
-    counted = weights.reshape(labels.shape)[labels != IGNORE_INDEX]  # [N]
-    if not bool((counted == 1).all()):
-        raise UserError(
-            "the trainer gives tokens weights (`loss_scale`), and objectives have none for single tokens. Use "
-            "--loss_scale default, in which every label weighs 1."
-        )

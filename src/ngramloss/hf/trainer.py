@@ -10,10 +10,10 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ngramloss.errors import UserError
 from ngramloss.hf import candidates
+from ngramloss.hf.beside import KEYS
 from ngramloss.hf.exact_steps import ExactSteps
 from ngramloss.hf.heads import bare, has_encoder
 from ngramloss.hf.segments import Unit
-from ngramloss.stats import BESIDE_LABELS
 from ngramloss.steps.plan import LengthGrouped, data_seed
 from ngramloss.terms import Term
 
@@ -89,7 +89,7 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
                 "predict_with_generate cannot generate from rows with candidates. Leave them out of the "
                 "rows for evaluation."
             )
-        beside = next((name for name in BESIDE_LABELS if name in inputs), "")
+        beside = next((name for name in KEYS if name in inputs), "")
         if beside and getattr(args, "predict_with_generate", False) and not prediction_loss_only:
             raise UserError(
                 f"predict_with_generate cannot generate from rows with {beside}. Remove it, and add "

@@ -13,6 +13,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attached_loss
+from ngramloss.hf.beside import KEYS
 from ngramloss.hf.calls import lost_boundaries
 from ngramloss.hf.exact_steps import ExactSteps
 from ngramloss.hf.heads import bare
@@ -61,6 +62,12 @@ class NgramSFTTrainer(ExactSteps, SFTTrainer):
         if args.loss_type == "dft":
             raise UserError("loss_type='dft' has no effect. Write it in the objective: objective='dft'.")
         refuse_lost_boundaries(JointLoss(objective), lost_boundaries(args))
+        columns = getattr(kwargs.get("train_dataset"), "column_names", None) or ()
+        if named := [name for name in KEYS if name in columns]:
+            raise UserError(
+                f"the rows have {named[0]}, and TRL's collator would drop them. Leave them out, or use NgramTrainer "
+                "with a collator that pads them."
+            )
         args = copy.copy(args)
         args.loss_type = "nll"  # before TRL 1.15 the default replaces the model's forward
         super().__init__(model=model, args=args, objective=objective, memory=memory, segments=segments, **kwargs)

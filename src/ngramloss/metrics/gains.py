@@ -132,7 +132,12 @@ def check_gain(gain: Gain, examples: Sequence[Example]) -> list[str]:
 
 
 def gains_of(
-    gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]], *, processes: int | None = None
+    gain: Gain,
+    examples: Sequence[Example],
+    texts: Sequence[Sequence[str]],
+    *,
+    processes: int | None = None,
+    unit: str = "examples",
 ) -> list[list[float]]:
     """The gain of each candidate of each example, 0 to 1.
 
@@ -143,6 +148,7 @@ def gains_of(
         examples: with their references.
         texts: the candidates of each.
         processes: how many share the texts; None means one for each processor, if there are many texts.
+        unit: what the examples are called in the progress.
 
     Raises:
         UserError: the metric lacks something, or a candidate has no score between 0 and 100.
@@ -155,7 +161,7 @@ def gains_of(
         for start in starts
     )
     found: list[list[float]] = []
-    with Progress("scoring candidates", total=len(texts), unit="examples") as progress:
+    with Progress("scoring candidates", total=len(texts), unit=unit) as progress:
         for part in _each(parts, workers):
             found += part
             progress.update(len(part))

@@ -125,8 +125,7 @@ def _pooled_scores(
     check_lengths(references=references, predictions=predictions)
     extracted = metric._extract_corpus_statistics(list(predictions), _streams(references))  # counts references too
     statistics = np.array(extracted, dtype=np.float64)  # [N, k]
-    pairs = zip(predictions, references, strict=True)
-    values = [sentence.sentence_score(text, list(golds)).score for text, golds in pairs]
+    values = [sentence._compute_score_from_stats(row).score for row in extracted]  # what sentence_score computes
 
     def combine(sums: Any) -> Any:
         rows = np.asarray(sums, dtype=np.float64)

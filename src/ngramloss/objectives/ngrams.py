@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ngramloss.stats import IGNORE_INDEX
+from ngramloss.stats import IGNORE_INDEX, TokenStats
 
 
 def sums(values: Tensor, n: int) -> Tensor:
@@ -50,6 +50,28 @@ def real(labels: Tensor, n: int) -> Tensor:
     if n > labels.shape[1]:
         return labels[:, :0] != IGNORE_INDEX                             # [B, 0]
     return sums((labels != IGNORE_INDEX).long(), n) == n                 # [B, S]
+
+
+def missed(stats: TokenStats, labels: Tensor, amount: Tensor, *, n: int) -> Tensor:
+    """One minus what the windows of each row earned; 1 for a row without windows, [B].
+
+    If tokens have weights, a window has the mean weight of its tokens, and this is the sum over windows of that times
+    what the window missed, (1/W − amount). A row without windows then has the mean weight of its tokens.
+
+    Args:
+        stats: with the weights of tokens, if there are any.
+        labels: reference ids, [B, T].
+        amount: what each window earned, divided by W, the number of windows of its row, [B, S].
+        n: length of the windows.
+    """
+    if stats.weights is None:
+        return 1 - amount.sum(-1)                                        # [B]
+    whole = real(labels, n)                                              # [B, S]
+    windows, tokens = whole.sum(-1), (labels != IGNORE_INDEX).sum(-1)    # [B] each
+    weight = (sums(stats.weights, n) / n).where(whole, 0.0)              # [B, S]
+    share = windows.clamp_min(1).to(amount.dtype).reciprocal().unsqueeze(-1)   # [B, 1]
+    value = (weight * (share - amount)).sum(-1)                          # [B]
+    return value.where(windows > 0, stats.weights.sum(-1) / tokens.clamp_min(1))   # [B]
 
 
 def ids(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:

@@ -159,6 +159,8 @@ def written_by(run: Run) -> str:
     engine = _section(known, "engine")
     facts |= {"engine": engine.get("name"), "precision": engine.get("precision"), "seed": known.get("seed")}
     search = {key: run.search[key] for key in SEARCH if run.search.get(key) is not None}
+    if scores := _section(known, "utility").get("scores"):
+        search["utility"] = "+".join(map(str, scores))
     versions = _section(known, "versions")
     fields = (
         {name: value for name, value in facts.items() if value is not None}

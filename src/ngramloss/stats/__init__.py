@@ -9,6 +9,7 @@ from ngramloss.stats.candidate_stats import CandidateStats as CandidateStats
 from ngramloss.stats.candidate_stats import checked_candidates as checked_candidates
 from ngramloss.stats.given import BESIDE_LABELS as BESIDE_LABELS
 from ngramloss.stats.given import GIVEN as GIVEN
+from ngramloss.stats.given import WEIGHTS as WEIGHTS
 from ngramloss.stats.given import with_given as with_given
 from ngramloss.stats.labels import IGNORE_INDEX as IGNORE_INDEX
 from ngramloss.stats.labels import legal_labels as legal_labels

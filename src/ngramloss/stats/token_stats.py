@@ -66,6 +66,9 @@ class TokenStats(NamedTuple):
     """``label_logp`` of a ProphetNet's further streams, summed over them, [B, T]."""
     future_mean_logp: Tensor | None = None
     """``mean_logp`` of these streams, summed over them, [B, T]."""
+    weights: Tensor | None = None
+    """The weight of each token, which no head computes: a caller gives it beside the labels.
+    0 at positions whose label does not count, [B, T]."""
 
 
 def token_stats(

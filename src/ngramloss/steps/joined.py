@@ -44,7 +44,7 @@ class JoinedPadder:
     A batch has ``input_ids`` [R, L]; ``labels`` [S, T], one text a row, with −100 where there is none; and
     ``label_positions`` [S, T]: the index among the R·L positions of the one that predicts the label. With candidates it
     also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]; their rows follow those
-    of the references. Numbers beside the labels of rows, such as ``lm_logp``, are in the shape of the labels.
+    of the references. Numbers beside the labels of rows, ``lm_logp`` or ``weights``, are in the shape of the labels.
 
     Args:
         pad: padding id.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.stats import BESIDE_LABELS, IGNORE_INDEX
+from ngramloss.stats import BESIDE_LABELS, IGNORE_INDEX, WEIGHTS
 from ngramloss.steps.plan import Size
 
 Batch = dict[str, Tensor]
@@ -33,8 +33,8 @@ class Padder:
     """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
 
     If rows have ``candidates``, lists of ids, and ``gains``, the batch has ``candidates`` [B, K, T], with −100 where
-    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K]. If they have numbers beside their labels, such
-    as ``lm_logp``, the batch has them in the shape of the labels, with 0 where there is none.
+    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K]. If they have numbers beside their labels,
+    ``lm_logp`` or ``weights``, the batch has them in the shape of the labels, with 0 where there is none.
 
     Args:
         pad: padding id for sources.
@@ -118,20 +118,24 @@ def names_beside(rows: Sequence[Mapping[str, Any]], expected: Collection[str] | 
         rows: of a batch.
         expected: those that the objective reads; None: what the rows have.
     """
+    found = [name for name in BESIDE_LABELS if any(name in row for row in rows)]
     if expected is None:
-        return [name for name in BESIDE_LABELS if any(name in row for row in rows)]
-    if unread := next((name for row in rows for name in BESIDE_LABELS if name in row and name not in expected), ""):
+        return found
+    if unread := next((name for name in found if name not in (*expected, WEIGHTS)), ""):
         raise UserError(f"the rows have {unread}, which no term of the objective reads. Leave it out.")
-    return list(expected)
+    return [*expected, *(name for name in found if name not in expected)]
 
 
 def numbers_beside(row: Mapping[str, Any], name: str) -> NDArray[np.float32]:
-    """The numbers beside the labels of a row. Raises unless there is one for each label."""
+    """The numbers beside the labels of a row. Raises unless there is one for each label; a row may have no weights."""
+    if name == WEIGHTS and name not in row:
+        return np.ones(len(row["labels"]), np.float32)
     if name not in row:
         raise UserError(f"a row has no {name}, which the objective reads: a number for each of its labels.")
     numbers = np.asarray(row[name], np.float32)  # [T]
     if len(numbers) != len(row["labels"]):
-        raise UserError(f"lengths differ: a row has {len(row['labels'])} labels and {len(numbers)} numbers of {name}.")
+        what = name if name == WEIGHTS else f"numbers of {name}"
+        raise UserError(f"lengths differ: a row has {len(row['labels'])} labels and {len(numbers)} {what}.")
     return numbers
 
 

@@ -233,6 +233,8 @@ def system_of(model: str) -> Written | None:
 
 
 NOT_USED = (
+    "average",
+    "ema",
     "encoder_learning_rate",
     "encoder_warmup_steps",
     "best_limit",

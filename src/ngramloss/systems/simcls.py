@@ -25,6 +25,7 @@ from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation import candidates
 from ngramloss.generation.job import Job, job
 from ngramloss.generation.predictions import write_texts
+from ngramloss.metrics.bayes_risk import check_utility, expected_gains
 from ngramloss.metrics.gains import BY_TASK, Gain, gain_of
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
@@ -57,8 +58,9 @@ METRIC = "metric"
 """Where the metric of the gains is saved, with checkpoints and with choices."""
 PASSED_ON = ("source", "target", "id", "source_language", "target_language", "on_bad_row")
 """Settings of the data that ``generate`` gives to the writer."""
-FIRST, BEST = "first", "best"
-"""What can choose without a reranker: the writer's own first text, or the one with the highest gain, an oracle."""
+FIRST, BEST, MBR = CHOOSERS = ("first", "best", "mbr")
+"""What can choose without a reranker: the writer's own first text; the one with the highest gain, an oracle; the one
+that agrees most with the others, by minimum Bayes risk."""
 
 
 # The formula
@@ -295,7 +297,7 @@ class Reranker:
         if not run.recipe.is_file():
             raise MissingFileError(
                 f"{folder} is not a run: it has no {run.recipe.name}. Give the folder of ngramloss rerank train, "
-                f"{FIRST} or {BEST}."
+                f"{FIRST}, {BEST} or {MBR}."
             )
         self.settings = recipe.load(str(run.recipe), objective=False)
         system = read_system(self.settings.system) if self.settings.system else None
@@ -392,17 +394,22 @@ class Chosen(NamedTuple):
     metric: str
 
 
-def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, trust_remote_code: bool = False) -> Chosen:
+def choose(
+    chooser: str, of_split: CandidateSet, folder: Path, *, task: str, metric: str = "", trust_remote_code: bool = False
+) -> Chosen:
     """Choose a text of each source and write it, as ``ngramloss generate`` writes predictions.
 
     Args:
-        chooser: the folder of a reranker, ``first`` or ``best``.
+        chooser: the folder of a reranker, or one of ``CHOOSERS``.
         of_split: sources, references and candidates.
         folder: where to write.
         task: what the texts are.
+        metric: what ``mbr`` compares texts by; by default the metric of the gains, or the task's usual one.
         trust_remote_code: as in :class:`Reranker`.
     """
-    if chooser in (FIRST, BEST) and RunFolder(Path(chooser)).recipe.is_file():
+    if metric and chooser != MBR:
+        raise UserError(f"--metric is what {MBR} compares texts by, and {chooser} compares none. Leave it out.")
+    if chooser in CHOOSERS and RunFolder(Path(chooser)).recipe.is_file():
         raise UserError(
             f"{chooser} is a way to choose, and also a run's folder here. For the run, write ./{chooser}; for the way, "
             "work in another folder."
@@ -412,7 +419,14 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, tru
     if alone:
         logger.warning(f"{alone:,} of {len(texts):,} sources have one candidate only, which is taken as it is.")
     facts: dict[str, Any] = {"candidates": of_split.candidates.fingerprint, METRIC: of_split.metric}
-    if chooser in (FIRST, BEST):
+    if chooser == MBR:
+        utility = gain_of(metric, {}) if metric else _gain(of_split.metric, task)
+        for note in check_utility(utility, of_split.examples):
+            logger.info(note)
+        logger.info(f"texts are compared by {metric_text(utility.settings)}.")
+        facts |= {"utility": {**utility.settings, "versions": utility.versions}}
+        picked = [_highest(values) for values in expected_gains(utility, of_split.examples, texts)]
+    elif chooser in CHOOSERS:
         picked = [0 if chooser == FIRST else _highest(values) for values in gains]
     else:
         reranker = Reranker(Path(chooser), trust_remote_code=trust_remote_code)

@@ -47,6 +47,8 @@ class Objective:
     other formulas get one text a row, also where rows are packed."""
     reads: Literal["tokens", "candidates"] = "tokens"
     """Whether the formula reads TokenStats and labels, or CandidateStats. Candidates have no n."""
+    weighted: bool = False
+    """Whether the formula reads ``stats.weights``, the weights of single tokens. All others refuse them."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Variant, or "" for the formula itself → ``module:name`` of a kernel that computes the same on a GPU. A kernel
     takes the arguments of the function; its ``serves(stats, n=n)`` says whether it can be used."""
@@ -94,11 +96,13 @@ _BUILTIN = {
         f"{_FORMULAS}.tokens.ce:ce", least_n=None, per="token", by_position=True,
         options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
         option_needs={"smoothing": "mean_logp"},
+        weighted=True,
         about={"": "Cross-entropy: negative log-likelihood of the reference tokens."},
     ),
     "matches": Objective(
         f"{_FORMULAS}.windows.matches:matches", {"released": f"{_FORMULAS}.windows.matches:matches_released"},
         kernels={"": f"{_KERNELS}:matches", "released": f"{_KERNELS}:matches_released"},
+        weighted=True,
         about={
             "": "One minus the mean probability of n-grams found anywhere in the reference.",
             "released": "As matches, but for n of 3 or more only the first three matched windows of an n-gram count.",
@@ -106,6 +110,7 @@ _BUILTIN = {
     ),
     "rewards": Objective(
         f"{_FORMULAS}.windows.rewards:rewards", least_n=2, why_least=ONE_TOKEN, kernels={"": f"{_KERNELS}:rewards"},
+        weighted=True,
         about={"": "One minus the mean probability of n-grams at their own position in the reference."},
     ),
     "precision": Objective(
@@ -145,15 +150,18 @@ _BUILTIN = {
                 None, float, above=0, most=MOST_N, help="exponent of a window's mean probability; n if not given"
             ),
         },
+        weighted=True,
         about={"": "One minus the mean probability of the reference's n-grams, predicted or not."},
     ),
     "gated": Objective(
         f"{_FORMULAS}.windows.gated:gated", kernels={"": f"{_KERNELS}:gated"},
+        weighted=True,
         about={"": "One minus the mean probability of n-grams at their own position, each copy counted."},
     ),
     "near": Objective(
         f"{_FORMULAS}.windows.near:near", kernels={"": f"{_KERNELS}:near"},
         options={"power": Setting(4.0, least=0, most=MOST_N, help="discount of n-grams not predicted; 0 is soft")},
+        weighted=True,
         about={"": "As soft, but each n-gram is weighted by how nearly it is predicted."},
     ),
     "convex": Objective(
@@ -163,6 +171,7 @@ _BUILTIN = {
     ),
     "dft": Objective(
         f"{_FORMULAS}.tokens.dft:dft", least_n=None, per="token", by_position=True,
+        weighted=True,
         about={"": "Dynamic fine-tuning: cross-entropy with each token weighted by its probability."},
     ),
     "tailr": Objective(
@@ -171,22 +180,31 @@ _BUILTIN = {
             "gamma": Setting(0.8, least=0, most=1, help="discount of unlikely tokens; 0 is cross-entropy"),
             "min_weight": Setting(0.2, least=0, most=1, help="smallest weight of a token"),
         },
+        weighted=True,
         about={"": "TaiLr: cross-entropy with unlikely tokens discounted, after the total variation distance."},
     ),
     "mixce": Objective(
         f"{_FORMULAS}.tokens.mixce:mixce", least_n=None, per="token", by_position=True,
         options={"eta": Setting(0.5, least=0, most=1, help="share of cross-entropy; the rest is its reverse")},
+        weighted=True,
         about={"": "MixCE: a mixture of cross-entropy and approximate reverse cross-entropy."},
     ),
     "unlikelihood": Objective(
         f"{_FORMULAS}.tokens.unlikelihood:unlikelihood", least_n=None, per="token", needs=("cross_logp",),
+        weighted=True,
         about={"": "Penalty for the probability of tokens that occurred earlier in the reference."},
+    ),
+    "focal": Objective(
+        f"{_FORMULAS}.tokens.focal:focal", least_n=None, per="token", by_position=True, weighted=True,
+        options={"gamma": Setting(2.0, least=0, most=100, help="how much less a probable token counts; 0 is ce")},
+        about={"": "Focal loss: cross-entropy that counts less where the reference token is probable already."},
     ),
     "eaft": Objective(
         f"{_FORMULAS}.tokens.eaft:eaft", {"released": f"{_FORMULAS}.tokens.eaft:eaft_released"},
         least_n=None, per="token", by_position=True,
         options={"alpha": Setting(1.0, least=0, most=10, help="exponent of the weight")},
         needs=("entropy",), variant_needs={"released": ("top_entropy",)},
+        weighted=True,
         about={
             "": "Cross-entropy in which a position counts more the less certain the model is there.",
             "released": "As eaft, but with the entropy of the 20 most probable tokens. Only from logits.",
@@ -194,11 +212,13 @@ _BUILTIN = {
     ),
     "margin": Objective(
         f"{_FORMULAS}.tokens.margin:margin", least_n=None, per="token", by_position=True, needs=("lm_logp",),
+        weighted=True,
         options={"power": Setting(5, least=1, most=MOST_N, help="exponent of the margin, which keeps its sign")},
         about={"": "FES: penalty for tokens that a language model of the targets finds as likely. Reads one."},
     ),
     "future": Objective(
         f"{_FORMULAS}.tokens.future:future", least_n=None, per="token", by_position=True, needs=("future_logp",),
+        weighted=True,
         options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
         option_needs={"smoothing": "future_mean_logp"},
         about={"": "ProphetNet: cross-entropy of the streams that look further ahead. Only for a ProphetNet."},

@@ -115,6 +115,11 @@ class Term:
         return OBJECTIVES.entry(self.name).reads
 
     @property
+    def weighted(self) -> bool:
+        """Whether its formula reads the weights of single tokens."""
+        return OBJECTIVES.entry(self.name).weighted
+
+    @property
     def names(self) -> list[str]:
         """The names of its parts."""
         spec = OBJECTIVES.entry(self.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
@@ -94,6 +95,64 @@ def is_better(value: float, than: float | None, *, higher: bool) -> bool:
     if than is None:
         return not math.isnan(value)
     return value > than if higher else value < than
+
+
+def better_average(best: Best, facts: Mapping[str, Any]) -> str:
+    """The average of weights that is better than every checkpoint, by its name; empty if none is.
+
+    If nothing is validated, or ``train.best`` is ``last``, an average is taken as it is.
+
+    Args:
+        best: what selects the weights.
+        facts: of the last checkpoint.
+    """
+    name, value = "", facts["best"]
+    for each, known in facts["averages"].items():
+        unknown = known["value"] is None
+        if (value is None) if unknown else is_better(known["value"], value, higher=best.higher):
+            name, value = each, known["value"]
+    return name
+
+
+def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
+    """Which weights became the model, and what they and the averages score.
+
+    Args:
+        best: what selects the weights.
+        facts: of the last checkpoint.
+        chosen: the checkpoint, or the folder of the average.
+
+    Example:
+        >>> facts = {"step": 30, "best_step": 20, "best": 1.25}
+        >>> weights_text(Best("ce"), facts, Path("checkpoint-20"))
+        'the weights of step 20 (lowest validation ce, 1.2500)'
+        >>> weights_text(Best("ce"), facts, Path("checkpoint-30"))
+        'the weights of step 30 (the last)'
+        >>> facts["averages"] = {"average": {"value": 1.2, "steps": [20, 30]}}
+        >>> weights_text(Best("ce"), facts, Path("average"))
+        'the mean of the weights of steps 20 and 30 (validation ce 1.2000; the weights of step 20: 1.2500)'
+    """
+    averages = {name: _named(name, known["steps"]) for name, known in facts.get("averages", {}).items()}
+    last = facts["step"] if facts["best_step"] is None else facts["best_step"]
+    own = f"the weights of step {last if chosen.name in averages else chosen.name.rpartition('-')[2]}"
+    values: dict[str, float | None] = {own: facts["best"] if own.endswith(f" {facts['best_step']}") else None}
+    values |= {text: facts["averages"][name]["value"] for name, text in averages.items()}
+    taken = averages.get(chosen.name, own)
+    value = values.pop(taken)
+    if value is None:
+        reason = "nothing was validated that could select others" if taken != own else "the last"
+    else:
+        reason = best.described(value) if taken == own else f"validation {best.name} {value:.4f}"
+    others = [f"{text}: {other:.4f}" for text, other in values.items() if other is not None]
+    return f"{taken} ({'; '.join([reason, *others])})"
+
+
+def _named(name: str, steps: Sequence[int]) -> str:
+    """An average in words."""
+    *others, last = steps
+    if not others:
+        return f"the moving average of the weights ({name})"
+    return f"the mean of the weights of steps {', '.join(map(str, others))} and {last}"
 
 
 def best_of(settings: Recipe) -> Best:

@@ -13,8 +13,7 @@ from ngramloss.data.origins import canonical
 from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
 from ngramloss.terms.parser import parse
-from ngramloss.training import checkpoints
-from ngramloss.training.best import best_of
+from ngramloss.training.best import best_of, weights_text
 from ngramloss.training.prepared import Prepared, PreparedCandidates, PreparedLanguageModel
 from ngramloss.version import __version__, installed
 
@@ -41,11 +40,10 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
         settings: the resolved recipe.
         prepared: what the training was given.
         facts: of the newest checkpoint.
-        chosen: the checkpoint that became the model.
+        chosen: the checkpoint or the average that became the model.
         note: a sentence about the choice.
     """
-    step = checkpoints.step(chosen)
-    why = best_of(settings).described(facts["best"]) if facts["best_step"] == step else "the last"
+    weights = weights_text(best_of(settings), facts, chosen).removeprefix("the ")
     versions = {"ngramloss": __version__, **{name: installed(name) or "not installed" for name in PACKAGES}}
     versions["Python"] = platform.python_version()
     differences = deviations(settings, prepared.machine.precision)
@@ -54,7 +52,7 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
         "",
         f"{settings.task.capitalize()}{_direction(settings)}: {as_code(settings.objective)} on "
         f"{as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
-        f"Weights of step {step} ({why}) of {facts['step']}." + (f" Note: {in_markdown(note)}" if note else ""),
+        f"{weights[0].upper()}{weights[1:]} of {facts['step']}." + (f" Note: {in_markdown(note)}" if note else ""),
         "",
         "## Data",
         "",

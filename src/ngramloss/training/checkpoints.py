@@ -7,7 +7,7 @@ import json
 import pickle
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ngramloss.training.loop import State
     from ngramloss.training.processes import Processes
 
-STATE, OPTIMISER = "state.json", "optimizer.pt"
+STATE, OPTIMISER, EMA = "state.json", "optimizer.pt", "ema.pt"
 FOREIGN_STATE = "trainer_state.json"
 """What Hugging Face's trainer saves in place of ``state.json``."""
 
 _NOT_MODEL = re.compile(
-    r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data|state)(\.|_\d)"
+    r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data|state|ema)(\.|_\d)"
 )
 
 
@@ -45,6 +45,9 @@ def save(
     finished: bool,
     keep: int,
     sharded: bool,
+    average: int = 0,
+    every: int = 1,
+    ema: Sequence[Any] | None = None,
 ) -> None:
     """Write a checkpoint, seal it when it is complete, and delete old ones. Every process calls this.
 
@@ -59,6 +62,9 @@ def save(
         finished: whether the training ends here.
         keep: how many checkpoints to keep besides the best.
         sharded: whether weights must be gathered from all processes.
+        average: how many checkpoints of ``every`` steps to keep in any case, because their mean will be taken.
+        every: steps between the checkpoints that are saved regularly.
+        ema: the moving average of the weights, if there is one.
     """
     import torch
     from safetensors import SafetensorError
@@ -77,21 +83,38 @@ def save(
             if tokenizer is not None:
                 tokenizer.save_pretrained(checkpoint)
             torch.save(moments, checkpoint / OPTIMISER)
+            if ema is not None:
+                torch.save(list(ema), checkpoint / EMA)
             for name, text in {STATE: json.dumps(dataclasses.asdict(state)), **more}.items():
                 (checkpoint / name).write_text(text, encoding="utf-8")
-            seal(checkpoint, step=state.step, best_step=state.best_step, best=state.best, finished=finished)
+            facts = {"step": state.step, "best_step": state.best_step, "best": state.best, "finished": finished}
+            seal(checkpoint, **facts, **({"averages": state.averages} if state.averages else {}))
         except (OSError, RuntimeError, SafetensorError) as reason:
             raise CheckpointError(f"cannot write {checkpoint}: {' '.join(str(reason).split())}.") from reason
-        prune(folder, keep=keep, best=state.best_step)
+        needed = {step(path) for path in regular(folder, every)[:average]}
+        prune(folder, keep=keep, best=state.best_step, besides=needed)
     here.wait()
+
+
+def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write a model that is no checkpoint, such as a mean of several, and seal it when it is complete."""
+    from ngramloss.models import adapters
+
+    try:
+        if folder.exists():
+            delete(folder)
+        adapters.save(model, folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        seal(folder)
+    except OSError as reason:
+        raise CheckpointError(f"cannot write {folder}: {' '.join(str(reason).split())}.") from reason
 
 
 def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> dict[str, Any]:
     """Load weights and optimiser of a checkpoint. Returns the saved state. Nothing that is read can run code."""
     import torch
-    from safetensors.torch import load_file
 
-    from ngramloss.models import adapters
     from ngramloss.training.sharding import restore_whole
 
     again = f"Delete {checkpoint} to continue from the previous checkpoint."
@@ -103,10 +126,28 @@ def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> d
             f"the optimiser's state in {checkpoint} contains more than tensors and plain numbers, so it was not "
             "loaded. Delete the checkpoint to continue from the previous one, or start over with --fresh."
         ) from reason
+    if sharded:
+        restore_whole(model, optimiser, read_weights(checkpoint, model), moments)
+    else:
+        load_weights(checkpoint, model)
+        optimiser.load_state_dict(moments)
+    return saved
+
+
+def load_weights(checkpoint: Path, model: Any) -> None:
+    """Give a model, which is not sharded, the weights of a checkpoint; of one with adapters, those of the adapters."""
+    from ngramloss.models import adapters
+
     if adapters.has_adapters(model):
         adapters.restore(model, checkpoint)
-        optimiser.load_state_dict(moments)
-        return saved
+    else:
+        model.load_state_dict(read_weights(checkpoint, model), strict=False)
+
+
+def read_weights(checkpoint: Path, model: Any) -> dict[str, Any]:
+    """The weights of a checkpoint, on the CPU. Raises if they are not those of this model."""
+    from safetensors.torch import load_file
+
     weights: dict[str, Any] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         weights |= load_file(path)
@@ -115,12 +156,7 @@ def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> d
     for name, parameter in parameters.items():
         if parameter.requires_grad and id(parameter) not in saved_ids:
             raise UserError(f"the weights in {checkpoint} are not those of {type(model).__name__}: {name} is missing.")
-    if sharded:
-        restore_whole(model, optimiser, weights, moments)
-    else:
-        model.load_state_dict(weights, strict=False)
-        optimiser.load_state_dict(moments)
-    return saved
+    return weights
 
 
 class Found(NamedTuple):
@@ -153,7 +189,14 @@ def fault(checkpoint: Path) -> str:
 
 def facts(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint's seal says of it. By default the training is not finished and has no best step."""
-    return {"step": step(checkpoint), "best_step": None, "best": None, "finished": False, **checksums.facts(checkpoint)}
+    plain: dict[str, Any] = {
+        "step": step(checkpoint),
+        "best_step": None,
+        "best": None,
+        "finished": False,
+        "averages": {},
+    }
+    return {**plain, **checksums.facts(checkpoint)}
 
 
 def step(checkpoint: Path) -> int:
@@ -161,10 +204,15 @@ def step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def prune(folder: Path, *, keep: int, best: int | None) -> None:
-    """Delete all but the newest and the best."""
+def regular(folder: Path, every: int) -> list[Path]:
+    """The checkpoints whose steps are multiples of ``every``, newest first; not those of stops and good validations."""
+    return sorted((path for path in _all(folder) if step(path) % every == 0), key=step, reverse=True)
+
+
+def prune(folder: Path, *, keep: int, best: int | None, besides: Collection[int] = ()) -> None:
+    """Delete all but the newest, the best, and those of some steps besides."""
     for checkpoint in sorted(_all(folder), key=step, reverse=True)[keep:]:
-        if step(checkpoint) != best:
+        if step(checkpoint) not in (best, *besides):
             delete(checkpoint)
 
 

@@ -25,7 +25,7 @@ from ngramloss.hf.heads import has_encoder
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
-from ngramloss.recipe import LAST, NOTHING_IMPROVES, Train
+from ngramloss.recipe import LAST, NOTHING_IMPROVES, Train, broken_averages
 from ngramloss.stats import BESIDE_LABELS
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens
@@ -34,7 +34,7 @@ from ngramloss.steps.padding import Batch, Pad, Padder
 from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
-from ngramloss.training import checkpoints
+from ngramloss.training import averaging, checkpoints
 from ngramloss.training.best import Best, is_better
 from ngramloss.training.log import Log
 from ngramloss.training.processes import Processes, start_processes
@@ -62,6 +62,9 @@ class State:
     """What fp16 multiplies the loss with."""
     scale_grows_in: int = 0
     """Steps since the scale last changed."""
+    averages: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """At the end: ``average`` and ``ema`` → ``value``, what selects the best of a validation, None if nothing does; and
+    ``steps``, those of whose weights it is the mean."""
 
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
         """Keep the best value of a validation, or end a training that has not improved for long.
@@ -157,6 +160,7 @@ def run(job: Job, here: Processes) -> Outcome:
     if settings.fsdp:
         shard(model)
     optimiser = optimiser_of(model, settings, here.device)
+    ema = averaging.MovingAverage(model, settings.ema) if settings.ema else None
 
     # What a micro-batch does
     def autocast() -> Any:
@@ -182,6 +186,8 @@ def run(job: Job, here: Processes) -> Outcome:
     scaler = torch.amp.GradScaler(here.device.type) if precision == "fp16" else None
     if job.continued_from is not None:
         state = State(**checkpoints.restore(job.continued_from, model, optimiser, sharded=settings.fsdp))
+        if ema is not None:
+            ema.restore(job.continued_from)
         if scaler is not None:
             scaler.load_state_dict(
                 {**scaler.state_dict(), "scale": state.scale, "_growth_tracker": state.scale_grows_in}
@@ -200,6 +206,14 @@ def run(job: Job, here: Processes) -> Outcome:
     log = Log(job.logs if here.first else (), [part.name for part in loss_fn.parts], steps, here, since=began)
     padder = _padder(job, model, here)  # of validation
 
+    def validate() -> dict[str, float]:
+        """The terms on the validation rows, and what else scores the model."""
+        with autocast():
+            found = terms_on(model, job.validation, settings, here, padder)
+        if job.score is not None:  # in the precision of the weights, as `ngramloss generate`
+            found |= {f"eval_{name}": value for name, value in job.score(model).items()}
+        return found
+
     remaining = () if state.ended_early else steps.from_(state.step, begin=_begin_thread(here.device))
     with Stopping(here) as stop:
         for step in remaining:
@@ -214,11 +228,14 @@ def run(job: Job, here: Processes) -> Outcome:
             if scaler is not None:
                 scaler.unscale_(optimiser)
             norm = runner.clip(settings.clip)  # []
+            done = state.updates
             if scaler is None:
                 optimiser.step()
                 state.updates += 1
             else:
                 state.updates += _scaled_step(scaler, optimiser)
+            if ema is not None and state.updates > done:
+                ema.update(state.updates)
             if runner.gradients is None:
                 model.zero_grad()
             state.step = step.number
@@ -238,10 +255,7 @@ def run(job: Job, here: Processes) -> Outcome:
                     raise_if_diverged(line["loss"], step.number, log, fp16=scaler is not None)
             if evaluates:
                 with log.paused():
-                    with autocast():
-                        validation = terms_on(model, job.validation, settings, here, padder)
-                    if job.score is not None:  # in the precision of the weights, as `ngramloss generate`
-                        validation |= {f"eval_{name}": value for name, value in job.score(model).items()}
+                    validation = validate()
                     log.write_validation(step.number, validation)
                     raise_if_diverged(validation["eval_loss"], step.number, log, fp16=scaler is not None)
                 value = validation.get(f"eval_{job.best.name}", math.nan)
@@ -251,6 +265,8 @@ def run(job: Job, here: Processes) -> Outcome:
                 with log.paused():
                     if scaler is not None:
                         state.scale, state.scale_grows_in = scaler.get_scale(), scaler._get_growth_tracker()
+                    if (last or state.ended_early) and (settings.average or settings.ema):
+                        state.averages = _averages(job, here, state, ema, validate, log)
                     checkpoints.save(
                         job.folder,
                         model,
@@ -262,6 +278,9 @@ def run(job: Job, here: Processes) -> Outcome:
                         finished=last or state.ended_early,
                         keep=settings.keep,
                         sharded=settings.fsdp,
+                        average=settings.average,
+                        every=settings.save_every,
+                        ema=None if ema is None else ema.values,
                     )
             job.on_step(step.number, line)
             if stops or state.ended_early:
@@ -289,7 +308,7 @@ def train(
         tokenizer: the model's tokenizer; it pads, and is saved with checkpoints.
         examples: rows with ``input_ids`` and ``labels``. For a decoder-only model, ``input_ids`` are the prompt alone,
             and ``labels`` the ids that follow it, with the end token; an id there that is read but not learnt, such as
-            of a question between two answers, is written ``~id``.
+            of a question between two answers, is written ``~id``. Rows may also have ``weights``, one for each label.
         settings: how to train, as in the section ``train`` of a recipe.
         objective: as in :class:`JointLoss`.
         validation: rows to validate on every ``eval_every`` steps.
@@ -298,7 +317,7 @@ def train(
         changes: settings to change: ``train(..., max_steps=1000, learning_rate=1e-4)``.
 
     Returns:
-        How it ended. The model has the last weights.
+        How it ended. The model has the last weights; ``average`` and ``ema`` are models in ``folder``.
     """
     settings = dataclasses.replace(settings or Train(), **changes)
     loss_fn = JointLoss(objective).with_ce()
@@ -309,6 +328,8 @@ def train(
             f"best: {settings.best!r} is not a term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
             "generated texts select checkpoints in ngramloss train."
         )
+    if folder is None and (settings.average or settings.ema):
+        raise UserError("average and ema are written beside the checkpoints. Give a folder for these: folder=….")
     here = start_processes()
     checkpoint_folder = None if folder is None else Path(folder)
     job = Job(
@@ -342,6 +363,49 @@ def _newest(folder: Path, here: Processes) -> Path | None:
 
 
 # What the loop calls
+
+
+def _averages(
+    job: Job,
+    here: Processes,
+    state: State,
+    ema: averaging.MovingAverage | None,
+    validate: Callable[[], dict[str, float]],
+    log: Log,
+) -> dict[str, dict[str, Any]]:
+    """Validate the averages of the weights as a checkpoint is, and write each as a model beside the checkpoints.
+
+    Returns:
+        What ``State.averages`` keeps of each.
+    """
+    model, folder, found = job.model, job.folder, {}
+    assert folder is not None, "check_settings has made sure of it"
+    if job.settings.average:
+        others = averaging.members(folder, job.settings, state.step)
+        steps = [*map(checkpoints.step, others), state.step]
+        if len(steps) < job.settings.average:
+            mean = f"the mean is that of {len(steps)}" if others else "there is no mean"
+            logger.info(
+                f"train.average asks for {job.settings.average} checkpoints, and there are {len(steps)}, so {mean}. "
+                f"They are those of every {job.settings.save_every:,} steps (train.save_every), and the last weights."
+            )
+        if others:
+            found[averaging.AVERAGE] = averaging.mean_weights(model, others), steps
+    if ema is not None:
+        found[averaging.EMA] = ema.values, [state.step]
+    kept = {}
+    for name, (weights, steps) in found.items():
+        value: float | None = None
+        with averaging.exchanged(model, weights):
+            if job.validation is not None:
+                values = {key.removeprefix("eval_"): value for key, value in validate().items()}
+                log.write_validation(state.step, {f"{name}_{key}": value for key, value in values.items()})
+                measured = values.get(job.best.name, math.nan)
+                value = None if math.isnan(measured) else measured
+            if here.first:
+                checkpoints.save_model(folder / name, model, job.tokenizer)
+        kept[name] = {"value": value, "steps": steps}
+    return kept
 
 
 def total_steps(settings: Train, examples: int) -> int:
@@ -390,6 +454,8 @@ def check_settings(settings: Train, processes: int, device: torch.device) -> Non
             raise UserError(f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes.")
     if settings.early_stopping and settings.best == LAST:
         raise UserError(NOTHING_IMPROVES)
+    for text in broken_averages(settings):
+        raise UserError(text)
     precision = precision_of(settings, device)
     if settings.fsdp:
         raise_unless_shardable(processes, precision)

@@ -28,12 +28,13 @@ from ngramloss.models.prompts import align_stop, shape_of
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Recipe
+from ngramloss.storage.checksums import damage
 from ngramloss.storage.files import whole_folder, whole_rows, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.terms.parser import parse
 from ngramloss.terms.term import check_names
 from ngramloss.training import card, checkpoints, loop
-from ngramloss.training.best import best_of, loss_note, tie_note
+from ngramloss.training.best import best_of, better_average, loss_note, tie_note, weights_text
 from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import IDENTITY
 from ngramloss.training.language_model import resolve_language_model
@@ -287,11 +288,16 @@ def _finish(settings: Recipe, run: RunFolder, prepared: Prepared) -> str:
     note = tie_note(best, history) or loss_note(best, checkpoints.step(chosen), history)
     if note:
         logger.info(note)
+    average = better_average(best, facts)
+    if average and (fault := damage(run.checkpoints / average)):
+        logger.warning(f"{run.checkpoints / average} is incomplete ({fault}), so {chosen.name} becomes the model.")
+    elif average:
+        chosen = run.checkpoints / average
     write_whole(run.card, card.card_text(settings, prepared, facts, chosen, note=note))
     with whole_folder(run.model) as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
         run.record_weights(partial_folder)
-    return f", the weights of step {facts['best_step']} ({best.described(facts['best'])})" if is_best else ""
+    return f", {weights_text(best, facts, chosen)}" if is_best or facts["averages"] else ""
 
 
 def best_checkpoint(run: RunFolder, newest: Path, best_step: int | None) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ngramloss.stats import IGNORE_INDEX, TokenStats
+from ngramloss.objectives.tokens.weighted import over_tokens
+from ngramloss.stats import TokenStats
 
 
 def ce(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
@@ -31,10 +32,9 @@ def ce(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
         >>> ce(token_stats(torch.zeros(1, 3, 4), labels), labels) / torch.tensor(4.0).log()
         tensor([2.])
     """
-    real = labels != IGNORE_INDEX                                        # [B, T]
     logp = stats.label_logp                                              # [B, T]
     if smoothing:
         if stats.mean_logp is None:
             raise ValueError("ce with smoothing needs `mean_logp`: compute the stats with needs=('mean_logp',).")
         logp = (1 - smoothing) * logp + smoothing * stats.mean_logp      # [B, T]
-    return -logp.where(real, 0.0).sum(-1)                                # [B]
+    return over_tokens(stats, labels, -logp)                             # [B]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ngramloss.stats import IGNORE_INDEX, TokenStats
+from ngramloss.objectives.tokens.weighted import over_tokens
+from ngramloss.stats import TokenStats
 
 
 def future(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
@@ -43,4 +44,4 @@ def future(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tens
         if stats.future_mean_logp is None:
             raise ValueError("future with smoothing needs `future_mean_logp`.")
         logp = (1 - smoothing) * logp + smoothing * stats.future_mean_logp   # [B, T]
-    return -logp.where(labels != IGNORE_INDEX, 0.0).sum(-1)              # [B]
+    return over_tokens(stats, labels, -logp)                             # [B]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ngramloss.stats import IGNORE_INDEX, TokenStats
+from ngramloss.objectives.tokens.weighted import over_tokens
+from ngramloss.stats import TokenStats
 
 
 def margin(stats: TokenStats, labels: Tensor, *, power: int = 5) -> Tensor:
@@ -45,4 +46,4 @@ def margin(stats: TokenStats, labels: Tensor, *, power: int = 5) -> Tensor:
     p = stats.label_logp.exp()                                           # [B, T]
     gap = p - stats.lm_logp.exp()                                        # [B, T]
     cost = (1 - p) * (1 - gap * gap.abs() ** (power - 1)) / 2            # [B, T]
-    return cost.where(labels != IGNORE_INDEX, 0.0).sum(-1)               # [B]
+    return over_tokens(stats, labels, cost)                              # [B]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ngramloss.objectives.tokens.weighted import over_tokens
 from ngramloss.stats import IGNORE_INDEX, TokenStats
 
 LEAST = 1e-5
@@ -38,7 +39,7 @@ def unlikelihood(stats: TokenStats, labels: Tensor) -> Tensor:
         >>> unlikelihood(token_stats(torch.zeros(1, 3, 4), labels, needs=("cross_logp",)), labels).neg().exp()
         tensor([0.7500])
     """
-    return penalties(stats, labels).sum((-2, -1))                        # [B]
+    return over_tokens(stats, labels, penalties(stats, labels).sum(-1))   # [B]
 
 
 def penalties(stats: TokenStats, labels: Tensor) -> Tensor:

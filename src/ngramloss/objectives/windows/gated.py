@@ -35,7 +35,7 @@ def gated(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         >>> gated(token_stats(sure, reference), reference, n=2)         # 5 5 twice, of three windows
         tensor([0.3333])
     """
-    return 1 - correct(stats, labels, n=n).amount.sum(-1)                # [B]
+    return ngrams.missed(stats, labels, correct(stats, labels, n=n).amount, n=n)   # [B]
 
 
 def correct(stats: TokenStats, labels: Tensor, *, n: int) -> Earned:

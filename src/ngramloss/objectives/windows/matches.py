@@ -47,7 +47,7 @@ def matches(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         >>> matches(token_stats(sure, reference), reference, n=2)       # 6 7 matches, 7 5 does not
         tensor([0.5000])
     """
-    return 1 - matched(stats, labels, n=n).amount.sum(-1)                # [B]
+    return ngrams.missed(stats, labels, matched(stats, labels, n=n).amount, n=n)   # [B]
 
 
 def matches_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
@@ -55,7 +55,8 @@ def matches_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
     The authors' published code does this; the paper's text and algorithms do not.
     """
-    return 1 - matched(stats, labels, n=n, most=most_counted(n)).amount.sum(-1)   # [B]
+    amount = matched(stats, labels, n=n, most=most_counted(n)).amount    # [B, S]
+    return ngrams.missed(stats, labels, amount, n=n)                     # [B]
 
 
 def most_counted(n: int) -> int | None:

@@ -50,8 +50,8 @@ def near(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> Te
         tensor([0.9375])
     """
     probability, weight = nearness(stats, labels, n=n, power=power)      # [B, S] each
-    windows = ngrams.real(labels, n).sum(-1).clamp_min(1)                # [B]
-    return 1 - (weight * probability).sum(-1) / windows                  # [B]
+    windows = ngrams.real(labels, n).sum(-1, keepdim=True).clamp_min(1)  # [B, 1]
+    return ngrams.missed(stats, labels, weight * probability / windows, n=n)   # [B]
 
 
 def nearness(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> Nearness:

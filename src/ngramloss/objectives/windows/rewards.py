@@ -34,7 +34,7 @@ def rewards(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         >>> rewards(token_stats(sure, reference), reference, n=2)
         tensor([0.5000])
     """
-    return 1 - placed(stats, labels, n=n).amount.sum(-1)                 # [B]
+    return ngrams.missed(stats, labels, placed(stats, labels, n=n).amount, n=n)   # [B]
 
 
 def placed(stats: TokenStats, labels: Tensor, *, n: int) -> Earned:

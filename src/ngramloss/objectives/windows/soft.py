@@ -37,7 +37,7 @@ def soft(stats: TokenStats, labels: Tensor, *, n: int, kappa: float | None = Non
         >>> soft(token_stats(half, labels), labels, n=2), soft(token_stats(half, labels), labels, n=2, kappa=1)
         (tensor([0.7500]), tensor([0.5000]))
     """
-    return 1 - powers(stats, labels, n=n, kappa=kappa).sum(-1)           # [B]
+    return ngrams.missed(stats, labels, powers(stats, labels, n=n, kappa=kappa), n=n)   # [B]
 
 
 def powers(stats: TokenStats, labels: Tensor, *, n: int, kappa: float | None = None) -> Tensor:

@@ -1,0 +1,112 @@
+"""weights of several steps → their mean: of the last checkpoints, or a moving average that is kept while training."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ngramloss.errors import UserError
+from ngramloss.recipe import Train
+from ngramloss.training import checkpoints
+
+AVERAGE, EMA = "average", "ema"
+"""The settings of ``train``, and the folders beside the checkpoints that the averaged models are written to."""
+
+
+def trained(model: Any) -> list[Any]:
+    """The parameters that training changes; tied ones once. All others, and buffers, are those of the last step."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+class MovingAverage:
+    """The exponential moving average of the weights: after each update, ema ← decay · ema + (1 − decay) · weights.
+
+    It starts as the first weights. So that these do not stay in it for long, the decay of the first updates is smaller:
+    that of update t is min(decay, t / (9 + t)). It is kept in fp32 or more, on the device of the weights.
+
+    Args:
+        model: in training, with the weights that it starts from.
+        decay: of the average.
+    """
+
+    def __init__(self, model: Any, decay: float) -> None:
+        self.decay, self.parameters = decay, trained(model)
+        self.values = [_wide(parameter) for parameter in self.parameters]
+
+    @torch.no_grad()
+    def update(self, updates: int) -> None:
+        """Take in the weights after this many updates. Nothing is read from the device."""
+        decay = min(self.decay, updates / (9 + updates))
+        current = [p.detach().to(own.dtype) for p, own in zip(self.parameters, self.values, strict=True)]
+        torch._foreach_lerp_(self.values, current, 1 - decay)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take the values that were saved with a checkpoint. Nothing that is read can run code."""
+        path = checkpoint / checkpoints.EMA
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, pickle.UnpicklingError) as reason:
+            raise UserError(
+                f"{checkpoint} has no moving average of the weights that can be read. Delete it to continue from the "
+                "previous checkpoint, or start over with --fresh."
+            ) from reason
+        for own, value in zip(self.values, saved, strict=True):
+            own.copy_(value)
+
+
+def members(folder: Path, settings: Train, step: int) -> list[Path]:
+    """The checkpoints whose mean is taken with the weights of the last step, oldest first.
+
+    Only those of ``save_every`` count. Others are there because of a stop or of a good validation, and a mean must not
+    depend on a stop.
+    """
+    saved = [path for path in checkpoints.regular(folder, settings.save_every) if checkpoints.step(path) < step]
+    regular = [path for path in saved[: settings.average - 1] if not checkpoints.fault(path)]
+    return regular[::-1]
+
+
+@torch.no_grad()
+def mean_weights(model: Any, others: Sequence[Path]) -> list[Tensor]:
+    """The mean of the model's weights and those of checkpoints, of what is trained. The model stays as it is.
+
+    Of a model with adapters these are the adapters: the mean of each factor, not of their products.
+    """
+    parameters = trained(model)
+    own = [*parameters, *model.buffers()]  # a checkpoint has buffers, too
+    last = [tensor.detach().clone() for tensor in own]
+    sums = [_wide(parameter) for parameter in parameters]
+    for checkpoint in others:
+        checkpoints.load_weights(checkpoint, model)
+        torch._foreach_add_(sums, [p.detach().to(total.dtype) for p, total in zip(parameters, sums, strict=True)])
+    _copy(own, last)
+    torch._foreach_div_(sums, len(others) + 1)
+    return sums
+
+
+@contextmanager
+def exchanged(model: Any, weights: Sequence[Tensor]) -> Iterator[None]:
+    """Give a model these weights, and its own back at the end. They stay where they are, for graphs that read them."""
+    parameters = trained(model)
+    own = [parameter.detach().clone() for parameter in parameters]
+    _copy(parameters, weights)
+    try:
+        yield
+    finally:
+        _copy(parameters, own)
+
+
+@torch.no_grad()
+def _copy(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, weights, strict=True):
+        parameter.copy_(value)
+
+
+def _wide(parameter: Tensor) -> Tensor:
+    """A copy in fp32 or more."""
+    return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
