@@ -227,7 +227,7 @@ def test_terms_that_are_no_sums_refuse_weights(name):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda w: w[:, :-1], r"weights must have the shape of the labels, \[B, T\] = \[3, 7\], got \[3, 6\]"),
+        (lambda w: w[:, :-1], r"weights must have a number for each label, \[B, T\] = \[3, 7\], got \[3, 6\]"),
         (lambda w: w[0], r"got \[7\]"),
         (lambda w: w - 2, r"weights must be finite and 0 or more, got -\d.* at row 0, position 0\. To leave a token"),
         (lambda w: w / 0, "got inf at row 0, position 0"),
@@ -242,7 +242,7 @@ def test_weights_that_cannot_be_are_refused(change, sentence):
 
 def test_weights_are_a_tensor():
     hidden, weight, labels, _ = batch_of()
-    with pytest.raises(TypeError, match=r"weights must be a tensor of numbers, one for each label, got list"):
+    with pytest.raises(TypeError, match=r"weights must be numbers, a tensor \[B, T\], got list"):
         JointLoss("ce")(hidden @ weight.T, labels, weights=[[1.0]])
 
 

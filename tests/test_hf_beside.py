@@ -85,7 +85,7 @@ def test_two_names_or_labels_that_are_shifted_already_are_refused():
         model(input_ids=ids, labels=labels, weights=weights, loss_scale=weights)
     with pytest.raises(UserError, match=r"weights for its labels, and `shift_labels`"):
         model(input_ids=ids, labels=labels, shift_labels=labels, weights=weights)
-    with pytest.raises(UserError, match=r"weights must have the shape of the labels"):
+    with pytest.raises(UserError, match=r"weights must have a number for each label"):
         model(input_ids=ids, labels=labels, weights=weights[:, :3])
 
 

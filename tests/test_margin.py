@@ -117,9 +117,9 @@ def test_numbers_that_no_term_reads_are_refused():
         (
             lambda x: x.long(),
             TypeError,
-            "lm_logp must be log-probabilities, a floating-point tensor .* got torch.int64",
+            "lm_logp must be log-probabilities in floating point, a tensor .* got torch.int64",
         ),
-        (lambda x: x.tolist(), TypeError, "a floating-point tensor .* got list"),
+        (lambda x: x.tolist(), TypeError, "in floating point, a tensor .* got list"),
     ],
 )
 def test_numbers_that_are_no_log_probabilities_are_refused(change, kind, message):

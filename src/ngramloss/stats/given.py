@@ -58,10 +58,10 @@ def with_given(stats: TokenStats, labels: Tensor, given: Mapping[str, Tensor | N
 def _legal(name: str, value: Tensor, labels: Tensor, like: Tensor) -> Tensor:
     """A given statistic as the others are, [B, T]."""
     weights = name == WEIGHTS
-    kind = "numbers" if weights else "log-probabilities"
+    kind = "numbers" if weights else "log-probabilities in floating point"
     if not isinstance(value, Tensor) or not (value.dtype.is_floating_point or (weights and not value.dtype.is_complex)):
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} must be {kind}, a tensor [B, T] with one for each label, got {got}.")
+        raise TypeError(f"{name} must be {kind}, a tensor [B, T], got {got}.")
     if value.shape != labels.shape:
         raise UserError(
             f"{name} must have a number for each label, [B, T] = {list(labels.shape)}, got {list(value.shape)}. Pad it "
