@@ -648,7 +648,7 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
     [
         (
             ["demmo"],
-            "error: there is no recipe 'demmo': neither a file nor one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, pointer-generator, pointer-generator-demo, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'demo'?\n",
+            "error: there is no recipe 'demmo': neither a file nor one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, fes, fes-demo, lm, lm-demo, newswire, pointer-generator, pointer-generator-demo, prophetnet, prophetnet-demo, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'demo'?\n",
         ),
         (
             ["demo", "--set", "train.seed"],

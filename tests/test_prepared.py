@@ -24,8 +24,8 @@ def test_what_is_written_is_what_is_read(tmp_path, prepared):
 def test_the_file_has_these_names():
     content = json.loads(WHOLE.to_json())
     assert list(content) == [
-        "splits", "used", "candidates", "model_files", "tokens", "plugins", "metrics", "tokenizer", "column", "continue",
-        "trust_remote_code", "machine",
+        "splits", "used", "candidates", "language_model", "model_files", "tokens", "plugins", "metrics", "tokenizer",
+        "column", "continue", "trust_remote_code", "machine",
     ]  # fmt: skip
     assert content["continue"] == "checkpoint-3"
     assert content["splits"]["train"]["skipped"] == ["a.jsonl:3: blank"]

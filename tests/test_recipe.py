@@ -247,7 +247,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("model.heads=3", "model.width: must be a multiple of model.heads."),
         (
             "model.architecture=gpt",
-            "model.architecture: must be one of bart, mbart, m2m100, pegasus, marian, t5, llama, got 'gpt'.",
+            "model.architecture: must be one of bart, mbart, m2m100, pegasus, marian, t5, prophetnet, llama, got 'gpt'.",
         ),
         ("data.splitter=nltk", "data.splitter: must be one of sentencex, pysbd, newline, period, got 'nltk'."),
         ("data.on_bad_row=drop", "data.on_bad_row: must be one of error, skip, got 'drop'."),
@@ -401,7 +401,7 @@ def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
     with pytest.raises(
         FileNotFoundError,
         match=r"there is no recipe 'xsun', the base of .*mine.toml: neither a file nor one of "
-        r"bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, pointer-generator, pointer-generator-demo, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'xsum'\?",
+        r"bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, fes, fes-demo, lm, lm-demo, newswire, pointer-generator, pointer-generator-demo, prophetnet, prophetnet-demo, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'xsum'\?",
     ):
         recipe.load(path)
 
@@ -409,12 +409,12 @@ def test_a_missing_base_is_told_with_the_file_that_asks_for_it(tmp_path):
 def test_an_unknown_recipe_is_told_with_the_nearest():
     with pytest.raises(
         FileNotFoundError,
-        match=r"no recipe 'demmo': neither a file nor one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, pointer-generator, pointer-generator-demo, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'demo'\?",
+        match=r"no recipe 'demmo': neither a file nor one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, fes, fes-demo, lm, lm-demo, newswire, pointer-generator, pointer-generator-demo, prophetnet, prophetnet-demo, sft, sft-lora, simcls, simcls-demo, translation, xsum. Did you mean 'demo'\?",
     ):
         recipe.load("demmo")
     with pytest.raises(
         FileNotFoundError,
-        match=r"one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, newswire, pointer-generator, pointer-generator-demo, sft, sft-lora, simcls, simcls-demo, translation, xsum\.$",
+        match=r"one of bertsum-abs, bertsum-abs-demo, bertsum-ext, bertsum-ext-demo, brio-cnndm, brio-xsum, cnndm, demo, fes, fes-demo, lm, lm-demo, newswire, pointer-generator, pointer-generator-demo, prophetnet, prophetnet-demo, sft, sft-lora, simcls, simcls-demo, translation, xsum\.$",
     ):
         recipe.load("qqqq.toml")
 
