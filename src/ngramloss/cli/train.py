@@ -19,8 +19,8 @@ RECIPE is demo (a small model from scratch on the built-in corpus), newswire (fi
 (the paper's settings), brio-cnndm or brio-xsum (training on candidates), translation (a small model from scratch), sft
 or sft-lora (a decoder-only model, or adapters of it), simcls, bertsum-ext, bertsum-abs, pointer-generator, fes or
 prophetnet (other systems; with -demo, small ones: simcls-demo, bertsum-ext-demo, bertsum-abs-demo,
-pointer-generator-demo, fes-demo, prophetnet-demo), lm or lm-demo (a language model of the targets, which fes reads), or a
-TOML file of your own. Your file may begin with base = "xsum" and contain only the settings that differ.
+pointer-generator-demo, fes-demo, prophetnet-demo), lm or lm-demo (a language model of the targets, which fes reads),
+or a TOML file of your own. Your file may begin with base = "xsum" and contain only the settings that differ.
 docs/settings.md describes all settings."""
 
 TRAIN_EXAMPLES = """\
