@@ -150,6 +150,10 @@ def smaller(arguments, tiny_model):
         base = Path(options.runs or f"runs/reproduce-{options.data}") / "base" / "model"
         shutil.copytree(tiny_model, base, dirs_exist_ok=True)  # is trained already
         rows = [] if options.objectives else ["--objectives", "ce", "ce + matches(2,3,4)"]
+        if options.systems:  # candidates of a tiny model share no words with references, so there is nothing to rerank
+            tiny = [f"{name}.{setting}" for name in ("bertsum_ext", "bertsum_abs") for setting in TINY]
+            own = ["bertsum_ext.system=bertsum_ext(heads=2)", "bertsum_abs.train.encoder_warmup_steps=0"]
+            rows += [*FEW, "--systems", "bertsum_ext,bertsum_abs", *settings(*tiny, *own)]
         return [*arguments, *limit, *settings(*TINY), "--seeds", str(min(2, options.seeds)), *rows]
     if arguments[:2] == ["bench", "step"]:
         return [

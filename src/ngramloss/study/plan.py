@@ -254,8 +254,7 @@ class Study:
             facts[f"made.{other.objective}"] = {
                 key: value
                 for key, value in known.items()
-                if key not in WITHOUT_EFFECT
-                and usual.get(key) != value  # a setting that is added later changes nothing
+                if key not in WITHOUT_EFFECT and usual.get(key) != value  # one that later versions add is the usual one
             }
             facts |= {f"made.{split}": row.candidate_options(split)} if split else {}
         return facts
