@@ -181,6 +181,8 @@ _BUILTIN = {
         takes_objective=True,
         search=_EVERY_SEARCH,
         options_in_generate=True,
+        first={"system.extractor": "{bertsum_ext}"},
+        task=TASKS[0],
     ),
 }
 
