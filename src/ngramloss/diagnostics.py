@@ -36,8 +36,8 @@ def diagnose(
     For each part, ``gradient/part``: the norm of its weighted gradient with respect to the logits, as a share of the
     sum of all parts' norms. This costs one backward pass of a plain head for each part.
 
-    Parts that read candidates are left out: their gradient does not pass through these logits. In packed rows the
-    windows are those of the texts.
+    Parts that read candidates are left out: their gradient does not pass through these logits. So are parts that need
+    twins, which differ by their dropout alone. In packed rows the windows are those of the texts.
 
     Example:
         >>> from ngramloss import JointLoss
@@ -47,8 +47,7 @@ def diagnose(
         {'matched/2': 0.0, 'placed/2': 0.0, 'confidence/2': 0.0, 'floor/matches(2)': 0.333,
          'gradient/ce': 1.0, 'gradient/matches(2)': 0.0}
     """
-    if loss_fn.needs_candidates:
-        loss_fn = loss_fn.without_candidates()
+    loss_fn = loss_fn.without("candidates", "twins")
     labels = labels.long()                                               # [B, T]
     with torch.no_grad():
         stats, own = token_stats(logits, labels), labels

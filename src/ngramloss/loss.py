@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Never
+from typing import Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from ngramloss.stats import (
     unpack,
 )
 from ngramloss.terms.parser import parse
+from ngramloss.terms.registry import TWIN_STATISTICS
 from ngramloss.terms.term import Part, Term, check_names
 from ngramloss.weights import current_weights, refresh_device_weights, weights_on_device
 
@@ -45,13 +46,14 @@ class Loss(NamedTuple):
 class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
-    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``) are averaged over
-    tokens, every other term over sequences. Both denominators are arguments. They default to this batch's own counts.
+    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``, ``rdrop``) are
+    averaged over tokens, every other term over sequences. Both denominators are arguments. They default to this batch's own counts.
     A trainer passes those of the whole optimiser step, so that the losses of micro-batches and processes add up to the
     loss of the whole step. A row that contains only padding is not a sequence: it is not counted in any denominator and
     adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so does NaN in a candidate.
 
-    ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``.
+    ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``. ``rdrop``,
+    ``rewards:twin`` and ``gated:twin`` compare twins: rows 2i and 2i + 1 are one example, each with its own dropout.
 
     If a row contains several texts, as trainers of decoder-only models pack them, ``segments`` says which position
     belongs to which. Then every text is a sequence of its own, as if it had a row to itself.
@@ -118,7 +120,7 @@ class JointLoss(torch.nn.Module):
             candidates: what ``rank``, ``risk`` and ``prefer`` read, a row for each row of the labels.
             segments: the text of each label in packed rows: integers [B, T], equal neighbours belong together. Labels
                 with a negative segment belong to no text: only terms that are plain sums over positions (``ce``,
-                ``dft``, ``tailr``, ``mixce``, ``eaft``) count them. Finding the texts reads two numbers on the host;
+                ``dft``, ``tailr``, ``mixce``, ``eaft``, ``rdrop``) count them. Finding the texts reads two numbers on the host;
                 compiled or captured code takes them ready made, from ``ngramloss.stats.packing(labels, segments)``.
         """
         return self.with_parts(
@@ -277,9 +279,19 @@ class JointLoss(torch.nn.Module):
         """Whether a term reads candidates."""
         return any(part.reads == "candidates" for part in self.parts)
 
-    def without_candidates(self) -> JointLoss:
-        """The terms that do not read candidates, with the same options; ``0*ce`` if none is left. For validation."""
-        terms = [term for term in self.terms if term.reads != "candidates"]
+    @property
+    def needs_twins(self) -> bool:
+        """Whether a term compares each row with its twin, so that rows 2i and 2i + 1 must be one example."""
+        return not self.needs.isdisjoint(TWIN_STATISTICS)
+
+    def without(self, *missing: Literal["candidates", "twins"]) -> JointLoss:
+        """The terms that can be computed without these, with the same options; ``0*ce`` if none is left.
+
+        Validation has neither. Returns this loss if no term requires them.
+        """
+        terms = [term for term in self.terms if term.requires.isdisjoint(missing)]
+        if len(terms) == len(self.terms):
+            return self
         rest = JointLoss(terms or "0*ce", check=self.check, backend=self.backend, memory=self.memory,
                          reduction=self.reduction)
         rest.progress = self.progress

@@ -210,7 +210,7 @@ class _State:
     def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool, texts: Unit) -> None:
         self.loss = StepLoss(loss_fn)
         self.texts = texts
-        self.rest = loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn
+        self.evaluated = {True: loss_fn.without("twins"), False: loss_fn.without("candidates", "twins")}
         self.logits = logits
         self.shift = shift
         self.checked: tuple[object, ...] = ()
@@ -266,15 +266,17 @@ class _State:
             self.repeating.remove()
 
     def objective(self, model: Module, inputs: Mapping[str, Any]) -> JointLoss:
-        """What this call computes: in evaluation without candidates, the terms that need none."""
+        """What this call computes: in evaluation, the terms that need no twins, and without candidates none of them."""
         loss_fn, given = self.loss.loss_fn, inputs.get("candidates") is not None
         if given and not loss_fn.needs_candidates:
             raise UserError(
                 f"the inputs have candidates, but no term of {str(loss_fn)!r} compares them. Leave them "
                 "out, or add a term such as rank."
             )
-        self.rest.progress = loss_fn.progress
-        return loss_fn if given or model.training else self.rest
+        if model.training:
+            return loss_fn
+        self.evaluated[given].progress = loss_fn.progress
+        return self.evaluated[given]
 
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """Run the model's own forward, with the joint loss instead of its own."""

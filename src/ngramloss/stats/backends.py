@@ -14,8 +14,10 @@ from torch import Tensor
 
 from ngramloss.stats import head
 from ngramloss.stats.labels import IGNORE_INDEX, NOT_FLATTENED, legal_labels
+from ngramloss.stats.pairs import twin_rows
 from ngramloss.stats.segments import at_positions
 from ngramloss.stats.token_stats import LOGITS_ONLY, Texts, TokenStats, head_logits, rows_as_texts, token_stats
+from ngramloss.terms.registry import TWIN_STATISTICS
 
 BACKENDS = {
     "plain": "plain PyTorch, the specification: all logits in fp32, kept by autograd",
@@ -88,17 +90,20 @@ def token_stats_from_hidden(
     labels = legal_labels(labels, hidden, weight.shape[0], check=check, guarded=guarded)
     if memory not in MEMORY:
         raise ValueError(f"memory must be one of {', '.join(MEMORY)}, got {memory!r}.")
+    twins = None
+    if not TWIN_STATISTICS.isdisjoint(needs):
+        twins = twin_rows(labels, positions=positions, owner=texts and texts.owner, check=check)   # [2, M]
     if positions is not None:
         texts = texts or rows_as_texts(labels)
         shape = labels.shape
         hidden, labels, texts = _gather(positions, hidden, labels, texts)   # [1, N, D], [1, N]
     if name == "plain":
         logits = head_logits(hidden, weight, bias=bias, scale=scale, softcap=softcap, low_rank=low_rank)   # [B, T, V]
-        stats = token_stats(logits, labels, needs=needs, texts=texts)
+        stats = token_stats(logits, labels, needs=needs, texts=texts, twins=twins)
     else:
         stats = head.sweep(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
-            kernels=_kernels(name), lean=memory == "lean", texts=texts, low_rank=low_rank,
+            kernels=_kernels(name), lean=memory == "lean", texts=texts, low_rank=low_rank, twins=twins,
         )
     return stats if positions is None else _spread(positions, stats, shape)
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ngramloss.stats.pairs import Pairs, twin_tokens
 from ngramloss.stats.token_stats import Texts, TokenStats, rows_as_texts
 
 ALIGNMENT = 128
@@ -83,20 +84,25 @@ class Block(NamedTuple):
 
 
 class Kernels(Protocol):
-    """The operations on a block. Labels and the texts' owner are [N]; ``cross_logp`` is [N, U]."""
+    """The operations on a block. Labels and the texts' owner are [N]; ``cross_logp`` is [N, U].
 
-    def absorb(self, block: Block, labels: Tensor, running: Running) -> None:
+    With ``pairs``, each position is read together with its twin.
+    """
+
+    def absorb(self, block: Block, labels: Tensor, running: Running, pairs: Pairs | None = None) -> None:
         """Add the block to the running statistics."""
 
     def absorb_cross(self, block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
         """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, take logs."""
 
-    def differentiate(self, block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
+    def differentiate(
+        self, block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None
+    ) -> None:
         """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
 
     def differentiate_cross(
         self, block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor,
-        by_cross: Tensor,
+        by_cross: Tensor, pairs: Pairs | None = None,
     ) -> None:
         """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once.
 
@@ -118,8 +124,10 @@ class Plan(NamedTuple):
 def sweep(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
     needs: Collection[str], kernels: Kernels, lean: bool, texts: Texts | None = None, low_rank: Tensor | None = None,
+    twins: Tensor | None = None,
 ) -> TokenStats:
-    """Compute the statistics, with their gradient, in one pass over the vocabulary."""
+    """Compute the statistics, with their gradient, in one pass over the vocabulary. ``twins`` are those of twin_rows.
+    """
     # Read is_grad_enabled here: inside forward() it is always off, and every parameter seems to need a gradient.
     plan = Plan(kernels, lean, torch.is_grad_enabled(), frozenset(needs), scale, softcap)
     flat_bias = None if bias is None else bias.reshape(-1)               # [V]
@@ -127,16 +135,20 @@ def sweep(
     if "cross_logp" in needs:
         texts = texts or rows_as_texts(labels)
         texts = Texts(texts.labels.contiguous(), texts.owner.reshape(-1).contiguous())   # [S, U], [N]
-    return TokenStats(*_Sweep.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, low_rank, flat_bias, labels, plan, texts
-    ))
+    *found, twin_kl = _Sweep.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, low_rank, flat_bias, labels, plan, texts, twins
+    )
+    stats = TokenStats(*found, twin_kl=twin_kl)
+    if "twin_token" in needs and twins is not None:
+        stats = stats._replace(twin_token=twin_tokens(stats.best_token, twins))
+    return stats
 
 
 class _Sweep(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, labels: Tensor,
-        plan: Plan, texts: Texts | None,
+        plan: Plan, texts: Texts | None, twins: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         device = hidden.device.type
         casts = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64   # autocast does not cast fp64
@@ -145,6 +157,9 @@ class _Sweep(torch.autograd.Function):
         rows = _rows(hidden, plan.scale, dtype)                          # [N, D], with low rank [N, D + r]
         flat = labels.reshape(-1)                                        # [N]
         running = _fresh(flat, dtype, plan.needs)
+        pairs = None
+        if twins is not None and "twin_kl" in plan.needs:
+            pairs = Pairs(twins, torch.empty_like(running.lse), torch.empty_like(running.lse))
         texts = texts if "cross_logp" in plan.needs else None
         cross = None if texts is None else running.lse.new_empty(B * T, texts.labels.shape[1])   # [N, U]
         differentiable = plan.differentiable and any(ctx.needs_input_grad)
@@ -153,31 +168,39 @@ class _Sweep(torch.autograd.Function):
         here = torch.cuda.device(hidden.device) if device == "cuda" else nullcontext()
         with here:
             for made in _blocks(rows, weight, low_rank, bias, plan, whole=keep):
-                plan.kernels.absorb(made[0], flat, running)
+                plan.kernels.absorb(made[0], flat, running, pairs)
                 if texts is not None and cross is not None:
                     plan.kernels.absorb_cross(made[0], flat, texts, running.lse, cross)
         if differentiable:
             own = (None, None) if texts is None else texts
-            ctx.save_for_backward(hidden, weight, low_rank, bias, flat, cross, *own, *running._replace(entropy=None))
+            compared = (None, None) if pairs is None else pairs[:2]
+            ctx.save_for_backward(
+                hidden, weight, low_rank, bias, flat, cross, *own, *compared, *running._replace(entropy=None)
+            )
             ctx.plan, ctx.dtype, ctx.kept = plan, dtype, made if keep else None
         ctx.set_materialize_grads(False)
         lse, best_logp, best_token, label_logp = (x.view(B, T) for x in running[:4])
         mean_logp, entropy = (None if x is None else x.view(B, T) for x in running[4:])
         ctx.mark_non_differentiable(best_token, *(() if entropy is None else (entropy,)))
-        pairs = None if cross is None else cross.view(B, T, cross.shape[-1])   # [B, T, U]
-        return lse, best_token, best_logp, label_logp, pairs, mean_logp, entropy
+        cross_logp = None if cross is None else cross.view(B, T, cross.shape[-1])   # [B, T, U]
+        twin_kl = None if pairs is None else pairs.kl.view(B, T)         # [B, T]
+        return lse, best_token, best_logp, label_logp, cross_logp, mean_logp, entropy, twin_kl
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, low_rank, bias, flat, cross, reference, owner, *saved = ctx.saved_tensors
+        hidden, weight, low_rank, bias, flat, cross, reference, owner, twins, gap, *saved = ctx.saved_tensors
         plan, stats, texts = ctx.plan, Running(*saved), Texts(reference, owner)
         if not plan.lean and ctx.kept is None:
             raise RuntimeError(
                 "cannot run backward twice through the same loss: the first one overwrote the logits with their "
                 'gradient. Build the loss with memory="lean" or backend="plain", which allow it.'
             )
-        by_lse, _, by_best, by_label, by_cross, by_mean, _ = slopes
+        by_lse, _, by_best, by_label, by_cross, by_mean, _, by_twin = slopes
+        pairs = None
+        if by_twin is not None:
+            slope = by_twin.reshape(-1)[twins].sum(0) / 2                # [M], half the divergence is in both rows
+            pairs = Pairs(twins, gap, slope=slope)
         if by_cross is not None:
             by_lse = -by_cross.sum(-1) if by_lse is None else by_lse - by_cross.sum(-1)   # [B, T]
             by_cross = by_cross.flatten(0, 1).contiguous()               # [N, U]
@@ -193,9 +216,9 @@ class _Sweep(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             blocks = _blocks(rows, weight, low_rank, bias, plan, whole=False) if plan.lean else [ctx.kept]
             for block, part, low_rank_part in blocks:
-                plan.kernels.differentiate(block, flat, stats, rowwise)
+                plan.kernels.differentiate(block, flat, stats, rowwise, pairs)
                 if by_cross is not None:
-                    plan.kernels.differentiate_cross(block, flat, texts, stats, rowwise, cross, by_cross)
+                    plan.kernels.differentiate_cross(block, flat, texts, stats, rowwise, cross, by_cross, pairs)
                 gradient = block.logits                                  # [N, columns]
                 if wants_hidden:
                     product = gradient @ part                            # [N, D]
@@ -215,7 +238,7 @@ class _Sweep(torch.autograd.Function):
         if d_rows is not None:
             d_rows = d_rows if plan.scale == 1.0 else d_rows * plan.scale   # [N, D]
             d_rows = d_rows.to(hidden.dtype).view_as(hidden)             # [B, T, D]
-        return d_rows, d_weight, d_low_rank, d_bias, None, None, None
+        return d_rows, d_weight, d_low_rank, d_bias, None, None, None, None
 
 
 def _rows(hidden: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

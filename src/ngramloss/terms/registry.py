@@ -78,6 +78,9 @@ def _callable(function: str | Formula) -> Formula:
     return LazyFunction(function) if isinstance(function, str) else function
 
 
+TWIN_STATISTICS = frozenset({"twin_kl", "twin_token"})
+"""Optional statistics that compare a row with its twin. A formula that needs one of them needs twins."""
+
 MOST_N = 1024
 """The largest n: summaries and translations are shorter, and a reference shorter than n gives no gradient."""
 
@@ -105,8 +108,13 @@ _BUILTIN = {
         },
     ),
     "rewards": Objective(
-        f"{_FORMULAS}.windows.rewards:rewards", least_n=2, why_least=ONE_TOKEN, kernels={"": f"{_KERNELS}:rewards"},
-        about={"": "One minus the mean probability of n-grams at their own position in the reference."},
+        f"{_FORMULAS}.windows.rewards:rewards", {"twin": f"{_FORMULAS}.windows.rewards:rewards_twin"},
+        least_n=2, why_least=ONE_TOKEN, variant_needs={"twin": ("twin_token",)},
+        kernels={"": f"{_KERNELS}:rewards", "twin": f"{_KERNELS}:rewards_twin"},
+        about={
+            "": "One minus the mean probability of n-grams at their own position in the reference.",
+            "twin": "As rewards, where the twin with another dropout predicts the n-gram. Needs twins.",
+        },
     ),
     "precision": Objective(
         f"{_FORMULAS}.windows.precision:precision", {"released": f"{_FORMULAS}.windows.precision:precision_released"},
@@ -148,8 +156,13 @@ _BUILTIN = {
         about={"": "One minus the mean probability of the reference's n-grams, predicted or not."},
     ),
     "gated": Objective(
-        f"{_FORMULAS}.windows.gated:gated", kernels={"": f"{_KERNELS}:gated"},
-        about={"": "One minus the mean probability of n-grams at their own position, each copy counted."},
+        f"{_FORMULAS}.windows.gated:gated", {"twin": f"{_FORMULAS}.windows.gated:gated_twin"},
+        variant_needs={"twin": ("twin_token",)},
+        kernels={"": f"{_KERNELS}:gated", "twin": f"{_KERNELS}:gated_twin"},
+        about={
+            "": "One minus the mean probability of n-grams at their own position, each copy counted.",
+            "twin": "As gated, where the twin with another dropout predicts the n-gram. Needs twins.",
+        },
     ),
     "near": Objective(
         f"{_FORMULAS}.windows.near:near", kernels={"": f"{_KERNELS}:near"},
@@ -191,6 +204,10 @@ _BUILTIN = {
             "": "Cross-entropy in which a position counts more the less certain the model is there.",
             "released": "As eaft, but with the entropy of the 20 most probable tokens. Only from logits.",
         },
+    ),
+    "rdrop": Objective(
+        f"{_FORMULAS}.pairs.rdrop:rdrop", least_n=None, per="token", by_position=True, needs=("twin_kl",),
+        about={"": "R-Drop: divergence of two predictions with different dropout. Needs twins."},
     ),
     "rank": Objective(
         f"{_FORMULAS}.candidates.rank:rank", least_n=None, reads="candidates",

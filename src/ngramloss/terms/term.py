@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ngramloss.errors import UserError
 from ngramloss.plugins import call
 from ngramloss.settings import nearest
-from ngramloss.terms.registry import MOST_N, OBJECTIVES, Objective
+from ngramloss.terms.registry import MOST_N, OBJECTIVES, TWIN_STATISTICS, Objective
 from ngramloss.terms.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -113,6 +113,12 @@ class Term:
     def reads(self) -> Literal["tokens", "candidates"]:
         """Whether its formula reads TokenStats and labels, or CandidateStats."""
         return OBJECTIVES.entry(self.name).reads
+
+    @property
+    def requires(self) -> set[str]:
+        """What a batch must have besides inputs and labels: ``"candidates"``, ``"twins"``. Validation has neither."""
+        candidates = {"candidates"} if self.reads == "candidates" else set()
+        return candidates if self.needs.isdisjoint(TWIN_STATISTICS) else {*candidates, "twins"}
 
     @property
     def names(self) -> list[str]:

@@ -300,8 +300,7 @@ def train(
     """
     settings = dataclasses.replace(settings or Train(), **changes)
     loss_fn = JointLoss(objective).with_ce()
-    parts = (loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn).parts
-    terms = ["loss", *(part.name for part in parts), LAST]
+    terms = ["loss", *(part.name for part in loss_fn.without("candidates", "twins").parts), LAST]
     if settings.best not in terms:
         raise UserError(
             f"best: {settings.best!r} is not a term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
