@@ -265,3 +265,35 @@ def prefer(logp, length, gain, beta=0.1, alpha=0.0, margin=0.0):
         return 0.0 * sum(logp)
     best, worst = (logp[k] / length[k] ** alpha for k in (present[0], present[-1]))
     return (1 + (margin - beta * (best - worst)).exp()).log()
+
+
+def rdrop(p, q, labels):
+    """Of a row and its twin: ½ (KL(p‖q) + KL(q‖p)) at each label."""
+    total = 0.0 * p[0][0]
+    for own, twin, label in zip(p, q, labels, strict=True):
+        if label != -100:
+            forth = sum(a * (a.log() - b.log()) for a, b in zip(own, twin, strict=True))
+            back = sum(b * (b.log() - a.log()) for a, b in zip(own, twin, strict=True))
+            total = total + (forth + back) / 2
+    return total
+
+
+def rewards_twin(p, q, labels, n):
+    """The windows that the twin's best tokens get right earn this row's probability of the labels."""
+    spans, (ids, _) = windows(labels, n), best(q)
+    hits = [t for t in spans if gram(ids, t, n) == gram(labels, t, n)]
+    copies = Counter(gram(labels, t, n) for t in hits)
+    loss = 1 + 0.0 * p[0][0]
+    for t in hits:
+        earned = prod(p[t + i][labels[t + i]] for i in range(n))
+        loss = loss - earned / copies[gram(labels, t, n)] / len(spans)
+    return loss
+
+
+def gated_twin(p, q, labels, n):
+    spans, (ids, _) = windows(labels, n), best(q)
+    loss = 1 + 0.0 * p[0][0]
+    for t in spans:
+        if gram(ids, t, n) == gram(labels, t, n):
+            loss = loss - prod(p[t + i][labels[t + i]] for i in range(n)) / len(spans)
+    return loss

@@ -60,7 +60,7 @@ def twin_rows(
         _raise_unless_equal(starts | (owner < 0), "texts", check=check)
     if positions is None:
         index = torch.arange(B * T, device=labels.device).view(B // 2, 2, T)   # [B / 2, 2, T]
-        return index.transpose(0, 1).reshape(2, -1)                      # [2, M]
+        return index.transpose(0, 1).reshape(2, -1).contiguous()         # [2, M]
     if len(positions) % 2:
         raise ValueError(f"positions of twins come in pairs, got {len(positions)}. Fill them up with -1.")
     real = (positions >= 0) & (labels.flatten()[positions.clamp_min(0)] != IGNORE_INDEX)   # [N]
