@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ngramloss.stats import TokenStats as TokenStats
     from ngramloss.stats import token_stats as token_stats
     from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
+    from ngramloss.steps.twins import twins as twins
     from ngramloss.systems.registry import SYSTEMS as SYSTEMS
     from ngramloss.systems.registry import System as System
     from ngramloss.terms import OBJECTIVES as OBJECTIVES
@@ -69,6 +70,7 @@ _ROOMS = {
     "ScoreTexts": "integrations.score_texts",
     "TextGenerator": "generation.text_generator",
     "train": "training.loop",
+    "twins": "steps.twins",
     "SYSTEMS": "systems.registry",
     "System": "systems.registry",
 }

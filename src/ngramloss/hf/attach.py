@@ -25,6 +25,7 @@ from ngramloss.hf.calls import (
     hooks_of,
     loss_made_elsewhere,
     outputs_are_read,
+    refuse_predictions_of_twins,
 )
 from ngramloss.hf.candidates import (
     CandidateRows,
@@ -91,6 +92,9 @@ def attach(
     decoder show; their logits are computed in blocks, and not kept. Inside ``torch.compile`` of the whole model they
     are. In evaluation without candidates, the loss and its parts are those of the other terms. A stock Trainer passes
     such inputs on with ``remove_unused_columns=False``.
+
+    An objective with a term that compares twins, such as ``rdrop``, needs batches in which rows 2i and 2i + 1 are the
+    same example: :func:`ngramloss.twins` makes a collator of them. In evaluation such terms are left out.
 
     Args:
         model: a Hugging Face model, bare or inside ``torch.compile``, DDP or PEFT. Changed in place.
@@ -274,6 +278,8 @@ class _State:
                 "out, or add a term such as rank."
             )
         if model.training:
+            if loss_fn.needs_twins:
+                self.loss.warn_without_dropout(model)
             return loss_fn
         self.evaluated[given].progress = loss_fn.progress
         return self.evaluated[given]
@@ -282,6 +288,7 @@ class _State:
         """Run the model's own forward, with the joint loss instead of its own."""
         _refuse_loss_made_elsewhere(self, labels=True)
         self.loss.refuse_untraced_packing()
+        refuse_predictions_of_twins()
         _refuse_cut_logits(inputs)
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)  # [B, T]
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.hf.calls import ignored_smoothing, packs_without_trace
-from ngramloss.hf.heads import bare
+from ngramloss.hf.calls import ignored_smoothing, packs_without_trace, refuse_predictions_of_twins
+from ngramloss.hf.heads import bare, has_dropout
 from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.stats import IGNORE_INDEX, Packing, packing
@@ -149,6 +149,7 @@ class StepLoss:
             )
         self.loss_fn = loss_fn
         self._warned: set[str] = set()
+        self._drops: bool | None = None
         self._thread = _ThreadsCall()
         self._newest, self._newest_was_traced = LastCall({}), False
 
@@ -206,6 +207,18 @@ class StepLoss:
             "warnings.filterwarnings('ignore', message='compute_loss_func sees')."
         )
 
+    def warn_without_dropout(self, model: Any) -> None:
+        """Warn once if twins are equal because the model drops nothing."""
+        if self._drops is None:
+            self._drops = has_dropout(model)
+        if not self._drops:
+            self._warn_once(
+                f"this {type(model).__name__} has no dropout, so unless something else adds noise, such as NEFTune, twins "
+                f"are equal and {str(self.loss_fn)!r} learns nothing from comparing them. Set dropout in the model's "
+                "config, or that of its adapters. Silence this warning with "
+                "warnings.filterwarnings('ignore', message='this .* has no dropout')."
+            )
+
     def _warn_of_uncounted_sequences(self) -> None:
         if all(part.per == "token" for part in self.loss_fn.parts):
             return
@@ -252,6 +265,7 @@ def _loss_of_outputs(
             f"objective: ce(smoothing={factor})."
         )
     loss.refuse_untraced_packing()
+    refuse_predictions_of_twins()
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits  # [B, T, V]
     if labels is None or logits.shape[:2] != labels.shape:
         actual = "no labels" if labels is None else f"labels {list(labels.shape)}"

@@ -158,6 +158,7 @@ NOT_USED = (
     "best_beams",
     "best_options",
     "gradient_checkpointing",
+    "twins",
     "compile",
     "fsdp",
     "memory",

@@ -21,7 +21,7 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.diagnosing import diagnostics
-from ngramloss.hf.heads import has_encoder
+from ngramloss.hf.heads import has_dropout, has_encoder
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
@@ -33,6 +33,7 @@ from ngramloss.steps.padding import Batch, Pad, Padder
 from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
+from ngramloss.steps.twins import twins
 from ngramloss.training import checkpoints
 from ngramloss.training.best import Best, is_better
 from ngramloss.training.log import Log
@@ -137,6 +138,9 @@ def run(job: Job, here: Processes) -> Outcome:
 
     # The model, its objective, the optimiser
     model, objective = job.model, JointLoss(job.objective)
+    check_twins(objective, settings)
+    if objective.needs_twins:
+        raise_without_dropout(model, objective)
     if job.folder is not None:
         raise_unless_mergeable(model)
     if settings.fsdp and has_adapters(model):
@@ -392,6 +396,26 @@ def check_settings(settings: Train, processes: int, device: torch.device) -> Non
         raise_unless_shardable(processes, precision)
 
 
+def check_twins(objective: JointLoss, settings: Train) -> None:
+    """Raise if a term compares twins and a step has none."""
+    if objective.needs_twins and not settings.twins:
+        name = next(term.names[0] for term in objective.terms if "twins" in term.requires)
+        raise UserError(
+            f"{name} compares each row with its twin, the same example with another dropout, and train.twins is off. "
+            "Set train.twins=true: every example is then in a step twice, which about doubles its time."
+        )
+
+
+def raise_without_dropout(model: Any, objective: JointLoss) -> None:
+    """Raise if nothing distinguishes twins."""
+    if not has_dropout(model):
+        raise UserError(
+            f"this {type(model).__name__} has no dropout, so twins are equal: {str(objective)!r} would learn nothing from "
+            "comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for adapters, or dropout in "
+            "the model's own config.json."
+        )
+
+
 def precision_of(settings: Train, device: torch.device) -> str:
     """``bf16``, ``fp16`` or ``fp32``; raises if this device cannot."""
     if settings.precision == "fp16" and device.type == "cpu":
@@ -473,6 +497,9 @@ def _plan(
     step = settings.batch_size * settings.accumulate
     epochs = Epochs(sources, step=step, seed=settings.seed, grouped=settings.group_by_length)
     padder = _padder(job, model, here, always_mask=captures and cuda)
+    copies = 2 if settings.twins else 1
+    padder = twins(padder) if settings.twins else padder
+    most_tokens = settings.max_tokens // copies
     rows, largest = -(-step // here.count), None
     if cuda:
         first = epochs[0]
@@ -485,19 +512,18 @@ def _plan(
                 value: Tensor = model(**batch).loss  # []
             return value
 
-        limit = settings.max_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
+        limit = most_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
         plan = Plan(sources, targets, rows, limit, grid, texts, joined)
         sizes, shown = plan.sizes(rows), first[:50]
         largest = padder([], sizes[0])
         micro = sum(len(plan.cut(piece[:: here.count])) for piece in shown) / len(shown)
         logger.info(
-            f"a step of {len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
-            f"{sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} padding."
+            f"a step of {copies * len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
+            f"{copies * sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} padding."
         )
     else:
-        most_tokens = settings.max_tokens or None
         each = -(-settings.batch_size // here.count)
-        plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts, joined=joined)
+        plan = Plan(sources, targets, rows if most_tokens else each, most_tokens or None, texts=texts, joined=joined)
     steps = PlannedSteps(
         job.examples,
         epochs,
@@ -508,6 +534,7 @@ def _plan(
         process=here.rank,
         processes=here.count,
         equally_many=settings.fsdp,
+        copies=copies,
         pin=cuda,
     )
     return steps, largest

@@ -20,6 +20,7 @@ from ngramloss.data import Example
 from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.loss import JointLoss
 from ngramloss.models import adapters, loading
 from ngramloss.models.encoders import raise_unless_it_fits
 from ngramloss.models.first_tokens import align_start
@@ -89,6 +90,7 @@ def _check(settings: Recipe, processes: int) -> None:
     """Raise if this training cannot run here, before any data are read."""
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     loop.check_settings(settings.train, processes, device)
+    loop.check_twins(JointLoss(settings.objective), settings.train)
     check_trackers(settings.train.report_to)
     if settings.model.lora and settings.train.fsdp:
         raise UserError(adapters.NOT_SHARDED)
