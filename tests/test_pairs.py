@@ -7,7 +7,7 @@ from cases import batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import packed_rows
-from test_backends import DEVICE, NEEDS, every_sweep
+from sweeps import DEVICE, NEEDS, every_sweep
 
 from ngramloss import JointLoss, UserError, token_stats, token_stats_from_hidden
 from ngramloss.gpu import replay
@@ -247,9 +247,7 @@ def test_micro_batches_of_pairs_add_up_to_the_step():
     torch.testing.assert_close(sum(pieces), loss_fn(logits, labels))
     pairs = torch.stack([loss_fn.with_parts(logits[i : i + 2], labels[i : i + 2]).parts["rdrop"] for i in (0, 2, 4)])
     tokens = torch.tensor([3.0, 4.0, 4.0], device=DEVICE)
-    torch.testing.assert_close(
-        (pairs * tokens).sum() / tokens.sum(), loss_fn.with_parts(logits, labels).parts["rdrop"]
-    )
+    torch.testing.assert_close((pairs * tokens).sum() / tokens.sum(), loss_fn.with_parts(logits, labels).parts["rdrop"])
 
 
 @given(rows=packed_rows(boundary_labels=True), seed=st.integers(0, 99))
@@ -261,7 +259,9 @@ def test_packed_twins_are_their_documents_apart(rows, seed):
     written = "rewards(2):twin + gated(1):twin"
     got = JointLoss(written).with_parts(logits, labels, segments=segments).parts
     own = [rows._replace(logits=logits[side::2]) for side in (0, 1)]
-    apart = [torch.stack([each.apart(getattr(each, name)) for each in own], 1).flatten(0, 1) for name in ("logits", "labels")]
+    apart = [
+        torch.stack([each.apart(getattr(each, name)) for each in own], 1).flatten(0, 1) for name in ("logits", "labels")
+    ]
     whole = JointLoss(written).with_parts(*apart).parts
     for name in got:
         torch.testing.assert_close(got[name], whole[name])

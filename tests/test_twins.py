@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import models
 import pytest
@@ -13,8 +14,6 @@ from accelerate import Accelerator
 from accelerate.state import GradientState
 from forks import fork_ranks
 from safetensors.torch import load_file
-from test_loop import SETTINGS, assert_same_log, trained
-from test_one_of_two_processes import be_one_of_two
 from trainings import arguments, assert_same_weights, padded, rows, rows_with_candidates, tiny
 
 import ngramloss as ng
@@ -28,7 +27,41 @@ from ngramloss.training.best import best_of
 from ngramloss.training.processes import start_processes
 
 OBJECTIVE = "ce + rdrop + rewards(2):twin + gated(1):twin"
+SETTINGS = {
+    "batch_size": 8,
+    "accumulate": 1,
+    "epochs": 2.0,
+    "learning_rate": 1e-2,
+    "warmup_steps": 0,
+    "log_every": 1,
+    "eval_every": 0,
+    "save_every": 1,
+    "keep": 100,
+}
 TERMS = ("loss", "ce", "rdrop", "rewards(2):twin", "gated(1):twin", "grad_norm")
+
+
+class Trained(NamedTuple):
+    """A training that ended."""
+
+    model: object
+    outcome: object
+    log: list
+
+
+def trained(folder=None, *, model, objective, data=22, validation=None, **changes):
+    """Train with ``ng.train``; the log has the values that ``on_step`` gets."""
+    log, data = [], rows(data) if isinstance(data, int) else data
+    given = {"objective": objective, "validation": validation, "folder": folder, **SETTINGS | changes}
+    outcome = ng.train(model, None, data, on_step=lambda step, values: log.append({"step": step, **values}), **given)
+    return Trained(model, outcome, log)
+
+
+def assert_same_log(one, other, names=TERMS, tolerance=1e-4):
+    assert [line["step"] for line in one] == [line["step"] for line in other]
+    for here, there in zip(one, other, strict=True):
+        for name in names:
+            assert here.get(name) == pytest.approx(there.get(name), abs=tolerance), name
 
 
 def noisy(model=None):
@@ -76,9 +109,7 @@ def test_a_step_has_the_loss_of_its_examples_twice():
     "cut", [{"batch_size": 4, "accumulate": 2}, {"batch_size": 1, "accumulate": 8}, {"max_tokens": 50}], ids=str
 )
 def test_every_cut_of_a_step_gives_the_same_weights(alone, cut):
-    other = trained(
-        model=noisy(), objective=OBJECTIVE, twins=True, validation=rows(5, seed=2), eval_every=3, **cut
-    )
+    other = trained(model=noisy(), objective=OBJECTIVE, twins=True, validation=rows(5, seed=2), eval_every=3, **cut)
     assert_same_weights(other.model.state_dict(), alone.model.state_dict())
     assert_same_log(other.log, alone.log, (*TERMS, "eval_ce", "eval_loss"))
 
@@ -179,8 +210,7 @@ def test_every_cut_of_a_decoder_only_step_gives_the_same_weights():
 
     settings = {"objective": OBJECTIVE, "twins": True, "data": TURNS, "batch_size": 4, "max_steps": 2}
     whole, *others = (
-        trained(model=model(), **settings | cut)
-        for cut in ({}, {"batch_size": 1, "accumulate": 4}, {"max_tokens": 20})
+        trained(model=model(), **settings | cut) for cut in ({}, {"batch_size": 1, "accumulate": 4}, {"max_tokens": 20})
     )
     assert whole.log[0]["rdrop"] > 0
     for other in others:
@@ -291,7 +321,8 @@ def test_twins_that_fill_the_last_round_lose_their_labels(tmp_path, monkeypatch,
         model, arguments(tmp_path), objective="ce", train_dataset=rows(count), data_collator=ng.twins(padded(model))
     )
     inputs = models.batch("bart", B=4, equal=True)
-    be_one_of_two(monkeypatch, process)
+    monkeypatch.setattr(Accelerator, "num_processes", property(lambda _: 2))
+    monkeypatch.setattr(Accelerator, "process_index", property(lambda _: process))
     monkeypatch.setattr(GradientState, "end_of_dataloader", property(lambda _: True))
     monkeypatch.setattr(Accelerator, "reduce", lambda _, values, how: values)
     (found,), _ = trainer.get_batch_samples(iter([inputs]), 1, torch.device("cpu"))
@@ -312,3 +343,12 @@ def test_an_attached_model_without_dropout_says_that_twins_are_equal():
         model(**models.batch("bart"))
     model.eval()(**models.batch("bart"))
     assert ng.last_parts(model).keys() == {"ce"}
+
+
+def test_collators_that_change_their_examples_get_copies():
+    def collator(rows):
+        return [row.pop("labels") for row in rows]
+
+    examples = [{"labels": [1]}, {"labels": [2, 3]}]
+    assert ng.twins(collator)(examples) == [[1], [1], [2, 3], [2, 3]]
+    assert examples == [{"labels": [1]}, {"labels": [2, 3]}]

@@ -47,10 +47,11 @@ class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
     ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``, ``rdrop``) are
-    averaged over tokens, every other term over sequences. Both denominators are arguments. They default to this batch's own counts.
-    A trainer passes those of the whole optimiser step, so that the losses of micro-batches and processes add up to the
-    loss of the whole step. A row that contains only padding is not a sequence: it is not counted in any denominator and
-    adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so does NaN in a candidate.
+    averaged over tokens, every other term over sequences. Both denominators are arguments. They default to this
+    batch's own counts. A trainer passes those of the whole optimiser step, so that the losses of micro-batches and
+    processes add up to the loss of the whole step. A row that contains only padding is not a sequence: it is not
+    counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so
+    does NaN in a candidate.
 
     ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``. ``rdrop``,
     ``rewards:twin`` and ``gated:twin`` compare twins: rows 2i and 2i + 1 are one example, each with its own dropout.
@@ -120,8 +121,9 @@ class JointLoss(torch.nn.Module):
             candidates: what ``rank``, ``risk`` and ``prefer`` read, a row for each row of the labels.
             segments: the text of each label in packed rows: integers [B, T], equal neighbours belong together. Labels
                 with a negative segment belong to no text: only terms that are plain sums over positions (``ce``,
-                ``dft``, ``tailr``, ``mixce``, ``eaft``, ``rdrop``) count them. Finding the texts reads two numbers on the host;
-                compiled or captured code takes them ready made, from ``ngramloss.stats.packing(labels, segments)``.
+                ``dft``, ``tailr``, ``mixce``, ``eaft``, ``rdrop``) count them. Finding the texts reads two numbers on
+                the host; compiled or captured code takes them ready made, from
+                ``ngramloss.stats.packing(labels, segments)``.
         """
         return self.with_parts(
             logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, segments=segments

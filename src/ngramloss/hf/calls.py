@@ -340,14 +340,14 @@ def refuse_predictions_of_twins() -> None:
         if frame.f_code.co_name != "prediction_step" or _argument(frame, "prediction_loss_only", 3):
             continue
         trainer = frame.f_locals["self"]
-        collator = getattr(trainer.callback_handler.eval_dataloader, "collate_fn", None)
+        collator: Any = getattr(trainer.callback_handler.eval_dataloader, "collate_fn", None)
         while hasattr(collator, "data_collator"):  # transformers' own that removes columns
             collator = collator.data_collator
         if isinstance(collator, Twins):
             raise UserError(
-                "the collator of ng.twins(...) puts every example into a batch twice, so there would be two predictions "
-                "for each. For an evaluation with predictions set trainer.data_collator to the collator inside, "
-                "trainer.data_collator.collator; NgramTrainer and NgramSFTTrainer do that themselves."
+                "the collator of ng.twins(...) puts every example into a batch twice, so there would be two "
+                "predictions for each. For an evaluation with predictions set trainer.data_collator to the collator "
+                "inside, trainer.data_collator.collator; NgramTrainer and NgramSFTTrainer do that themselves."
             )
 
 

@@ -213,9 +213,9 @@ class StepLoss:
             self._drops = has_dropout(model)
         if not self._drops:
             self._warn_once(
-                f"this {type(model).__name__} has no dropout, so unless something else adds noise, such as NEFTune, twins "
-                f"are equal and {str(self.loss_fn)!r} learns nothing from comparing them. Set dropout in the model's "
-                "config, or that of its adapters. Silence this warning with "
+                f"this {type(model).__name__} has no dropout, so unless something else adds noise, such as NEFTune, "
+                f"twins are equal and {str(self.loss_fn)!r} learns nothing from comparing them. Set dropout in the "
+                "model's config, or that of its adapters. Silence this warning with "
                 "warnings.filterwarnings('ignore', message='this .* has no dropout')."
             )
 

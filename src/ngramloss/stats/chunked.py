@@ -222,7 +222,7 @@ def _cross_column(block: Block, reference: Tensor) -> Tensor:
 
 
 def _slices(block: Block, *, of: int | None = None) -> Iterator[slice]:
-    """Slices of the block's rows, or of so many pairs of them."""
+    """Slices of the block's rows, or of ``of`` pairs of them."""
     step = max(SLICE_NUMBERS.get(block.logits.device.type, 2**24) // block.width, 1)
     return (slice(start, start + step) for start in range(0, len(block.logits) if of is None else of, step))
 

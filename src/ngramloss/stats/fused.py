@@ -90,6 +90,7 @@ def differentiate_cross(
     BLOCK = min(triton.next_power_of_2(U), 256)
     twin = gap = by_twin = None
     if pairs is not None:
+        assert pairs.slope is not None
         flat = pairs.rows.flatten()                                      # [N]
         twin = torch.empty_like(flat).index_copy(0, flat, pairs.rows.flip(0).flatten())   # [N]
         gap = pairs.gap                                                  # [N]
@@ -388,7 +389,7 @@ def _apart(logit, beside):
 
 @triton.jit
 def _shifted(gap, total, more, drop):
-    """Σ exp(x)·d, where each d of the old sum grew by ``more`` and each x by ``drop``; ``total`` is the old Σ exp(x)."""
+    """Σ exp(x)·d, where each d of the old sum grew by ``more``, each x by ``drop``; ``total`` is the old Σ exp(x)."""
     return tl.exp(drop) * (gap + more * total)
 
 

@@ -135,10 +135,10 @@ def sweep(
     if "cross_logp" in needs:
         texts = texts or rows_as_texts(labels)
         texts = Texts(texts.labels.contiguous(), texts.owner.reshape(-1).contiguous())   # [S, U], [N]
-    *found, twin_kl = _Sweep.apply(  # type: ignore[no-untyped-call]
+    found = _Sweep.apply(  # type: ignore[no-untyped-call]
         hidden, weight, low_rank, flat_bias, labels, plan, texts, twins
     )
-    stats = TokenStats(*found, twin_kl=twin_kl)
+    stats = TokenStats(*found[:-1])._replace(twin_kl=found[-1])
     if "twin_token" in needs and twins is not None:
         stats = stats._replace(twin_token=twin_tokens(stats.best_token, twins))
     return stats
@@ -183,7 +183,7 @@ class _Sweep(torch.autograd.Function):
         mean_logp, entropy = (None if x is None else x.view(B, T) for x in running[4:])
         ctx.mark_non_differentiable(best_token, *(() if entropy is None else (entropy,)))
         cross_logp = None if cross is None else cross.view(B, T, cross.shape[-1])   # [B, T, U]
-        twin_kl = None if pairs is None else pairs.kl.view(B, T)         # [B, T]
+        twin_kl = None if pairs is None or pairs.kl is None else pairs.kl.view(B, T)   # [B, T]
         return lse, best_token, best_logp, label_logp, cross_logp, mean_logp, entropy, twin_kl
 
     @staticmethod

@@ -99,8 +99,8 @@ def is_better(value: float, than: float | None, *, higher: bool) -> bool:
 def best_of(settings: Recipe) -> Best:
     """What a recipe selects the best checkpoint by.
 
-    A term of the objective is selected by its lowest value; one that compares candidates or twins has none in validation. A
-    score of a metric is computed from texts that the model generates; the metric's entry says which values are better.
+    A term of the objective is selected by its lowest value; one that compares candidates or twins has none in
+    validation. A score of a metric is computed from texts that the model generates; its entry says which are better.
     Metrics with a model or a file of their own are refused: it would be loaded beside the model in training, and be
     read again and again.
     """

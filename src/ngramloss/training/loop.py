@@ -410,9 +410,9 @@ def raise_without_dropout(model: Any, objective: JointLoss) -> None:
     """Raise if nothing distinguishes twins."""
     if not has_dropout(model):
         raise UserError(
-            f"this {type(model).__name__} has no dropout, so twins are equal: {str(objective)!r} would learn nothing from "
-            "comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for adapters, or dropout in "
-            "the model's own config.json."
+            f"this {type(model).__name__} has no dropout, so twins are equal: {str(objective)!r} would learn nothing "
+            "from comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for adapters, or "
+            "dropout in the model's own config.json."
         )
 
 
@@ -518,8 +518,9 @@ def _plan(
         largest = padder([], sizes[0])
         micro = sum(len(plan.cut(piece[:: here.count])) for piece in shown) / len(shown)
         logger.info(
-            f"a step of {copies * len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
-            f"{copies * sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} padding."
+            f"a step of {copies * len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of "
+            f"up to {copies * sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} "
+            "padding."
         )
     else:
         each = -(-settings.batch_size // here.count)
