@@ -10,6 +10,8 @@ from packed import packed_rows
 from sweeps import DEVICE, NEEDS, every_sweep
 
 from ngramloss import JointLoss, UserError, token_stats, token_stats_from_hidden
+from ngramloss.explaining.compare_gradients import pushes
+from ngramloss.explaining.explain import explain
 from ngramloss.gpu import replay
 from ngramloss.stats import head, labelled
 from ngramloss.terms.term import Term
@@ -304,3 +306,11 @@ def test_formulas_say_which_statistic_is_missing():
         JointLoss("gated(1):twin").from_stats(stats, labels)
     with pytest.raises(UserError, match=r"rdrop takes no n"):
         JointLoss("rdrop(2)")
+
+
+def test_what_has_no_twins_says_so():
+    for show in (explain, lambda *given: pushes(*given[:2], [given[2]])):
+        with pytest.raises(UserError, match=r"rdrop compares two predictions of a model .* Explain the other terms"):
+            show("we met in may", "we met on may", "ce + rdrop")
+    watched = JointLoss("ce + rdrop").diagnose(torch.zeros(3, 2, 5), torch.ones(3, 2, dtype=torch.long))
+    assert "gradient/rdrop" not in watched
