@@ -116,6 +116,32 @@ def test_sweeps_give_the_plain_statistics_and_gradients(backend, memory, options
 
 
 @every_sweep
+def test_the_slope_of_either_row_counts(backend, memory):
+    hidden, weight, labels = example()
+    pull = torch.arange(1.0, 17.0, device=DEVICE).view(4, 4)
+    by_hidden = []
+    for name in (backend, "plain"):
+        leaf = hidden.clone().requires_grad_()
+        stats = token_stats_from_hidden(leaf, weight, labels, needs=("twin_kl",), backend=name, memory=memory)
+        by_hidden += torch.autograd.grad((stats.twin_kl * pull).sum(), leaf)
+    torch.testing.assert_close(*by_hidden, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", [name for name in CASES if name != "rdrop"])
+def test_kernels_of_gates_agree_with_the_formulas(written):
+    hidden, weight, labels = example(T=7, V=5)
+    (part,) = CASES[written][0].parts
+    stats = token_stats((hidden @ weight.t()).requires_grad_(), labels, needs=("twin_token",))
+    slow, fast = part.function(stats, labels), replay._kernel(part.kernel)(stats, labels, **part.function.keywords)
+    torch.testing.assert_close(fast, slow)
+    assert (slow < 1).any()
+    pull = torch.linspace(0.5, 2.0, 4, device=DEVICE)
+    by_slow, by_fast = (torch.autograd.grad(x, stats.label_logp, pull, retain_graph=True)[0] for x in (slow, fast))
+    torch.testing.assert_close(by_fast, by_slow)
+
+
+@every_sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_further_from_the_truth_than_the_plain_sweep(backend, memory, dtype):
     hidden, weight, labels = example(T=8, V=517, D=32, dtype=dtype)
