@@ -297,3 +297,18 @@ def gated_twin(p, q, labels, n):
         if gram(ids, t, n) == gram(labels, t, n):
             loss = loss - prod(p[t + i][labels[t + i]] for i in range(n)) / len(spans)
     return loss
+
+
+def distill(p, q, labels, temperature=1.0):
+    """τ² Σ KL(q‖p), the teacher first; ``p`` and ``q`` are the probabilities without temperature."""
+    total = 0.0 * p[0][0]
+    for row, other, label in zip(p, q, labels, strict=True):
+        if label != -100:
+            own, given = ([x ** (1 / temperature) for x in one] for one in (row, other))
+            own, given = ([x / sum(one) for x in one] for one in (own, given))
+            total = total + temperature**2 * sum(b * (b.log() - a.log()) for a, b in zip(own, given, strict=True))
+    return total
+
+
+def keep_reverse(p, q, labels):
+    return distill(q, p, labels) + 0.0 * p[0][0]

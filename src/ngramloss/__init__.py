@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ngramloss.settings import Setting as Setting
     from ngramloss.stats import IGNORE_INDEX as IGNORE_INDEX
     from ngramloss.stats import CandidateStats as CandidateStats
+    from ngramloss.stats import Teacher as Teacher
     from ngramloss.stats import TokenStats as TokenStats
     from ngramloss.stats import token_stats as token_stats
     from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
@@ -62,6 +63,7 @@ _ROOMS = {
     "Term": "terms",
     "IGNORE_INDEX": "stats",
     "CandidateStats": "stats",
+    "Teacher": "stats",
     "TokenStats": "stats",
     "token_stats": "stats",
     "token_stats_from_hidden": "stats",

@@ -37,7 +37,7 @@ def diagnose(
     sum of all parts' norms. This costs one backward pass of a plain head for each part.
 
     Parts that read candidates are left out: their gradient does not pass through these logits. So are parts that need
-    twins, which differ by their dropout alone. In packed rows the windows are those of the texts.
+    twins, which differ by their dropout alone, or a teacher, which is not here. In packed rows the windows are those of the texts.
 
     Example:
         >>> from ngramloss import JointLoss
@@ -47,7 +47,7 @@ def diagnose(
         {'matched/2': 0.0, 'placed/2': 0.0, 'confidence/2': 0.0, 'floor/matches(2)': 0.333,
          'gradient/ce': 1.0, 'gradient/matches(2)': 0.0}
     """
-    loss_fn = loss_fn.without("candidates", "twins")
+    loss_fn = loss_fn.without("candidates", "twins", "teacher")
     labels = labels.long()                                               # [B, T]
     with torch.no_grad():
         stats, own = token_stats(logits, labels), labels

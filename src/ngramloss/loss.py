@@ -16,6 +16,7 @@ from ngramloss.stats import (
     LOGITS_ONLY,
     CandidateStats,
     Packing,
+    Teacher,
     TokenStats,
     check_segments,
     checked_candidates,
@@ -25,7 +26,7 @@ from ngramloss.stats import (
     unpack,
 )
 from ngramloss.terms.parser import parse
-from ngramloss.terms.registry import TWIN_STATISTICS
+from ngramloss.terms.registry import START, TEACHER_STATISTICS, TWIN_STATISTICS
 from ngramloss.terms.term import Part, Term, check_names
 from ngramloss.weights import current_weights, refresh_device_weights, weights_on_device
 
@@ -46,8 +47,8 @@ class Loss(NamedTuple):
 class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
-    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``, ``rdrop``) are
-    averaged over tokens, every other term over sequences. Both denominators are arguments. They default to this
+    ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``, ``rdrop``,
+    ``distill``, ``keep``) are averaged over tokens, every other term over sequences. Both denominators are arguments. They default to this
     batch's own counts. A trainer passes those of the whole optimiser step, so that the losses of micro-batches and
     processes add up to the loss of the whole step. A row that contains only padding is not a sequence: it is not
     counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so
@@ -55,6 +56,7 @@ class JointLoss(torch.nn.Module):
 
     ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``. ``rdrop``,
     ``rewards:twin`` and ``gated:twin`` compare twins: rows 2i and 2i + 1 are one example, each with its own dropout.
+    ``distill`` and ``keep`` compare with a teacher, which is passed as ``teacher``.
 
     If a row contains several texts, as trainers of decoder-only models pack them, ``segments`` says which position
     belongs to which. Then every text is a sequence of its own, as if it had a row to itself.
@@ -99,6 +101,8 @@ class JointLoss(torch.nn.Module):
         self.progress: float | None = None
         """The share of optimiser steps done, from 0 to 1. Terms with a schedule read it; a trainer sets it."""
         self.needs = frozenset(need for term in self.terms for need in term.needs)
+        self.temperature = _temperature(self.terms)
+        """What the logits of model and teacher are divided by before they are compared."""
 
     def __str__(self) -> str:
         return " + ".join(str(term) for term in self.terms)
@@ -108,7 +112,7 @@ class JointLoss(torch.nn.Module):
 
     def forward(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None,
+        candidates: CandidateStats | None = None, segments: Segments = None, teacher: Teacher | Tensor | None = None,
     ) -> Tensor:
         """Compute the loss from logits [B, T, V] and labels [B, T].
 
@@ -124,18 +128,24 @@ class JointLoss(torch.nn.Module):
                 ``dft``, ``tailr``, ``mixce``, ``eaft``, ``rdrop``) count them. Finding the texts reads two numbers on
                 the host; compiled or captured code takes them ready made, from
                 ``ngramloss.stats.packing(labels, segments)``.
+            teacher: what ``distill`` and ``keep`` compare with: another model's logits at the same positions, or
+                ``Teacher(hidden=..., weight=...)``. It gets no gradient.
         """
         return self.with_parts(
-            logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, segments=segments
+            logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates,
+            segments=segments, teacher=teacher,
         ).total
 
     def with_parts(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None,
+        candidates: CandidateStats | None = None, segments: Segments = None, teacher: Teacher | Tensor | None = None,
     ) -> Loss:
         """Compute the loss from logits, with its parts. Arguments are those of :meth:`forward`."""
         packed = packing_of(labels, segments)
-        stats = token_stats(logits, labels, needs=self.needs, check=self.check, texts=packed and packed.texts)
+        stats = token_stats(
+            logits, labels, needs=self.needs, check=self.check, texts=packed and packed.texts,
+            teacher=self._checked_teacher(teacher),
+        )
         return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
         )
@@ -145,6 +155,7 @@ class JointLoss(torch.nn.Module):
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
+        teacher: Teacher | Tensor | None = None,
     ) -> Tensor:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
@@ -162,7 +173,7 @@ class JointLoss(torch.nn.Module):
         return self.from_hidden_with_parts(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
             num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
-            low_rank=low_rank,
+            low_rank=low_rank, teacher=teacher,
         ).total
 
     def from_hidden_with_parts(
@@ -170,6 +181,7 @@ class JointLoss(torch.nn.Module):
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
+        teacher: Teacher | Tensor | None = None,
     ) -> Loss:
         """Compute the loss from hidden states, with its parts. Arguments are those of :meth:`from_hidden`."""
         self.refuse_terms_of_logits("from_hidden")
@@ -177,7 +189,7 @@ class JointLoss(torch.nn.Module):
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
             backend=self.backend, memory=self.memory, texts=packed and packed.texts, positions=positions,
-            low_rank=low_rank,
+            low_rank=low_rank, teacher=self._checked_teacher(teacher),
         )
         return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
@@ -286,10 +298,20 @@ class JointLoss(torch.nn.Module):
         """Whether a term compares each row with its twin, so that rows 2i and 2i + 1 must be one example."""
         return not self.needs.isdisjoint(TWIN_STATISTICS)
 
-    def without(self, *missing: Literal["candidates", "twins"]) -> JointLoss:
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a term compares with a teacher."""
+        return not self.needs.isdisjoint(TEACHER_STATISTICS)
+
+    @property
+    def compares_with_start(self) -> bool:
+        """Whether the teacher is the model itself before training."""
+        return any(term.name == START for term in self.terms)
+
+    def without(self, *missing: Literal["candidates", "twins", "teacher"]) -> JointLoss:
         """The terms that can be computed without these, with the same options; ``0*ce`` if none is left.
 
-        Validation has neither. Returns this loss if no term requires them.
+        Validation has neither candidates nor twins. Returns this loss if no term requires them.
         """
         terms = [term for term in self.terms if term.requires.isdisjoint(missing)]
         if len(terms) == len(self.terms):
@@ -302,6 +324,20 @@ class JointLoss(torch.nn.Module):
     def with_ce(self) -> JointLoss:
         """The terms, plus ``ce`` with weight 0 if it is not among them, so that validation always reports it."""
         return self if any(part.name == "ce" for part in self.parts) else JointLoss(f"{self} + 0*ce")
+
+    def _checked_teacher(self, teacher: Teacher | Tensor | None) -> Teacher | None:
+        """The teacher at the objective's temperature. Raises if it is missing or unwanted."""
+        if teacher is None and self.needs_teacher:
+            name = next(term.names[0] for term in self.terms if "teacher" in term.requires)
+            raise UserError(f"{name} compares with a teacher, and there is none: set train.teacher, attach(model, ..., "
+                            "teacher=model), or pass teacher=logits or teacher=ngramloss.Teacher(...) to the loss. To "
+                            "leave such terms out: loss_fn.without('teacher').")
+        if teacher is not None and not self.needs_teacher:
+            raise UserError(f"a teacher was given, but no term of {str(self)!r} compares with one: add distill or keep "
+                            "to the objective, or leave the teacher out.")
+        if isinstance(teacher, Tensor):
+            teacher = Teacher(teacher)
+        return teacher._replace(temperature=self.temperature) if isinstance(teacher, Teacher) else teacher
 
     def _checked_candidates(
         self, candidates: CandidateStats | None, labels: Tensor, packed: Packing | None
@@ -381,6 +417,19 @@ def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:
     if not terms or not all(isinstance(term, Term) for term in terms):
         raise TypeError(f"objective must be a string such as 'ce + matches(2)' or Terms, got {objective!r}.")
     return terms
+
+
+def _temperature(terms: Iterable[Term]) -> float:
+    """The temperature of all terms that compare with a teacher. Raises if they differ, or ask for two teachers."""
+    compared = [term for term in terms if "teacher" in term.requires]
+    if len({term.name == START for term in compared}) > 1:
+        raise UserError(f"{' + '.join(map(str, compared))} compares with a teacher and with the start of the model, "
+                        "and there is one teacher at a time. Write distill or keep.")
+    found = {float(term.options.get("temperature", 1.0)) for term in compared}
+    if len(found) > 1:
+        raise UserError(f"{' + '.join(map(str, compared))} compares at several temperatures, and one sweep has one. "
+                        "Write distill once.")
+    return found.pop() if found else 1.0
 
 
 def _denominator(name: str, given: Count | None, like: Tensor) -> Tensor | None:

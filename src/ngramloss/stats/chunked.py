@@ -10,6 +10,7 @@ from torch import Tensor
 from ngramloss.stats.head import Block, Running, Slopes
 from ngramloss.stats.labels import IGNORE_INDEX
 from ngramloss.stats.pairs import FARTHEST, Pairs
+from ngramloss.stats.teachers import NEAR, Compared, excess, log_ratio
 from ngramloss.stats.token_stats import FAR_BELOW, Texts, cross_labels
 
 SLICE_NUMBERS = {"cpu": 2**18}
@@ -205,6 +206,66 @@ def differentiate_cross(
     if block.softcap is not None:
         total = total * (1 - ((cross_logp + stats.lse.unsqueeze(-1)) / block.softcap) ** 2)   # [N, U]
     block.space.scatter_(-1, _cross_column(block, reference), total.to(block.space.dtype))
+
+
+def absorb_teacher(block: Block, other: Block, labels: Tensor, compared: Compared, temperature: float) -> None:
+    """Add the same block of the model's and of the teacher's logits to their divergences.
+
+    The divergence of all columns is that of the earlier ones by themselves, times their share, plus that of the two
+    parts: whatever is added is at least 0.
+    """
+    for rows in _slices(block):
+        own, given = (_exact(each, rows, copy=True).div_(temperature) for each in (block, other))   # [R, width] each
+        levels = own.logsumexp(-1), given.logsumexp(-1)                  # [R] each
+        before = compared.lse[rows], compared.teacher_lse[rows]          # [R] each
+        if not block.first:
+            levels = before[0].logaddexp(levels[0]), before[1].logaddexp(levels[1])   # [R] each
+        own, given, ratio = _compare(own, given, *levels)                # [R, width] each
+        sums: list[tuple[Tensor | None, Tensor, Tensor, int]] = [
+            (compared.kl, given, own, 1), (compared.reverse_kl, own, given, -1)
+        ]
+        earlier = None if block.first else _compare(*(x.unsqueeze(-1) for x in before), *levels)   # [R, 1] each
+        for kl, of, to, sign in sums:
+            if kl is None:
+                continue
+            total = excess(of, to, ratio * sign).sum(-1)                 # [R]
+            if earlier is not None:
+                parts = earlier[:2] if sign < 0 else earlier[1::-1]      # [R, 1] each
+                total += (parts[0] * kl[rows].unsqueeze(-1) + excess(*parts, earlier[2] * sign)).squeeze(-1)
+            kl[rows] = total
+        compared.lse[rows], compared.teacher_lse[rows] = levels
+    if block.last:
+        for kl in (compared.kl, compared.reverse_kl):
+            if kl is not None:
+                kl.clamp_min_(0.0).masked_fill_(labels == IGNORE_INDEX, 0.0)
+
+
+def differentiate_teacher(
+    block: Block, other: Block, labels: Tensor, compared: Compared, by_kl: Tensor | None, by_reverse: Tensor | None,
+    temperature: float, into: Tensor,
+) -> None:
+    """Write the gradient of the divergences by the model's logits, [N, width], where the teacher's logits may be."""
+    for rows in _slices(block):
+        own, given = (_exact(each, rows, copy=True) for each in (block, other))   # [R, width] each
+        curb = None if block.softcap is None else 1 - (own / block.softcap).square_()   # [R, width]
+        p, q, ratio = _compare(
+            own.div_(temperature), given.div_(temperature), compared.lse[rows], compared.teacher_lse[rows]
+        )                                                                # [R, width] each
+        gradient = torch.zeros_like(ratio)                               # [R, width]
+        if by_kl is not None:
+            near = ratio.clamp(-NEAR, NEAR).expm1_().mul_(q)             # [R, width], p − q without cancelling
+            gradient += near.where(ratio.abs() < NEAR, p - q).mul_(by_kl[rows].unsqueeze(-1))
+        if by_reverse is not None and compared.reverse_kl is not None:
+            apart = ratio - compared.reverse_kl[rows].unsqueeze(-1)      # [R, width]
+            gradient += p.mul_(apart).mul_(by_reverse[rows].unsqueeze(-1))
+        gradient.div_(temperature).masked_fill_((labels[rows] == IGNORE_INDEX).unsqueeze(-1), 0.0)
+        into[rows, : block.width] = (gradient if curb is None else gradient.mul_(curb)).to(into.dtype)
+
+
+def _compare(own: Tensor, given: Tensor, lse: Tensor, teacher_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """p, q and log p − log q, [R, width] each."""
+    lse, teacher_lse = (_finite(x).unsqueeze(-1) for x in (lse, teacher_lse))   # [R, 1] each
+    return (own - lse).exp(), (given - teacher_lse).exp(), log_ratio(own, given, lse, teacher_lse)
 
 
 def _soft(stats: Running, slopes: Slopes) -> Tensor:

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ngramloss.stats.chunked import absorb_teacher as absorb_teacher
+from ngramloss.stats.chunked import differentiate_teacher as differentiate_teacher
 from ngramloss.stats.head import Block, Running, Slopes
 from ngramloss.stats.labels import IGNORE_INDEX
 from ngramloss.stats.pairs import FARTHEST, Pairs

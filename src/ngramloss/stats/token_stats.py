@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ngramloss.stats.labels import IGNORE_INDEX, NOT_FLATTENED, legal_labels
 from ngramloss.stats.pairs import twin_kl, twin_rows, twin_tokens
-from ngramloss.terms.registry import TWIN_STATISTICS
+from ngramloss.stats.teachers import Teacher, divergences, needed_teacher
+from ngramloss.terms.registry import TEACHER_STATISTICS, TWIN_STATISTICS
 
 LARGEST_VOCABULARY = 2**31
 """Two ids are packed into one int64 where n-grams are compared."""
@@ -66,11 +67,15 @@ class TokenStats(NamedTuple):
     both rows, [B, T]."""
     twin_token: Tensor | None = None
     """The twin's most probable id, [B, T]."""
+    teacher_kl: Tensor | None = None
+    """KL(q‖p) of the prediction p from the teacher's q, both at a temperature, at least 0, [B, T]."""
+    teacher_reverse_kl: Tensor | None = None
+    """KL(p‖q), [B, T]."""
 
 
 def token_stats(
     logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), check: bool = False, texts: Texts | None = None,
-    twins: Tensor | None = None,
+    twins: Tensor | None = None, teacher: Teacher | Tensor | None = None,
 ) -> TokenStats:
     """Summarise logits, in fp32 or better.
 
@@ -78,10 +83,13 @@ def token_stats(
         logits: [B, T, V], any floating-point dtype.
         labels: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count.
         needs: the optional statistics to compute: ``"cross_logp"`` (T² numbers per row), ``"mean_logp"``,
-            ``"entropy"`` and ``"top_entropy"``; ``"twin_kl"`` and ``"twin_token"`` compare rows 2i and 2i + 1.
+            ``"entropy"`` and ``"top_entropy"``; ``"twin_kl"`` and ``"twin_token"`` compare rows 2i and 2i + 1,
+            ``"teacher_kl"`` and ``"teacher_reverse_kl"`` compare with a teacher.
         check: check the labels' range on any device, see :func:`legal_labels`.
         texts: the texts of packed rows, which ``cross_logp`` stays within.
         twins: the positions that answer each other, of :func:`twin_rows`, if rows are not neighbours any more, [2, M].
+        teacher: what another model predicts at the same positions, with the temperature to compare at; not read unless
+            it is needed.
 
     Example:
         >>> stats = token_stats(torch.tensor([[[0.0, 2.0, 1.0]]]), torch.tensor([[2]]))
@@ -124,7 +132,20 @@ def token_stats(
         stats = stats._replace(twin_kl=twin_kl(logits, labels, twins))
     if "twin_token" in needs and twins is not None:
         stats = stats._replace(twin_token=twin_tokens(best_token, twins))
+    if not TEACHER_STATISTICS.isdisjoint(needs):
+        known = needed_teacher(teacher, labels.shape, logits.shape[-1], logits.device)
+        other = known.logits                                             # [B, T, V]
+        if other is None:
+            with torch.no_grad():
+                other = head_logits(**_head(known))                      # [B, T, V]
+        found = divergences(logits, other, labels, temperature=known.temperature, needs=needs)   # [B, T] each
+        stats = stats._replace(**found)
     return stats
+
+
+def _head(teacher: Teacher) -> dict[str, Any]:
+    """The arguments of :func:`head_logits`."""
+    return {name: value for name, value in teacher._asdict().items() if name not in ("logits", "temperature")}
 
 
 def _entropy(logits: Tensor) -> Tensor:

@@ -81,6 +81,12 @@ def _callable(function: str | Formula) -> Formula:
 TWIN_STATISTICS = frozenset({"twin_kl", "twin_token"})
 """Optional statistics that compare a row with its twin. A formula that needs one of them needs twins."""
 
+TEACHER_STATISTICS = frozenset({"teacher_kl", "teacher_reverse_kl"})
+"""Optional statistics that compare with a teacher. A formula that needs one of them needs a teacher."""
+
+START = "keep"
+"""The objective whose teacher is the model itself before training."""
+
 MOST_N = 1024
 """The largest n: summaries and translations are shorter, and a reference shorter than n gives no gradient."""
 
@@ -208,6 +214,19 @@ _BUILTIN = {
     "rdrop": Objective(
         f"{_FORMULAS}.pairs.rdrop:rdrop", least_n=None, per="token", by_position=True, needs=("twin_kl",),
         about={"": "R-Drop: divergence of two predictions with different dropout. Needs twins."},
+    ),
+    "distill": Objective(
+        f"{_FORMULAS}.pairs.distill:distill", least_n=None, per="token", by_position=True, needs=("teacher_kl",),
+        options={"temperature": Setting(1.0, above=0, most=1000, help="divides the logits of model and teacher")},
+        about={"": "Distillation: divergence of the model from a teacher's predictions. Needs a teacher."},
+    ),
+    START: Objective(
+        f"{_FORMULAS}.pairs.distill:keep", {"reverse": f"{_FORMULAS}.pairs.distill:keep_reverse"}, least_n=None,
+        per="token", by_position=True, needs=("teacher_kl",), variant_needs={"reverse": ("teacher_reverse_kl",)},
+        about={
+            "": "Divergence of the model from what it predicted before training, KL(start‖model).",
+            "reverse": "As keep, in the other direction, KL(model‖start).",
+        },
     ),
     "rank": Objective(
         f"{_FORMULAS}.candidates.rank:rank", least_n=None, reads="candidates",

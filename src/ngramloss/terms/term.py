@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ngramloss.errors import UserError
 from ngramloss.plugins import call
 from ngramloss.settings import nearest
-from ngramloss.terms.registry import MOST_N, OBJECTIVES, TWIN_STATISTICS, Objective
+from ngramloss.terms.registry import MOST_N, OBJECTIVES, TEACHER_STATISTICS, TWIN_STATISTICS, Objective
 from ngramloss.terms.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -116,9 +116,13 @@ class Term:
 
     @property
     def requires(self) -> set[str]:
-        """What a batch must have besides inputs and labels: ``"candidates"``, ``"twins"``. Validation has neither."""
-        candidates = {"candidates"} if self.reads == "candidates" else set()
-        return candidates if self.needs.isdisjoint(TWIN_STATISTICS) else {*candidates, "twins"}
+        """What there must be besides inputs and labels: ``"candidates"``, ``"twins"``, ``"teacher"``.
+
+        Validation has neither of the first two.
+        """
+        found = {"candidates"} if self.reads == "candidates" else set()
+        statistics = {"twins": TWIN_STATISTICS, "teacher": TEACHER_STATISTICS}
+        return found | {name for name, needs in statistics.items() if not self.needs.isdisjoint(needs)}
 
     @property
     def names(self) -> list[str]:
