@@ -392,6 +392,13 @@ def tokenizer_behaviour(tokenizer: Any) -> str:
     return _hash([sorted(tokenizer.get_vocab().items()), encoded, decoded])
 
 
+def same_ids(tokenizer: Any, other: Any) -> bool:
+    """Whether two tokenizers have the same ids and give them to the same texts. Tokens around a text may differ."""
+    texts = list(PROBES)
+    same_vocabulary = tokenizer.get_vocab() == other.get_vocab()
+    return bool(same_vocabulary) and bare_ids(tokenizer, texts) == bare_ids(other, texts)
+
+
 def tokens_fingerprint(folder: Path) -> str:
     """A hash of the tokens in a folder, whatever made them."""
     return files_fingerprint(sorted(folder.glob("*.npy")))

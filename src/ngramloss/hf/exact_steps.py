@@ -40,11 +40,12 @@ class ExactSteps(Trainer):
         memory: str,
         segments: Unit,
         args: Any,
+        teacher: Any = None,
         callbacks: Any = None,
         **kwargs: Any,
     ) -> None:
         self._refuse_arguments(args, kwargs)
-        self.loss_fn, self._texts = JointLoss(objective, memory=memory), segments
+        self.loss_fn, self._texts, self._teacher = JointLoss(objective, memory=memory), segments, teacher
         self._training_log = TrainingLog(self, self.loss_fn)
         super().__init__(args=args, callbacks=[*(callbacks or ()), self._training_log], **kwargs)
         lower_is_better(self.args, self.loss_fn)
@@ -61,7 +62,8 @@ class ExactSteps(Trainer):
                 "adapters that add virtual tokens (prompt tuning, prefix tuning) move the labels, so tokens would not "
                 "be counted right. Use LoRA, or another adapter of layers."
             )
-        attach(model, self.loss_fn.with_ce().terms, memory=self.loss_fn.memory, segments=self._texts)
+        settings: dict[str, Any] = {"segments": self._texts, "teacher": self._teacher}
+        attach(model, self.loss_fn.with_ce().terms, memory=self.loss_fn.memory, **settings)
         attached_loss(model).progress = 1.0  # for an evaluation without training
         return model
 

@@ -55,6 +55,11 @@ def compute_loss_func(
             f"{str(loss_fn)!r} compares candidates, but a compute_loss_func gets only the logits of the "
             "reference. Use attach(model, ...) or NgramTrainer, and batches with candidates."
         )
+    if loss_fn.needs_teacher:
+        raise UserError(
+            f"{str(loss_fn)!r} compares with a teacher, but a compute_loss_func gets only the logits of the model. Use "
+            "attach(model, ..., teacher=...) or NgramTrainer(..., teacher=...)."
+        )
     return functools.partial(_loss_of_outputs, StepLoss(loss_fn), shift, segments, _Inputs(model))
 
 

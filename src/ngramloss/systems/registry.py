@@ -159,6 +159,7 @@ NOT_USED = (
     "best_options",
     "gradient_checkpointing",
     "twins",
+    "teacher",
     "compile",
     "fsdp",
     "memory",

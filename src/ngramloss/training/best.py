@@ -108,16 +108,17 @@ def best_of(settings: Recipe) -> Best:
     if name == LAST:
         return Best(name)
     parsed = parse(settings.objective)
-    compared = [term_name for term in parsed if term.requires for term_name in term.names]
+    absent = {term: term.requires - {"teacher"} for term in parsed}
+    compared = [term_name for term in parsed if absent[term] for term_name in term.names]
     terms = [term for term in dict.fromkeys(["loss", "ce", *check_names(parsed)]) if term not in compared]
     if name in compared:
-        missing = " and ".join(sorted(next(term.requires for term in parsed if name in term.names)))
+        missing = " and ".join(sorted(next(absent[term] for term in parsed if name in term.names)))
         raise UserError(
             f"train.best: {name} compares {missing}, which validation does not have. Choose one of "
             f"{', '.join(terms)}, or a score of generated texts such as rouge2."
         )
-    if name == "loss" and compared and not any(term.weight for term in parsed if not term.requires):
-        missing = " and ".join(sorted({each for term in parsed for each in term.requires}))
+    if name == "loss" and compared and not any(term.weight for term in parsed if not absent[term]):
+        missing = " and ".join(sorted({each for needs in absent.values() for each in needs}))
         raise UserError(
             f"train.best: without the terms that compare {missing}, validation has no loss. Choose ce, or "
             "a score of generated texts such as rouge2."

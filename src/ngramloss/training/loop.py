@@ -22,6 +22,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.hf.heads import has_dropout, has_encoder
+from ngramloss.hf.teachers import frozen_start
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
@@ -41,6 +42,7 @@ from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
 from ngramloss.training.stopping import Stopping
+from ngramloss.training.teacher import raise_unless_same_teacher, teacher_mark
 from ngramloss.training.validation import terms_on
 
 
@@ -62,6 +64,8 @@ class State:
     """What fp16 multiplies the loss with."""
     scale_grows_in: int = 0
     """Steps since the scale last changed."""
+    teacher: str = ""
+    """The mark of what terms such as ``distill`` and ``keep`` compare with; empty if none does."""
 
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
         """Keep the best value of a validation, or end a training that has not improved for long.
@@ -113,6 +117,7 @@ class Job(NamedTuple):
         continued_from: a checkpoint.
         logs: get every line of the log, with its step; only in the first process.
         on_step: called after each step with its number and the log's values of it, if it is logged.
+        teacher: the model that ``distill`` compares with.
     """
 
     model: Any
@@ -128,6 +133,7 @@ class Job(NamedTuple):
     continued_from: Path | None = None
     logs: Sequence[Callable[[Mapping[str, float], int], object]] = ()
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None
+    teacher: Any = None
 
 
 def run(job: Job, here: Processes) -> Outcome:
@@ -145,7 +151,10 @@ def run(job: Job, here: Processes) -> Outcome:
         raise_unless_mergeable(model)
     if settings.fsdp and has_adapters(model):
         raise UserError(NOT_SHARDED)
-    attach(model, objective.with_ce().terms, memory=settings.memory)
+    # Before any checkpoint is read: a start is the model before training.
+    teacher = frozen_start(model) if objective.compares_with_start else job.teacher
+    mark = "" if teacher is None else teacher_mark(teacher)
+    attach(model, objective.with_ce().terms, memory=settings.memory, teacher=teacher)
     loss_fn = attached_loss(model)
     loss_fn.progress = 0.0
     if settings.gradient_checkpointing:
@@ -180,10 +189,11 @@ def run(job: Job, here: Processes) -> Outcome:
     steps, largest = _plan(job, model, here, autocast, captures=not why_not_captured)
     if not steps.total:
         raise UserError("there are no examples to train on.")
-    state = State()
+    state = State(teacher=mark)
     scaler = torch.amp.GradScaler(here.device.type) if precision == "fp16" else None
     if job.continued_from is not None:
         state = State(**checkpoints.restore(job.continued_from, model, optimiser, sharded=settings.fsdp))
+        raise_unless_same_teacher(state.teacher, mark)
         if scaler is not None:
             scaler.load_state_dict(
                 {**scaler.state_dict(), "scale": state.scale, "_growth_tracker": state.scale_grows_in}
@@ -281,6 +291,7 @@ def train(
     objective: str = "ce",
     validation: Any = None,
     folder: str | Path | None = None,
+    teacher: Any = None,
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None,
     **changes: Any,
 ) -> Outcome:
@@ -296,6 +307,8 @@ def train(
         objective: as in :class:`JointLoss`.
         validation: rows to validate on every ``eval_every`` steps.
         folder: where to save checkpoints; a training in a folder with checkpoints continues from the last.
+        teacher: the model that ``distill`` compares with, as in :func:`attach`. ``keep`` takes none: it compares with
+            ``model`` as it is passed here, so a continued training must be given that model again.
         on_step: called after every step with its number and, if the step is logged, the values.
         changes: settings to change: ``train(..., max_steps=1000, learning_rate=1e-4)``.
 
@@ -310,6 +323,11 @@ def train(
             f"best: {settings.best!r} is not a term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
             "generated texts select checkpoints in ngramloss train."
         )
+    if settings.teacher or (teacher is not None and loss_fn.compares_with_start):
+        raise UserError(
+            "train.teacher is read by ngramloss train. Here, pass the loaded model: train(..., teacher=model). For keep "
+            "pass none: it compares with the model as it is before training."
+        )
     here = start_processes()
     checkpoint_folder = None if folder is None else Path(folder)
     job = Job(
@@ -323,6 +341,7 @@ def train(
         folder=checkpoint_folder,
         continued_from=None if checkpoint_folder is None else _newest(checkpoint_folder, here),
         on_step=on_step,
+        teacher=teacher,
     )
     return run(job, here)
 

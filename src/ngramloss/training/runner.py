@@ -41,6 +41,7 @@ from ngramloss.training.log import LogFile, show_lines
 from ngramloss.training.prepare import prepare_once, resolve_candidates
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
+from ngramloss.training.teacher import load_teacher, resolve_teacher
 from ngramloss.training.trackers import check_trackers, start_trackers
 from ngramloss.training.validation import GeneratedScore
 
@@ -65,7 +66,7 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     run = RunFolder(folder)
-    settings = resolve_candidates(settings, run)
+    settings = resolve_teacher(resolve_candidates(settings, run), run)
     known = settings.model.name != "scratch" or bool(settings.model.encoder)
     if rank == 0 and known and not run.finished:  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
@@ -111,6 +112,7 @@ def _run(
     if newest is not None and checkpoints.facts(newest)["finished"]:
         return Outcome(run.path, True, began, began)
     model, tokenizer = _load_model(settings, prepared, trust_remote_code=trust_remote_code)
+    teacher = load_teacher(settings, tokenizer, trust_remote_code=trust_remote_code)
     examples, validation = _load_rows(prepared)
     if newest is not None:
         logger.info(f"continuing {run.path} from step {began}.")
@@ -136,6 +138,7 @@ def _run(
             folder=run.checkpoints,
             saved_with={IDENTITY: json.dumps(prepared.identity)},
             continued_from=newest,
+            teacher=teacher,
             **logs,
         )
         try:
