@@ -132,24 +132,34 @@ def test_a_model_without_its_adapters_is_its_own_start():
 def test_teachers_that_do_not_fit_are_refused():
     model = tiny()
     for objective, teacher, error in [
-        ("ce + distill", None, r"distill compares with a teacher, .* attach\(model, ..., teacher=a model with the same"),
+        (
+            "ce + distill",
+            None,
+            r"distill compares with a teacher, .* attach\(model, ..., teacher=a model with the same",
+        ),
         ("ce + keep", None, r"keep compares with a teacher, .* teacher=copy.deepcopy\(model\), or teacher=model if"),
         ("ce", tiny(), "no term of 'ce' compares with one"),
         ("ce + keep", model, "the teacher is the model itself, which changes in training"),
         ("ce + distill", "folder", "teacher must be a Hugging Face model, got str"),
-        ("ce + distill", models.DECODER_ONLY["llama"](), "the teacher is decoder-only, and the model is an encoder-dec"),
+        (
+            "ce + distill",
+            models.DECODER_ONLY["llama"](),
+            "the teacher is decoder-only, and the model is an encoder-dec",
+        ),
     ]:
         with pytest.raises(ng.UserError, match=error):
             ng.attach(model, objective, teacher=teacher)
     larger = transformers.BartForConditionalGeneration(transformers.BartConfig(**models.BART | {"vocab_size": 14}))
-    with pytest.raises(ng.UserError, match="a vocabulary of 14 ids, and the model of 13: .* the tokenizer and the voc"):
+    with pytest.raises(
+        ng.UserError, match=r"a vocabulary of 14 ids, and the model of 13: .* the tokenizer and the voc"
+    ):
         ng.attach(model, "ce + distill", teacher=larger)
     with pytest.raises(ng.UserError, match=r"compares with a teacher, but a compute_loss_func .* teacher=...\)"):
         ng.compute_loss_func("ce + distill")
     pytest.importorskip("peft")
     trains_more = adapted()
     trains_more.get_base_model().lm_head.weight.requires_grad_()
-    with pytest.raises(ng.UserError, match="without its adapters, but .*lm_head.weight is trained too"):
+    with pytest.raises(ng.UserError, match=r"without its adapters, but .*lm_head.weight is trained too"):
         ng.attach(trains_more, "ce + keep", teacher=trains_more)
 
 
@@ -328,7 +338,7 @@ def test_a_recipe_names_its_teacher(place, monkeypatch, capsys):
     assert log[0]["distill"] > 0
     assert any("eval_distill" in line for line in log)
     assert train("objective=ce + keep", "model.dropout=0", run="kept") == 0
-    assert [json.loads(line) for line in Path("kept/log.jsonl").read_text().splitlines()][0]["keep"] < 1e-5
+    assert json.loads(Path("kept/log.jsonl").read_text().splitlines()[0])["keep"] < 1e-5
     capsys.readouterr()
     for settings, error in [
         ((), "distill compares the model with a teacher, but train.teacher is empty"),

@@ -54,7 +54,8 @@ def test_value_and_gradient_are_the_oracles(written, batch, apart, seed):
 def test_gradcheck(written, backend):
     generator = torch.Generator().manual_seed(3)
     hidden, weight, *teacher = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in [(2, 4, 3), (5, 3), (2, 4, 2), (5, 2)]
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in [(2, 4, 3), (5, 3), (2, 4, 2), (5, 2)]
     )
     labels = torch.tensor([[0, 1, 2, 0], [2, 2, -100, -100]])
     loss_fn = JointLoss(f"ce + {written}", backend=backend, memory="lean")
@@ -94,22 +95,22 @@ def test_sweeps_give_the_plain_statistics_and_gradients(backend, memory, options
         teacher = teacher._replace(bias=options["bias"].flip(0))
     teacher = teacher._replace(**{name: value for name, value in options.items() if name != "bias"})
     logits = token_stats_from_hidden(hidden, weight, labels, needs=BOTH, backend="plain", teacher=teacher, **options)
-    for given in (teacher, Teacher(teachers_logits(teacher))):
+    for other in (teacher, Teacher(teachers_logits(teacher))):
         all_of = f"ce(smoothing=0.1) + bag(2) + eaft + {written}"
         stats = token_stats_from_hidden(
-            hidden, weight, labels, needs=(*NEEDS, *BOTH), backend=backend, memory=memory, teacher=given, **options
+            hidden, weight, labels, needs=(*NEEDS, *BOTH), backend=backend, memory=memory, teacher=other, **options
         )
         for name in BOTH:
             torch.testing.assert_close(getattr(stats, name), getattr(logits, name))
             assert not getattr(stats, name)[labels == -100].any()
-        before = given.logits.clone() if given.logits is not None else None
-        truth = gradients(JointLoss(all_of, backend="plain"), hidden, weight, labels, teacher=given, **options)
+        before = other.logits.clone() if other.logits is not None else None
+        truth = gradients(JointLoss(all_of, backend="plain"), hidden, weight, labels, teacher=other, **options)
         got = gradients(
-            JointLoss(all_of, backend=backend, memory=memory), hidden, weight, labels, teacher=given, **options
+            JointLoss(all_of, backend=backend, memory=memory), hidden, weight, labels, teacher=other, **options
         )
         for one, two in zip(got, truth, strict=True):
             torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)  # sums in another order
-        assert before is None or torch.equal(before, given.logits)
+        assert before is None or torch.equal(before, other.logits)
 
 
 def teachers_logits(teacher):
@@ -174,9 +175,7 @@ def test_small_divergences_are_exact(backend, memory, dtype, monkeypatch):
     monkeypatch.setattr(head, "LEAN_BYTES", 2**18)
     hidden, weight, teacher, truth = close_pairs(50_265, dtype)
     labels = torch.zeros(len(hidden), 1, dtype=torch.long, device=DEVICE)
-    stats = token_stats_from_hidden(
-        hidden, weight, labels, needs=BOTH, backend=backend, memory=memory, teacher=teacher
-    )
+    stats = token_stats_from_hidden(hidden, weight, labels, needs=BOTH, backend=backend, memory=memory, teacher=teacher)
     found = torch.stack([getattr(stats, name).flatten() for name in BOTH]).double()
     assert (found >= 0).all()
     counts = truth >= 1e-6
@@ -282,7 +281,7 @@ def test_a_teacher_that_does_not_fit_is_refused(teacher, error):
 
 
 def test_objectives_that_no_teacher_serves_are_refused():
-    with pytest.raises(UserError, match="one teacher at a time. Write distill or keep"):
+    with pytest.raises(UserError, match=r"one teacher at a time. Write distill or keep"):
         JointLoss("ce + distill + keep")
     with pytest.raises(UserError, match="several temperatures, and one sweep has one"):
         JointLoss("distill + distill(temperature=2)")

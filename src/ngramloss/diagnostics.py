@@ -37,7 +37,8 @@ def diagnose(
     sum of all parts' norms. This costs one backward pass of a plain head for each part.
 
     Parts that read candidates are left out: their gradient does not pass through these logits. So are parts that need
-    twins, which differ by their dropout alone, or a teacher, which is not here. In packed rows the windows are those of the texts.
+    twins, which differ by their dropout alone, or a teacher, which is not here. In packed rows the windows are those of
+    the texts.
 
     Example:
         >>> from ngramloss import JointLoss

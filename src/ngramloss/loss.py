@@ -48,11 +48,11 @@ class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
     ``ce`` and its relatives (``convex``, ``dft``, ``tailr``, ``mixce``, ``eaft``, ``unlikelihood``, ``rdrop``,
-    ``distill``, ``keep``) are averaged over tokens, every other term over sequences. Both denominators are arguments. They default to this
-    batch's own counts. A trainer passes those of the whole optimiser step, so that the losses of micro-batches and
-    processes add up to the loss of the whole step. A row that contains only padding is not a sequence: it is not
-    counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in ``F.cross_entropy``, and so
-    does NaN in a candidate.
+    ``distill``, ``keep``) are averaged over tokens, every other term over sequences. Both denominators are arguments.
+    They default to this batch's own counts. A trainer passes those of the whole optimiser step, so that the losses of
+    micro-batches and processes add up to the loss of the whole step. A row that contains only padding is not a
+    sequence: it is not counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in
+    ``F.cross_entropy``, and so does NaN in a candidate.
 
     ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``. ``rdrop``,
     ``rewards:twin`` and ``gated:twin`` compare twins: rows 2i and 2i + 1 are one example, each with its own dropout.

@@ -45,7 +45,6 @@ from ngramloss.stats import (
     CandidateStats,
     Labelled,
     Packing,
-    Teacher,
     at_positions,
     labelled,
     packing,
@@ -99,7 +98,7 @@ def attach(
     An objective with a term that compares twins, such as ``rdrop``, needs batches in which rows 2i and 2i + 1 are the
     same example: :func:`ngramloss.twins` makes a collator of them. In evaluation such terms are left out.
 
-    ``distill`` and ``keep`` compare with a ``teacher``, which reads each batch too, without gradient, in training and in
+    ``distill`` and ``keep`` compare with a ``teacher``, which reads each batch too, without gradient, in training and
     evaluation. It is put into evaluation mode, and moved to the device of the model. For ``keep`` it is the model
     before training: a copy, or, if only adapters are trained, the model itself, which then runs without them.
 
@@ -359,9 +358,7 @@ class _State:
             wants_dict = getattr(model.config, "return_dict", True)
         return replaced if wants_dict else replaced.to_tuple()
 
-    def _teachers(
-        self, model: Any, inputs: dict[str, Any], labels: Tensor, places: Tensor | None
-    ) -> dict[str, Teacher]:
+    def _teachers(self, model: Any, inputs: dict[str, Any], labels: Tensor, places: Tensor | None) -> dict[str, Any]:
         """What the teacher predicts for a batch, as an argument of the loss; nothing without a teacher.
 
         Args:

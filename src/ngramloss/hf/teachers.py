@@ -1,5 +1,4 @@
-"""a teacher, or the model itself before training, and a batch → the teacher's hidden states and head, without gradient.
-"""
+"""a teacher, or the model itself before training, and a batch → the teacher's hidden states and head, frozen."""
 
 from __future__ import annotations
 
@@ -136,8 +135,8 @@ def _raise_unless_adapters(model: Any) -> None:
     ]
     if plain:
         raise UserError(
-            f"the teacher is the model itself without its adapters, but {plain[0]} is trained too, so that would not be "
-            "how it began. Pass a copy, teacher=copy.deepcopy(model)."
+            f"the teacher is the model itself without its adapters, but {plain[0]} is trained too, so that is not how "
+            "it began. Pass a copy, teacher=copy.deepcopy(model)."
         )
 
 

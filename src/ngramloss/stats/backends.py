@@ -127,8 +127,8 @@ def _gather(positions: Tensor, hidden: Tensor, labels: Tensor, texts: Texts) -> 
 def _gather_teacher(positions: Tensor, teacher: Teacher) -> Teacher:
     """The teacher at these positions alone, [1, N, …]."""
     index = positions.clamp_min(0)                                       # [N]
-    chosen = (None if x is None else at_positions(x, index).unsqueeze(0) for x in (teacher.logits, teacher.hidden))
-    return teacher._replace(**dict(zip(("logits", "hidden"), chosen, strict=True)))
+    logits, hidden = (None if x is None else at_positions(x, index).unsqueeze(0) for x in teacher[:2])
+    return teacher._replace(logits=logits, hidden=hidden)
 
 
 def _spread(positions: Tensor, stats: TokenStats, shape: torch.Size) -> TokenStats:

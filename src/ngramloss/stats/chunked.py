@@ -224,7 +224,9 @@ def absorb_teacher(block: Block, other: Block, labels: Tensor, compared: Compare
         sums: list[tuple[Tensor | None, Tensor, Tensor, int]] = [
             (compared.kl, given, own, 1), (compared.reverse_kl, own, given, -1)
         ]
-        earlier = None if block.first else _compare(*(x.unsqueeze(-1) for x in before), *levels)   # [R, 1] each
+        earlier = None
+        if not block.first:
+            earlier = _compare(before[0].unsqueeze(-1), before[1].unsqueeze(-1), *levels)   # [R, 1] each
         for kl, of, to, sign in sums:
             if kl is None:
                 continue

@@ -175,8 +175,8 @@ class _Sweep(torch.autograd.Function):
         if twins is not None and "twin_kl" in plan.needs:
             pairs = Pairs(twins, torch.empty_like(running.lse), torch.empty_like(running.lse))
         if teacher is not None and teacher.hidden is not None:
-            own = dtype if casts else teacher.hidden.dtype
-            scaled = _rows(teacher.hidden, teacher.scale, own).view_as(teacher.hidden)   # [B, T, D']
+            precision = dtype if casts else teacher.hidden.dtype
+            scaled = _rows(teacher.hidden, teacher.scale, precision).view_as(teacher.hidden)   # [B, T, D']
             teacher = teacher._replace(hidden=scaled, scale=1.0)
         compared = None if teacher is None else _fresh_comparison(running.lse, plan.needs)
         texts = texts if "cross_logp" in plan.needs else None
@@ -316,7 +316,7 @@ def _fresh(labels: Tensor, dtype: torch.dtype, needs: frozenset[str]) -> Running
 
 
 def _fresh_comparison(like: Tensor, needs: frozenset[str]) -> Compared:
-    lse, teacher_lse, kl, reverse_kl = torch.empty(4, *like.shape, dtype=like.dtype, device=like.device).unbind()   # [N]
+    lse, teacher_lse, kl, reverse_kl = like.new_empty(4, len(like)).unbind()   # [N] each
     return Compared(
         lse, teacher_lse, kl if "teacher_kl" in needs else None, reverse_kl if "teacher_reverse_kl" in needs else None
     )
@@ -339,7 +339,8 @@ def _teacher_blocks(teacher: Teacher | None, plan: Plan, most: int) -> Iterator[
             part = logits[:, start : start + most]                       # [N, width]
             yield Block(part, part, start, part.shape[1], logits.shape[1], None, None)
     else:
-        assert teacher.hidden is not None and teacher.weight is not None
+        assert teacher.hidden is not None
+        assert teacher.weight is not None
         rows = _rows(teacher.hidden, 1.0, teacher.hidden.dtype)          # [N, D'], with low rank [N, D' + r]
         bias = None if teacher.bias is None else teacher.bias.reshape(-1)   # [V]
         alone = plan._replace(needs=frozenset(), softcap=teacher.softcap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,8 +78,8 @@ def needed_teacher(
     made, weight = teacher.hidden if teacher.logits is None else teacher.logits, teacher.weight
     given = tuple(x is not None for x in teacher[:3])
     if made is None or given not in ((True, False, False), (False, True, True)):
-        raise ValueError("a teacher is given by its logits, Teacher(logits), or by hidden states and the head's weight, "
-                         "Teacher(hidden=..., weight=...), not by both or parts of them.")
+        raise ValueError("a teacher is given by its logits, Teacher(logits), or by hidden states and the head's "
+                         "weight, Teacher(hidden=..., weight=...), not by both or parts of them.")
     what = "logits" if weight is None else "hidden"
     if made.ndim != 3 or made.shape[:2] != shape or not made.dtype.is_floating_point:
         raise ValueError(f"the teacher's {what} must be floating point, [B, T, …] with [B, T] = {list(shape)} as the "
@@ -90,11 +90,13 @@ def needed_teacher(
                          f"states, got {list(weight.shape)}.")
     ids = made.shape[-1] if weight is None else weight.shape[0]
     if ids != vocabulary:
-        raise ValueError(f"the teacher has a vocabulary of {ids:,} ids, and the model of {vocabulary:,}: token by token "
-                         "they cannot be compared. A teacher must have the tokenizer and the vocabulary of the model.")
+        raise ValueError(f"the teacher has a vocabulary of {ids:,} ids, and the model of {vocabulary:,}: token by "
+                         "token they cannot be compared. A teacher must have the tokenizer and the vocabulary of the "
+                         "model.")
     if made.device != device:
         raise ValueError(f"the teacher's {what} are on {made.device}, and the model's on {device}. Move them there.")
-    return Teacher(*(x.detach() if isinstance(x, Tensor) else x for x in teacher))
+    tensors: dict[str, Any] = {name: x.detach() for name, x in teacher._asdict().items() if isinstance(x, Tensor)}
+    return teacher._replace(**tensors)
 
 
 def divergences(

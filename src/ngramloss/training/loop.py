@@ -183,8 +183,8 @@ def run(job: Job, here: Processes) -> Outcome:
         return torch.stack([loss.detach(), *last_parts(model).values()])
 
     # The steps
-    why_not_captured = _why_not_captured(settings, here.device)
-    if remark := _capture_remark(settings, here.device):
+    why_not_captured = _why_not_captured(settings, here.device, teacher=teacher is not None)
+    if remark := _capture_remark(settings, here.device, teacher=teacher is not None):
         logger.info(remark)
     steps, largest = _plan(job, model, here, autocast, captures=not why_not_captured)
     if not steps.total:
@@ -325,8 +325,8 @@ def train(
         )
     if settings.teacher or (teacher is not None and loss_fn.compares_with_start):
         raise UserError(
-            "train.teacher is read by ngramloss train. Here, pass the loaded model: train(..., teacher=model). For keep "
-            "pass none: it compares with the model as it is before training."
+            "train.teacher is read by ngramloss train. Here, pass the loaded model: train(..., teacher=model). For "
+            "keep pass none: it compares with the model as it is before training."
         )
     here = start_processes()
     checkpoint_folder = None if folder is None else Path(folder)
@@ -560,7 +560,7 @@ def _plan(
     return steps, largest
 
 
-def _why_not_captured(settings: Train, device: torch.device) -> str:
+def _why_not_captured(settings: Train, device: torch.device, *, teacher: bool = False) -> str:
     """Why steps cannot run as CUDA graphs; empty if they can."""
     if device.type != "cuda":
         return "there is no NVIDIA GPU"
@@ -570,13 +570,15 @@ def _why_not_captured(settings: Train, device: torch.device) -> str:
         return "train.fsdp gathers parameters in the middle of a step"
     if settings.gradient_checkpointing:
         return "gradient checkpointing computes activations again in the backward pass"
+    if teacher:
+        return "a teacher reads each micro-batch beside the model, which was not tried in a CUDA graph"
     return ""
 
 
-def _capture_remark(settings: Train, device: torch.device) -> str:
+def _capture_remark(settings: Train, device: torch.device, *, teacher: bool = False) -> str:
     """What to say if steps on a GPU should be captured and cannot be; otherwise it is empty."""
     wanted = settings.capture and device.type == "cuda"
-    why = _why_not_captured(settings, device)
+    why = _why_not_captured(settings, device, teacher=teacher)
     return NOT_CAPTURED.format(why) if wanted and why else ""
 
 
