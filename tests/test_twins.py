@@ -4,7 +4,6 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import models
 import pytest
@@ -13,6 +12,7 @@ import transformers
 from accelerate import Accelerator
 from accelerate.state import GradientState
 from forks import fork_ranks
+from looped import SETTINGS, assert_same_log, trained
 from safetensors.torch import load_file
 from trainings import arguments, assert_same_weights, padded, rows, rows_with_candidates, tiny
 
@@ -27,41 +27,7 @@ from ngramloss.training.best import best_of
 from ngramloss.training.processes import start_processes
 
 OBJECTIVE = "ce + rdrop + rewards(2):twin + gated(1):twin"
-SETTINGS = {
-    "batch_size": 8,
-    "accumulate": 1,
-    "epochs": 2.0,
-    "learning_rate": 1e-2,
-    "warmup_steps": 0,
-    "log_every": 1,
-    "eval_every": 0,
-    "save_every": 1,
-    "keep": 100,
-}
 TERMS = ("loss", "ce", "rdrop", "rewards(2):twin", "gated(1):twin", "grad_norm")
-
-
-class Trained(NamedTuple):
-    """A training that ended."""
-
-    model: object
-    outcome: object
-    log: list
-
-
-def trained(folder=None, *, model, objective, data=22, validation=None, **changes):
-    """Train with ``ng.train``; the log has the values that ``on_step`` gets."""
-    log, data = [], rows(data) if isinstance(data, int) else data
-    given = {"objective": objective, "validation": validation, "folder": folder, **SETTINGS | changes}
-    outcome = ng.train(model, None, data, on_step=lambda step, values: log.append({"step": step, **values}), **given)
-    return Trained(model, outcome, log)
-
-
-def assert_same_log(one, other, names=TERMS, tolerance=1e-4):
-    assert [line["step"] for line in one] == [line["step"] for line in other]
-    for here, there in zip(one, other, strict=True):
-        for name in names:
-            assert here.get(name) == pytest.approx(there.get(name), abs=tolerance), name
 
 
 def noisy(model=None):

@@ -89,7 +89,7 @@ def raise_unless_same_teacher(saved: str, mark: str) -> None:
     """Raise if a training would be continued with another teacher, or another start, than it began with."""
     if saved != mark:
         raise UserError(
-            "the teacher is not the one that this training began with: its weights are others. For distill, restore "
+            "the teacher is not the one that this training began with: its weights are different. For distill, restore "
             "train.teacher; keep compares with the model as it was before training, so load that, not a checkpoint. Or "
             "start over with --fresh."
         )

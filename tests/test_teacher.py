@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 from forks import fork_ranks
+from looped import assert_same_log, trained
 from safetensors.torch import load_file
-from test_twins import assert_same_log, trained
 from trainings import arguments, assert_same_weights, joined_rows, padded, rows, rows_with_candidates, tiny
 from trainings import trained as trainers
 
@@ -249,8 +249,8 @@ def test_a_continued_training_of_adapters_keeps_to_the_same_start(tmp_path):
 WORKER = """
 import json, sys
 sys.path.insert(0, {tests!r})
-import test_distillation
-test_distillation.work(sys.argv[1], **json.loads(sys.argv[2]))
+import test_teacher
+test_teacher.work(sys.argv[1], **json.loads(sys.argv[2]))
 """
 
 
