@@ -338,3 +338,53 @@ def weighted_tokens(function, p, labels, weights):
         until, before = ([*labels[:end], *[-100] * (len(labels) - end)] for end in (t + 1, t))
         total = total + weights[t] * (function(p, until) - function(p, before))
     return total
+
+
+# Twins and teachers
+
+
+def rdrop(p, q, labels):
+    """Of a row and its twin: ½ (KL(p‖q) + KL(q‖p)) at each label."""
+    total = 0.0 * p[0][0]
+    for own, twin, label in zip(p, q, labels, strict=True):
+        if label != -100:
+            forth = sum(a * (a.log() - b.log()) for a, b in zip(own, twin, strict=True))
+            back = sum(b * (b.log() - a.log()) for a, b in zip(own, twin, strict=True))
+            total = total + (forth + back) / 2
+    return total
+
+
+def rewards_twin(p, q, labels, n):
+    """The windows that the twin's best tokens get right earn this row's probability of the labels."""
+    spans, (ids, _) = windows(labels, n), best(q)
+    hits = [t for t in spans if gram(ids, t, n) == gram(labels, t, n)]
+    copies = Counter(gram(labels, t, n) for t in hits)
+    loss = 1 + 0.0 * p[0][0]
+    for t in hits:
+        earned = prod(p[t + i][labels[t + i]] for i in range(n))
+        loss = loss - earned / copies[gram(labels, t, n)] / len(spans)
+    return loss
+
+
+def gated_twin(p, q, labels, n):
+    spans, (ids, _) = windows(labels, n), best(q)
+    loss = 1 + 0.0 * p[0][0]
+    for t in spans:
+        if gram(ids, t, n) == gram(labels, t, n):
+            loss = loss - prod(p[t + i][labels[t + i]] for i in range(n)) / len(spans)
+    return loss
+
+
+def distill(p, q, labels, temperature=1.0):
+    """τ² Σ KL(q‖p), the teacher first; ``p`` and ``q`` are the probabilities without temperature."""
+    total = 0.0 * p[0][0]
+    for row, other, label in zip(p, q, labels, strict=True):
+        if label != -100:
+            own, given = ([x ** (1 / temperature) for x in one] for one in (row, other))
+            own, given = ([x / sum(one) for x in one] for one in (own, given))
+            total = total + temperature**2 * sum(b * (b.log() - a.log()) for a, b in zip(own, given, strict=True))
+    return total
+
+
+def keep_reverse(p, q, labels):
+    return distill(q, p, labels) + 0.0 * p[0][0]

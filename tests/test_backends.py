@@ -5,21 +5,11 @@ import contextlib
 import pytest
 import torch
 from lanes import few
+from sweeps import DEVICE, LOGS, NEEDS, every_sweep
 
 from ngramloss import JointLoss, token_stats_from_hidden
 from ngramloss.stats import backends, chosen_backend, chunked, head
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SWEEPS = [(backend, memory) for backend in ("chunked", "fused") for memory in ("fast", "lean")]
-every_sweep = pytest.mark.parametrize(
-    ("backend", "memory"),
-    [
-        pytest.param(*sweep, id="-".join(sweep), marks=[pytest.mark.slow] * (sweep[0] == "fused" and DEVICE == "cpu"))
-        for sweep in SWEEPS
-    ],
-)
-LOGS = ("cross_logp", "mean_logp")
-NEEDS = (*LOGS, "entropy")
 EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2) + soft(2) + dft + unlikelihood + eaft(alpha=2)"
 
 

@@ -506,7 +506,7 @@ def test_without_candidates_the_rest_of_the_objective_is_left():
         "ce(smoothing=0.1) + 2*rank + bag(2)@from(0.5)", check=True, backend="chunked", memory="lean", reduction="none"
     )
     loss_fn.progress = 0.7
-    rest = loss_fn.without_candidates()
+    rest = loss_fn.without("candidates")
     assert str(rest) == "ce(smoothing=0.1) + bag(2)@from(0.5)"
     assert (rest.check, rest.backend, rest.memory, rest.reduction, rest.progress) == (
         True,
@@ -515,7 +515,7 @@ def test_without_candidates_the_rest_of_the_objective_is_left():
         "none",
         0.7,
     )
-    assert str(JointLoss("rank + risk").without_candidates()) == "0*ce"
+    assert str(JointLoss("rank + risk").without("candidates")) == "0*ce"
 
 
 def test_diagnostics_leave_candidate_terms_out():

@@ -283,7 +283,7 @@ def test_copies_and_pickles():
         ("ce + bleu(1,300000)", r"bleu takes n of at most 1,024, got 300,000"),
         (f"matches({'9' * 5000})", r"expected n of at most 1,024, got '999"),
         ("matches(2):relased", r"matches has no variant 'relased'\. Did you mean 'released'\? Choose from released"),
-        ("rewards(2):released", r"rewards has no variant 'released'\. Leave it out: it has none"),
+        ("soft(2):released", r"soft has no variant 'released'\. Leave it out: it has none"),
         ("ce(smoothin=0.1)", r"ce has no option 'smoothin'\. Did you mean 'smoothing'\? It takes smoothing"),
         ("matches(2,smoothing=1)", r"matches has no option 'smoothing'\. It takes n\."),
         ("lcs(x=1)", r"lcs has no option 'x'\. It takes none\."),

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from ngramloss.settings import Setting as Setting
     from ngramloss.stats import IGNORE_INDEX as IGNORE_INDEX
     from ngramloss.stats import CandidateStats as CandidateStats
+    from ngramloss.stats import Teacher as Teacher
     from ngramloss.stats import TokenStats as TokenStats
     from ngramloss.stats import token_stats as token_stats
     from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
+    from ngramloss.steps.twins import twins as twins
     from ngramloss.systems.registry import SYSTEMS as SYSTEMS
     from ngramloss.systems.registry import System as System
     from ngramloss.terms import OBJECTIVES as OBJECTIVES
@@ -61,6 +63,7 @@ _ROOMS = {
     "Term": "terms",
     "IGNORE_INDEX": "stats",
     "CandidateStats": "stats",
+    "Teacher": "stats",
     "TokenStats": "stats",
     "token_stats": "stats",
     "token_stats_from_hidden": "stats",
@@ -69,6 +72,7 @@ _ROOMS = {
     "ScoreTexts": "integrations.score_texts",
     "TextGenerator": "generation.text_generator",
     "train": "training.loop",
+    "twins": "steps.twins",
     "SYSTEMS": "systems.registry",
     "System": "systems.registry",
 }

@@ -38,7 +38,8 @@ def diagnose(
     sum of all parts' norms. This costs one backward pass of a plain head for each part.
 
     Parts that read candidates, or streams of a ProphetNet, are left out: their gradient does not pass through these
-    logits. In packed rows the windows are those of the texts. ``given`` has what ``JointLoss`` takes beside labels.
+    logits. So are parts that need twins, which differ by their dropout alone, or a teacher, which is not here. In
+    packed rows the windows are those of the texts. ``given`` has what ``JointLoss`` takes beside labels.
 
     Example:
         >>> from ngramloss import JointLoss
@@ -51,8 +52,7 @@ def diagnose(
     read = {*loss_fn.needs, WEIGHTS}
     given = {name: value for name, value in (given or {}).items() if value is not None and name in read}
     absent = GIVEN.keys() - given.keys()
-    if loss_fn.needs_candidates or loss_fn.needs & absent:
-        loss_fn = loss_fn.only(lambda term: term.reads != "candidates" and not term.needs & absent)
+    loss_fn = loss_fn.without("candidates", "twins", "teacher").only(lambda term: not term.needs & absent)
     labels = labels.long()                                               # [B, T]
     with torch.no_grad():
         stats, own = token_stats(logits, labels), labels

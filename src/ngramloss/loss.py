@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Never
+from typing import Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ngramloss.stats import (
     WEIGHTS,
     CandidateStats,
     Packing,
+    Teacher,
     TokenStats,
     check_segments,
     checked_candidates,
@@ -29,6 +30,7 @@ from ngramloss.stats import (
     with_given,
 )
 from ngramloss.terms.parser import parse
+from ngramloss.terms.registry import START, TEACHER_STATISTICS, TWIN_STATISTICS
 from ngramloss.terms.term import Part, Term, check_names
 from ngramloss.weights import current_weights, refresh_device_weights, weights_on_device
 
@@ -50,14 +52,16 @@ class JointLoss(torch.nn.Module):
     """A weighted sum of objectives.
 
     ``ce`` and other terms of tokens (``convex``, ``dft``, ``tailr``, ``mixce``, ``focal``, ``eaft``, ``unlikelihood``,
-    ``margin``, ``future``) are averaged over tokens, every other term over sequences. Both denominators are arguments,
-    and default to the counts of this batch. A trainer passes those of the whole optimiser step, so that the losses of
-    micro-batches and processes add up to the loss of the whole step. A row that contains only padding is not a
-    sequence: it is not counted in any denominator and adds nothing. NaN in the logits makes the loss NaN, as in
-    ``F.cross_entropy``, and so does NaN in a candidate.
+    ``margin``, ``future``, ``rdrop``, ``distill``, ``keep``) are averaged over tokens, every other term over sequences.
+    Both denominators are arguments, and default to the counts of this batch. A trainer passes those of the whole
+    optimiser step, so that the losses of micro-batches and processes add up to the loss of the whole step. A row
+    that contains only padding is not a sequence: it is not counted in any denominator and adds nothing. NaN in the
+    logits makes the loss NaN, as in ``F.cross_entropy``, and so does NaN in a candidate.
 
     ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``. ``margin``
-    reads what a language model says of each label, which is passed as ``lm_logp``.
+    reads what a language model says of each label, which is passed as ``lm_logp``. ``rdrop``, ``rewards:twin`` and
+    ``gated:twin`` compare twins: rows 2i and 2i + 1 are one example, each with its own dropout. ``distill`` and
+    ``keep`` compare with a teacher, which is passed as ``teacher``.
 
     If a row contains several texts, as trainers of decoder-only models pack them, ``segments`` says which position
     belongs to which. Then every text is a sequence of its own, as if it had a row to itself.
@@ -102,6 +106,8 @@ class JointLoss(torch.nn.Module):
         self.progress: float | None = None
         """The share of optimiser steps done, from 0 to 1. Terms with a schedule read it; a trainer sets it."""
         self.needs = frozenset(need for term in self.terms for need in term.needs)
+        self.temperature = _temperature(self.terms)
+        """What the logits of model and teacher are divided by before they are compared."""
 
     def __str__(self) -> str:
         return " + ".join(str(term) for term in self.terms)
@@ -111,7 +117,8 @@ class JointLoss(torch.nn.Module):
 
     def forward(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None, **given: Tensor | None,
+        candidates: CandidateStats | None = None, segments: Segments = None, teacher: Teacher | Tensor | None = None,
+        **given: Tensor | None,
     ) -> Tensor:
         """Compute the loss from logits [B, T, V] and labels [B, T].
 
@@ -124,25 +131,31 @@ class JointLoss(torch.nn.Module):
             candidates: what ``rank``, ``risk`` and ``prefer`` read, a row for each row of the labels.
             segments: the text of each label in packed rows: integers [B, T], equal neighbours belong together. Labels
                 with a negative segment belong to no text: only terms that are plain sums over positions (``ce``,
-                ``dft``, ``tailr``, ``mixce``, ``focal``, ``eaft``) count them. Finding the texts reads two numbers on
-                the host; compiled or captured code takes them ready made, from
+                ``dft``, ``tailr``, ``mixce``, ``focal``, ``eaft``, ``rdrop``) count them. Finding the texts reads two
+                numbers on the host; compiled or captured code takes them ready made, from
                 ``ngramloss.stats.packing(labels, segments)``.
+            teacher: what ``distill`` and ``keep`` compare with: another model's logits at the same positions, or
+                ``Teacher(hidden=..., weight=...)``. It gets no gradient.
             given: numbers of each label that the logits do not have, [B, T]: ``lm_logp``, which ``margin`` reads, and
                 ``weights``, 0 or more. A token's value is multiplied by its weight; an n-gram has the mean weight of
                 its tokens. Denominators stay counts. Terms that cannot weight tokens raise an error.
         """
         return self.with_parts(
             logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates,
-            segments=segments, **given,
+            segments=segments, teacher=teacher, **given,
         ).total
 
     def with_parts(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None, **given: Tensor | None,
+        candidates: CandidateStats | None = None, segments: Segments = None, teacher: Teacher | Tensor | None = None,
+        **given: Tensor | None,
     ) -> Loss:
         """Compute the loss from logits, with its parts. Arguments are those of :meth:`forward`."""
         packed = packing_of(labels, segments)
-        stats = token_stats(logits, labels, needs=self.needs, check=self.check, texts=packed and packed.texts)
+        stats = token_stats(
+            logits, labels, needs=self.needs, check=self.check, texts=packed and packed.texts,
+            teacher=self._checked_teacher(teacher),
+        )
         stats = self._with_given(stats, labels, given)
         return self.from_stats(
             stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
@@ -153,7 +166,7 @@ class JointLoss(torch.nn.Module):
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
-        **given: Tensor | None,
+        teacher: Teacher | Tensor | None = None, **given: Tensor | None,
     ) -> Tensor:
         """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
 
@@ -171,7 +184,7 @@ class JointLoss(torch.nn.Module):
         return self.from_hidden_with_parts(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
             num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
-            low_rank=low_rank, **given,
+            low_rank=low_rank, teacher=teacher, **given,
         ).total
 
     def from_hidden_with_parts(
@@ -179,7 +192,7 @@ class JointLoss(torch.nn.Module):
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
-        **given: Tensor | None,
+        teacher: Teacher | Tensor | None = None, **given: Tensor | None,
     ) -> Loss:
         """Compute the loss from hidden states, with its parts. Arguments are those of :meth:`from_hidden`."""
         self.refuse_terms_of_logits("from_hidden")
@@ -187,7 +200,7 @@ class JointLoss(torch.nn.Module):
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
             backend=self.backend, memory=self.memory, texts=packed and packed.texts, positions=positions,
-            low_rank=low_rank,
+            low_rank=low_rank, teacher=self._checked_teacher(teacher),
         )
         stats = self._with_given(stats, labels, given)
         return self.from_stats(
@@ -294,13 +307,33 @@ class JointLoss(torch.nn.Module):
         """Whether a term reads candidates."""
         return any(part.reads == "candidates" for part in self.parts)
 
-    def without_candidates(self) -> JointLoss:
-        """The terms that do not read candidates, with the same options; ``0*ce`` if none is left. For validation."""
-        return self.only(lambda term: term.reads != "candidates")
+    @property
+    def needs_twins(self) -> bool:
+        """Whether a term compares each row with its twin, so that rows 2i and 2i + 1 must be one example."""
+        return not self.needs.isdisjoint(TWIN_STATISTICS)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a term compares with a teacher."""
+        return not self.needs.isdisjoint(TEACHER_STATISTICS)
+
+    @property
+    def compares_with_start(self) -> bool:
+        """Whether the teacher is the model itself before training."""
+        return any(term.name == START for term in self.terms)
+
+    def without(self, *missing: Literal["candidates", "twins", "teacher"]) -> JointLoss:
+        """The terms that can be computed without these, with the same options; ``0*ce`` if none is left.
+
+        Validation has neither candidates nor twins. Returns this loss if no term requires them.
+        """
+        return self.only(lambda term: term.requires.isdisjoint(missing))
 
     def only(self, keeps: Callable[[Term], bool]) -> JointLoss:
-        """Some of the terms, with the same options; ``0*ce`` if none is left."""
+        """Some of the terms, with the same options; ``0*ce`` if none is left, and this loss if all are."""
         terms = [term for term in self.terms if keeps(term)]
+        if len(terms) == len(self.terms):
+            return self
         rest = JointLoss(terms or "0*ce", check=self.check, backend=self.backend, memory=self.memory,
                          reduction=self.reduction)
         rest.progress = self.progress
@@ -326,6 +359,20 @@ class JointLoss(torch.nn.Module):
             if name in self.needs and getattr(stats, name) is None:
                 term = next(term for term in self.terms if name in term.needs)
                 raise UserError(f"{term.names[0]} reads {GIVEN[name]}.")
+
+    def _checked_teacher(self, teacher: Teacher | Tensor | None) -> Teacher | None:
+        """The teacher at the objective's temperature. Raises if it is missing or unwanted."""
+        if teacher is None and self.needs_teacher:
+            name = next(term.names[0] for term in self.terms if "teacher" in term.requires)
+            raise UserError(f"{name} compares with a teacher, and there is none: set train.teacher, attach(model, ..., "
+                            "teacher=model), or pass teacher=logits or teacher=ngramloss.Teacher(...) to the loss. To "
+                            "leave such terms out: loss_fn.without('teacher').")
+        if teacher is not None and not self.needs_teacher:
+            raise UserError(f"a teacher was given, but no term of {str(self)!r} compares with one: add distill or keep "
+                            "to the objective, or leave the teacher out.")
+        if isinstance(teacher, Tensor):
+            teacher = Teacher(teacher)
+        return teacher._replace(temperature=self.temperature) if isinstance(teacher, Teacher) else teacher
 
     def _checked_candidates(
         self, candidates: CandidateStats | None, labels: Tensor, packed: Packing | None
@@ -417,6 +464,19 @@ def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:
     if not terms or not all(isinstance(term, Term) for term in terms):
         raise TypeError(f"objective must be a string such as 'ce + matches(2)' or Terms, got {objective!r}.")
     return terms
+
+
+def _temperature(terms: Iterable[Term]) -> float:
+    """The temperature of all terms that compare with a teacher. Raises if they differ, or ask for two teachers."""
+    compared = [term for term in terms if "teacher" in term.requires]
+    if len({term.name == START for term in compared}) > 1:
+        raise UserError(f"{' + '.join(map(str, compared))} compares with a teacher and with the start of the model, "
+                        "and there is one teacher at a time. Write distill or keep.")
+    found = {float(term.options.get("temperature", 1.0)) for term in compared}
+    if len(found) > 1:
+        raise UserError(f"{' + '.join(map(str, compared))} compares at several temperatures, and one sweep has one. "
+                        "Write distill once.")
+    return found.pop() if found else 1.0
 
 
 def _denominator(name: str, given: Count | None, like: Tensor) -> Tensor | None:

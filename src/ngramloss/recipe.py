@@ -181,6 +181,12 @@ class Train:
     training says why and runs without."""
     compile: bool = False
     """Compile the layers with torch.compile: slower to start, faster steps, less memory."""
+    twins: bool = False
+    """Put every example into the step twice, as neighbours, each with its own dropout: for ``rdrop``, ``rewards:twin``
+    and ``gated:twin``. ``batch_size`` counts it once, all denominators count both."""
+    teacher: str = ""
+    """For ``distill``: the folder or hub id of another model with the same tokenizer, or a run. ``keep`` needs none: it
+    compares with the model before training."""
     fsdp: bool = False
     """Shard parameters and optimiser over the processes of torchrun."""
     memory: str = setting("fast", choices=("fast", "lean"))

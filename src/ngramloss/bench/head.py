@@ -82,7 +82,8 @@ def measure(
     """
     for name in sizes:
         size = SIZES[name]
-        hidden, weight, labels = example(size, device, dtype)
+        twins = any(JointLoss(objective).needs_twins for objective in objectives)
+        hidden, weight, labels = example(size, device, dtype, twins=twins)
         labels[:, : size.T - max(round(share * size.T), 1)] = IGNORE_INDEX
         results: dict[str, Cost | str] = {}
         for what, run, leaves in contestants(
@@ -108,13 +109,19 @@ def _row(size: str, what: str, results: Mapping[str, Cost | str]) -> Row:
     return Row(size, what, *spent, to_stock, to_floor)
 
 
-def example(size: Size, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Random hidden states with which a model is right about half the time, like a fine-tuned model."""
+def example(size: Size, device: str, dtype: torch.dtype, *, twins: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Random hidden states with which a model is right about half the time, like a fine-tuned model.
+
+    With ``twins``, rows 2i and 2i + 1 have the same labels, and hidden states that differ as by dropout.
+    """
     generator = torch.Generator().manual_seed(0)
     B, T, V, D = size
     labels = torch.randint(0, V, (B, T), generator=generator)  # [B, T]
     weight = torch.randn(V, D, generator=generator) * D**-0.5  # [V, D]
     hidden = torch.randn(B, T, D, generator=generator)  # [B, T, D]
+    if twins:
+        labels[1::2] = labels[::2]
+        hidden[1::2] = hidden[::2] + 0.3 * hidden[1::2]
     hidden += 4.5 * weight[labels]
     hidden, weight = (x.to(device, dtype).requires_grad_() for x in (hidden, weight))
     return hidden, weight, labels.to(device)

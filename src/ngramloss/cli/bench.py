@@ -26,6 +26,7 @@ examples:
   ngramloss bench head
   ngramloss bench head --sizes bart-16 bart-64 --json head.json --plot head.png
   ngramloss bench head --objective ce "ce + soft(1)" "ce + unlikelihood"
+  ngramloss bench head --sizes bart-64 --objective ce "ce + rdrop"      # 2 × 32 rows, for every line
   ngramloss bench head --sizes bart-16 --loops        # the paper's own loops too: slow
 """
 
@@ -249,8 +250,8 @@ def _add_files(parser: argparse.ArgumentParser, content: str, *, plot: bool = Tr
     add_device(parser)
 
 
-def _check_objectives(objectives: Sequence[str]) -> None:
-    """Raise if an objective is written wrongly or reads candidates, which the benchmarks do not have."""
+def _check_objectives(objectives: Sequence[str], *, has: str = "") -> None:
+    """Raise if an objective is written wrongly or needs candidates or twins; ``has`` names what this benchmark has."""
     from ngramloss.terms.parser import parse
     from ngramloss.terms.term import check_names
 
@@ -258,8 +259,8 @@ def _check_objectives(objectives: Sequence[str]) -> None:
         terms = parse(objective)
         check_names(terms)
         for term in terms:
-            if term.reads == "candidates":
-                raise UserError(f"{term.name} reads candidates, and bench has none. Leave it out of {objective!r}.")
+            for missing in term.requires - {has}:
+                raise UserError(f"{term.name} reads {missing}, and bench has none. Leave it out of {objective!r}.")
 
 
 def _precision(options: argparse.Namespace, device: str) -> str:
@@ -294,7 +295,7 @@ def _bench_head(options: argparse.Namespace) -> int:
 
     from ngramloss.bench import chart, head
 
-    _check_objectives(options.objective or ())  # before anything is timed
+    _check_objectives(options.objective or (), has="twins")  # before anything is timed
     json_file, plot_file = (output_file(name, []) for name in (options.json, options.plot))
     chart.raise_unless_drawable(plot_file)
     device = chosen_device(options)

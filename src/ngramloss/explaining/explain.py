@@ -178,6 +178,18 @@ def _total(loss_fn: JointLoss, loss: Tensor, parts: Mapping[str, Tensor]) -> str
 def raise_if_not_compared(others: Sequence[str], objectives: Sequence[JointLoss]) -> None:
     """Raise if there are other outputs and no objective that compares them, or one reads what words do not have."""
     for loss_fn in objectives:
+        if loss_fn.needs_twins:
+            name = next(term.names[0] for term in loss_fn.terms if "twins" in term.requires)
+            raise UserError(
+                f"{name} compares two predictions of a model with different dropout, and a pair of sentences has one. "
+                "Explain the other terms without it."
+            )
+        if loss_fn.needs_teacher:
+            name = next(term.names[0] for term in loss_fn.terms if "teacher" in term.requires)
+            raise UserError(
+                f"{name} compares all probabilities of a model with those of a teacher, and a pair of sentences has "
+                "none. Explain the other terms without it."
+            )
         if loss_fn.needs & GIVEN.keys():
             raise UserError(
                 f"{str(loss_fn)!r} reads a second model's probabilities or further streams, which a pair of sentences "

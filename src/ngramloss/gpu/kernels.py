@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ngramloss.objectives.windows.matches import most_counted
+from ngramloss.objectives.windows.rewards import by_twin
 from ngramloss.stats import IGNORE_INDEX, TokenStats
 
 LONGEST = 512
@@ -38,6 +39,8 @@ class Kernel(NamedTuple):
     released: bool = False
     shared: bool = True
     """Whether equal windows share one reward."""
+    twin: bool = False
+    """Whether the twin predicts the windows."""
 
     def serves(self, stats: TokenStats, *, n: int) -> bool:
         """Whether the kernel supports rows and windows of this length."""
@@ -45,6 +48,7 @@ class Kernel(NamedTuple):
 
     def __call__(self, stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         """The value of the formula, [B], with its gradient."""
+        stats = by_twin(stats) if self.twin else stats
         value: Tensor = _Best.apply(stats.best_logp, stats.best_token, labels, n, self)
         return value
 
@@ -55,6 +59,7 @@ rewards = Kernel(placed=True)
 precision = Kernel(precise=True)
 precision_released = Kernel(precise=True, released=True)
 gated = Kernel(placed=True, shared=False)
+rewards_twin, gated_twin = rewards._replace(twin=True), gated._replace(twin=True)
 
 
 class LabelKernel(NamedTuple):

@@ -70,8 +70,9 @@ def replayed(
     loss_fn: JointLoss, stats: TokenStats, labels: Tensor, counts: dict[str, Tensor | None], packed: Packing | None
 ) -> tuple[Tensor, Tensor]:
     """The loss, [], and the values of its parts, [parts]. Counts are the denominators that were passed."""
-    floats = {name: value for name, value in stats._asdict().items() if value is not None and name != "best_token"}
-    given = {"best_token": stats.best_token, "labels": labels}
+    present = {name: value for name, value in stats._asdict().items() if value is not None}
+    floats = {name: value for name, value in present.items() if value.is_floating_point()}
+    given = {name: value for name, value in present.items() if name not in floats} | {"labels": labels}
     given |= {name: count for name, count in counts.items() if count is not None}
     given |= {} if packed is None else {f"packed.{name}": value for name, value in packed._asdict().items()}
     return _Replayed.apply(loss_fn, given, tuple(floats), *floats.values())  # type: ignore[no-untyped-call, no-any-return]
@@ -122,7 +123,8 @@ class _Program:
         """Loss, values of the parts, and slopes of the named statistics."""
         with torch.enable_grad():
             floats = {name: inputs[name].detach().requires_grad_() for name in names}
-            stats = TokenStats(best_token=inputs["best_token"], **floats)
+            tokens = {name: inputs[name] for name in TokenStats._fields if name in inputs and name not in floats}
+            stats = TokenStats(**tokens, **floats)
             packed = {name.removeprefix("packed."): x for name, x in inputs.items() if name.startswith("packed.")}
             values = loss_fn.part_values(
                 stats, inputs["labels"], num_tokens=inputs.get("num_tokens"), num_sequences=inputs.get("num_sequences"),

@@ -26,6 +26,7 @@ from ngramloss.hf.calls import (
     hooks_of,
     loss_made_elsewhere,
     outputs_are_read,
+    refuse_predictions_of_twins,
 )
 from ngramloss.hf.candidates import (
     CandidateRows,
@@ -37,6 +38,7 @@ from ngramloss.hf.candidates import (
 from ngramloss.hf.heads import Head, bare, has_encoder, head_module, head_of, raise_unless_equal
 from ngramloss.hf.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, shifted, step_loss_of
+from ngramloss.hf.teachers import TeacherModel, teacher_model
 from ngramloss.hf.unmasked import unmasked
 from ngramloss.loss import JointLoss
 from ngramloss.stats import (
@@ -64,6 +66,7 @@ def attach(
     logits: bool = False,
     shift: bool | None = None,
     segments: Unit = "documents",
+    teacher: Any = None,
     **options: Any,
 ) -> ModelT:
     """Make ``model(..., labels=...)`` return the joint loss. Without labels nothing changes.
@@ -101,6 +104,13 @@ def attach(
     ``margin`` needs one more input, ``lm_logp``: a log-probability for each label, in the shape of ``labels``.
     ``future`` reads the further streams of a ProphetNet, which the model itself computes.
 
+    An objective with a term that compares twins, such as ``rdrop``, needs batches in which rows 2i and 2i + 1 are the
+    same example: :func:`ngramloss.twins` makes a collator of them. In evaluation such terms are left out.
+
+    ``distill`` and ``keep`` compare with a ``teacher``, which reads each batch too, without gradient, in training and
+    evaluation. It is put into evaluation mode, and moved to the device of the model. For ``keep`` it is the model
+    before training: a copy, or, if only adapters are trained, the model itself, which then runs without them.
+
     Args:
         model: a Hugging Face model, bare or inside ``torch.compile``, DDP or PEFT. Changed in place.
         objective: as in :class:`JointLoss`.
@@ -110,6 +120,7 @@ def attach(
             encoder-decoder, yes for a decoder-only model.
         segments: what is a text: ``"documents"``, or ``"turns"``, every run of labels by itself, such as the turns of
             an assistant in one conversation.
+        teacher: a Hugging Face model with the same vocabulary, for terms that compare with one.
         options: of :class:`JointLoss`.
 
     Returns:
@@ -130,6 +141,7 @@ def attach(
     decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates and not causal else None
     check_unit(segments)
     state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift, texts=segments)
+    state.teacher = teacher_model(teacher, model, loss_fn)
     if not hasattr(type(inner), "_ngramloss_base"):
         if "forward" in vars(inner):
             raise UserError(
@@ -226,7 +238,7 @@ class _State:
     def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool, texts: Unit) -> None:
         self.loss = StepLoss(loss_fn)
         self.texts = texts
-        self.rest = loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn
+        self.evaluated = {True: loss_fn.without("twins"), False: loss_fn.without("candidates", "twins")}
         self.logits = logits
         self.shift = shift
         self.checked: tuple[object, ...] = ()
@@ -234,6 +246,7 @@ class _State:
         self.head: Module | None = None
         self.handle: Any = None
         self.repeating: Any = None
+        self.teacher: TeacherModel | None = None
 
     def aligned(self, labels: Tensor) -> Tensor:
         """The labels, aligned with the positions that predict them, [B, T]."""
@@ -282,20 +295,25 @@ class _State:
             self.repeating.remove()
 
     def objective(self, model: Module, inputs: Mapping[str, Any]) -> JointLoss:
-        """What this call computes: in evaluation without candidates, the terms that need none."""
+        """What this call computes: in evaluation, the terms that need no twins, and without candidates none of them."""
         loss_fn, given = self.loss.loss_fn, inputs.get("candidates") is not None
         if given and not loss_fn.needs_candidates:
             raise UserError(
                 f"the inputs have candidates, but no term of {str(loss_fn)!r} compares them. Leave them "
                 "out, or add a term such as rank."
             )
-        self.rest.progress = loss_fn.progress
-        return loss_fn if given or model.training else self.rest
+        if model.training:
+            if loss_fn.needs_twins:
+                self.loss.warn_without_dropout(model)
+            return loss_fn
+        self.evaluated[given].progress = loss_fn.progress
+        return self.evaluated[given]
 
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """Run the model's own forward, with the joint loss instead of its own."""
         _refuse_loss_made_elsewhere(self, labels=True)
         self.loss.refuse_untraced_packing()
+        refuse_predictions_of_twins()
         _refuse_cut_logits(inputs)
         given = aligned_given(model, inputs)  # [B, T] each
         inputs = without_beside(inputs)
@@ -314,6 +332,7 @@ class _State:
             aligned = self.aligned(labels) if aligned is None else aligned  # [B, T]
             positions, packed = self.labelled(model, inputs, aligned)
         inputs.pop(KEY, None)
+        compared_with = self._teachers(model, inputs, labels, places)
         if has_encoder(model):
             _add_decoder_inputs(model, inputs, labels, candidates)
         if (self.logits and not model.training) or outputs_are_read(torch.compiler.is_compiling()):
@@ -334,11 +353,13 @@ class _State:
         given |= _stream_stats(loss_fn, streams, aligned, head)
         if head is None:
             fields["logits"] = made
-            score = functools.partial(loss_fn.with_parts, made, candidates=compared, **given)
+            more: dict[str, Any] = {**given, **compared_with}
+            score = functools.partial(loss_fn.with_parts, made, candidates=compared, **more)
         else:
             if positions is not None:
                 positions = positions.to(made.device)  # [N]
-            settings: dict[str, Any] = {**head._asdict(), "candidates": compared, "positions": positions, **given}
+            settings: dict[str, Any] = {**head._asdict(), "candidates": compared, "positions": positions}
+            settings |= {**given, **compared_with}
             score = functools.partial(loss_fn.from_hidden_with_parts, made, **settings)
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))
@@ -354,6 +375,26 @@ class _State:
         if wants_dict is None:
             wants_dict = getattr(model.config, "return_dict", True)
         return replaced if wants_dict else replaced.to_tuple()
+
+    def _teachers(self, model: Any, inputs: dict[str, Any], labels: Tensor, places: Tensor | None) -> dict[str, Any]:
+        """What the teacher predicts for a batch, as an argument of the loss; nothing without a teacher.
+
+        Args:
+            model: the bare model.
+            inputs: of the model's forward, without candidates.
+            labels: [B, T].
+            places: the positions that are read, if not all, [S, T].
+        """
+        if self.teacher is None:
+            return {}
+        given, run = dict(inputs), _call
+        if has_encoder(bare(self.teacher.model)):
+            _add_decoder_inputs(bare(self.teacher.model), given, labels)
+        elif places is not None:
+            run = _on_the_right(_call)
+        elif given.get("use_cache") is None:  # with a cache, transformers does not look for packed documents
+            given["use_cache"] = bool(getattr(model.config, "use_cache", False))
+        return {"teacher": self.teacher.predictions(given, places, run, labels.device)}
 
     def _captured(
         self, model: Module, forward: Callable[..., Outputs], inputs: dict[str, Any]
@@ -395,13 +436,17 @@ class _State:
         return outputs, head_input(module, hidden.to(device)), streams, head
 
 
+def _call(model: Any, **inputs: Any) -> Outputs:
+    return model(**inputs)
+
+
 def _on_the_right(forward: Callable[..., Outputs]) -> Callable[..., Outputs]:
     """The same forward for rows that are padded on the right, without masks of the padding and without a cache."""
 
     def run(model: Any, **inputs: Any) -> Outputs:
         if inputs.get("attention_mask") is None and isinstance(ids := inputs.get("input_ids"), Tensor):
             inputs["attention_mask"] = torch.ones_like(ids)  # or transformers would look for packed documents, [R, L]
-        with unmasked(model):
+        with unmasked(bare(model)):
             return forward(model, **{"use_cache": False, **inputs})
 
     return run

@@ -21,6 +21,7 @@ from torch.nn.modules import module as torch_module
 
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import bare
+from ngramloss.steps.twins import Twins
 
 
 class _Thread(threading.local):
@@ -333,6 +334,23 @@ def outputs_are_read(compiling: bool) -> bool:
     return above is None or above.f_code.co_name != "prediction_step"
 
 
+def refuse_predictions_of_twins() -> None:
+    """Raise if the calling trainer returns predictions of rows that a collator put into the batch twice."""
+    for frame in _trainer_frames():
+        if frame.f_code.co_name != "prediction_step" or _argument(frame, "prediction_loss_only", 3):
+            continue
+        trainer = frame.f_locals["self"]
+        collator: Any = getattr(trainer.callback_handler.eval_dataloader, "collate_fn", None)
+        while hasattr(collator, "data_collator"):  # transformers' own that removes columns
+            collator = collator.data_collator
+        if isinstance(collator, Twins):
+            raise UserError(
+                "the collator of ng.twins(...) puts every example into a batch twice, so there would be two "
+                "predictions for each. For an evaluation with predictions set trainer.data_collator to the collator "
+                "inside, trainer.data_collator.collator; NgramTrainer and NgramSFTTrainer do that themselves."
+            )
+
+
 def _argument(frame: FrameType, name: str, position: int) -> Any:
     """An argument of a method by name, or by its position (including self) if the method takes ``*args, **kwargs``."""
     code, variables = frame.f_code, frame.f_locals
@@ -350,7 +368,13 @@ def _argument(frame: FrameType, name: str, position: int) -> Any:
 
 # While torch.compile traces, these run as plain Python and their result is a constant of the graph. This is what
 # torch.compiler.assume_constant_result does, but that would import the whole compiler here.
-for _constant in (loss_made_elsewhere, outputs_are_read, ignored_smoothing, packs_without_trace):
+for _constant in (
+    loss_made_elsewhere,
+    outputs_are_read,
+    ignored_smoothing,
+    packs_without_trace,
+    refuse_predictions_of_twins,
+):
     setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010
 
 

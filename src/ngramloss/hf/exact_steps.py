@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ngramloss.hf.segments import KEY, Unit
 from ngramloss.hf.training_log import TrainingLog
 from ngramloss.loss import JointLoss
 from ngramloss.stats import IGNORE_INDEX
+from ngramloss.steps.twins import Twins
 from ngramloss.terms import Term
 
 
@@ -39,11 +41,12 @@ class ExactSteps(Trainer):
         memory: str,
         segments: Unit,
         args: Any,
+        teacher: Any = None,
         callbacks: Any = None,
         **kwargs: Any,
     ) -> None:
         self._refuse_arguments(args, kwargs)
-        self.loss_fn, self._texts = JointLoss(objective, memory=memory), segments
+        self.loss_fn, self._texts, self._teacher = JointLoss(objective, memory=memory), segments, teacher
         self._training_log = TrainingLog(self, self.loss_fn)
         super().__init__(args=args, callbacks=[*(callbacks or ()), self._training_log], **kwargs)
         lower_is_better(self.args, self.loss_fn)
@@ -60,9 +63,30 @@ class ExactSteps(Trainer):
                 "adapters that add virtual tokens (prompt tuning, prefix tuning) move the labels, so tokens would not "
                 "be counted right. Use LoRA, or another adapter of layers."
             )
-        attach(model, self.loss_fn.with_ce().terms, memory=self.loss_fn.memory, segments=self._texts)
+        settings: dict[str, Any] = {"segments": self._texts, "teacher": self._teacher}
+        attach(model, self.loss_fn.with_ce().terms, memory=self.loss_fn.memory, **settings)
         attached_loss(model).progress = 1.0  # for an evaluation without training
         return model
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock, with every example once."""
+        with self._without_twins():
+            return super().get_eval_dataloader(*args, **kwargs)
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock, with every example once."""
+        with self._without_twins():
+            return super().get_test_dataloader(*args, **kwargs)
+
+    @contextmanager
+    def _without_twins(self) -> Iterator[None]:
+        before: Any = self.data_collator
+        if isinstance(before, Twins):
+            self.data_collator = before.collator
+        try:
+            yield
+        finally:
+            self.data_collator = before
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -71,7 +95,8 @@ class ExactSteps(Trainer):
         self._training_log.begin_step()
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if batches:
-            self._blank_repeated_rows(batches[-1], self.train_dataset, self._train_batch_size)
+            copies = 2 if isinstance(self.data_collator, Twins) else 1
+            self._blank_repeated_rows(batches[-1], self.train_dataset, self._train_batch_size, copies)
         counts = torch.zeros(2, device=device)  # [2]
         for batch in batches:
             counts += self._counts(batch).to(device)
@@ -132,20 +157,21 @@ class ExactSteps(Trainer):
         texts = labels if packed is None else packed.labels  # [B, T] or [S, U]
         return torch.stack([(labels != IGNORE_INDEX).sum(), (texts != IGNORE_INDEX).any(-1).sum()]).float()
 
-    def _blank_repeated_rows(self, batch: dict[str, Any], dataset: Any, size: int) -> None:
+    def _blank_repeated_rows(self, batch: dict[str, Any], dataset: Any, size: int, copies: int = 1) -> None:
         """Remove the labels of rows that Accelerate repeats to give every process a full last batch.
 
         Args:
             batch: of this process.
             dataset: whose rows it has.
             size: rows of the data set in a full batch. A collator may have put them into one row.
+            copies: rows of the batch for each row of the data set.
         """
         state, labels, processes = self.accelerator.gradient_state, batch.get("labels"), self.accelerator.num_processes
         if labels is None or processes == 1 or not state.end_of_dataloader or self.args.dataloader_drop_last:
             return
         rows = size if len(labels) == 1 else len(labels)
         # Accelerate's own `remainder` is unknown in a continued epoch.
-        own = len(dataset) % (rows * processes) if hasattr(dataset, "__len__") else state.remainder
+        own = copies * (len(dataset) % (rows * processes // copies) if hasattr(dataset, "__len__") else state.remainder)
         if own <= 0:
             return
         first = max(0, own - self.accelerator.process_index * rows)

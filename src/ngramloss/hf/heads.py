@@ -42,6 +42,18 @@ def has_encoder(model: Any) -> bool:
     return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
+def has_dropout(model: Any) -> bool:
+    """Whether something in a model is dropped at random for each row: its modules or their attributes say so.
+
+    Layer drop does not count: it leaves out a layer for all rows of a batch.
+    """
+    return any(
+        (isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0)
+        or any("dropout" in name and isinstance(p, float) and p > 0 for name, p in vars(module).items())
+        for module in model.modules()
+    )
+
+
 def adds_tokens(model: Any) -> bool:
     """Whether an adapter of PEFT puts virtual tokens before the text: prompt tuning, prefix tuning and their like."""
     return bool(getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False))

@@ -103,7 +103,8 @@ class LogParts(TrainerCallback):
         self._last = call
         loss_fn = step_loss.loss_fn
         if call.parts.keys() != {part.name for part in loss_fn.parts}:
-            loss_fn = loss_fn.without_candidates()
+            evaluated = (loss_fn.without("twins"), loss_fn.without("candidates", "twins"))
+            loss_fn = next(each for each in evaluated if call.parts.keys() == {part.name for part in each.parts})
         counts = loss_fn.denominators(call.labels, call.packed).float()  # [parts]
         denominators = {"token": call.num_tokens, "sequence": call.num_sequences}
         for part, count in zip(loss_fn.parts, counts.unbind(), strict=True):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.hf.beside import KEYS, taken_beside
-from ngramloss.hf.calls import ignored_smoothing, packs_without_trace
-from ngramloss.hf.heads import bare
+from ngramloss.hf.calls import ignored_smoothing, packs_without_trace, refuse_predictions_of_twins
+from ngramloss.hf.heads import bare, has_dropout
 from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.stats import GIVEN, IGNORE_INDEX, Packing, packing
@@ -61,6 +61,11 @@ def compute_loss_func(
         raise UserError(
             f"{str(loss_fn)!r} reads {missing[0]}, but a compute_loss_func gets only logits and labels. Use "
             "attach(model, ...) or NgramTrainer."
+        )
+    if loss_fn.needs_teacher:
+        raise UserError(
+            f"{str(loss_fn)!r} compares with a teacher, but a compute_loss_func gets only the logits of the model. Use "
+            "attach(model, ..., teacher=...) or NgramTrainer(..., teacher=...)."
         )
     return functools.partial(_loss_of_outputs, StepLoss(loss_fn), shift, segments, _Inputs(model))
 
@@ -156,6 +161,7 @@ class StepLoss:
             )
         self.loss_fn = loss_fn
         self._warned: set[str] = set()
+        self._drops: bool | None = None
         self._thread = _ThreadsCall()
         self._newest, self._newest_was_traced = LastCall({}), False
 
@@ -213,6 +219,18 @@ class StepLoss:
             "warnings.filterwarnings('ignore', message='compute_loss_func sees')."
         )
 
+    def warn_without_dropout(self, model: Any) -> None:
+        """Warn once if twins are equal because the model drops nothing."""
+        if self._drops is None:
+            self._drops = has_dropout(model)
+        if not self._drops:
+            self._warn_once(
+                f"this {type(model).__name__} has no dropout, so unless something else adds noise, such as NEFTune, "
+                f"twins are equal and {str(self.loss_fn)!r} learns nothing from comparing them. Set dropout in the "
+                "model's config, or that of its adapters. Silence this warning with "
+                "warnings.filterwarnings('ignore', message='this .* has no dropout')."
+            )
+
     def _warn_of_uncounted_sequences(self) -> None:
         if all(part.per == "token" for part in self.loss_fn.parts):
             return
@@ -259,6 +277,7 @@ def _loss_of_outputs(
             f"objective: ce(smoothing={factor})."
         )
     loss.refuse_untraced_packing()
+    refuse_predictions_of_twins()
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits  # [B, T, V]
     if labels is None or logits.shape[:2] != labels.shape:
         actual = "no labels" if labels is None else f"labels {list(labels.shape)}"

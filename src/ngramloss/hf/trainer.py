@@ -35,7 +35,7 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
         objective: as in :class:`JointLoss`.
         memory: as in :class:`JointLoss`.
         segments: as in :func:`attach`.
-        kwargs: of ``Seq2SeqTrainer``.
+        kwargs: of ``Seq2SeqTrainer``, and ``teacher`` as in :func:`attach`.
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from ngramloss.stats.segments import check_segments as check_segments
 from ngramloss.stats.segments import labelled as labelled
 from ngramloss.stats.segments import packing as packing
 from ngramloss.stats.segments import unpack as unpack
+from ngramloss.stats.teachers import Teacher as Teacher
 from ngramloss.stats.token_stats import LOGITS_ONLY as LOGITS_ONLY
 from ngramloss.stats.token_stats import TokenStats as TokenStats
 from ngramloss.stats.token_stats import head_logits as head_logits

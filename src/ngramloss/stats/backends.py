@@ -14,8 +14,11 @@ from torch import Tensor
 
 from ngramloss.stats import head
 from ngramloss.stats.labels import IGNORE_INDEX, NOT_FLATTENED, legal_labels
+from ngramloss.stats.pairs import twin_rows
 from ngramloss.stats.segments import at_positions
+from ngramloss.stats.teachers import Teacher, needed_teacher
 from ngramloss.stats.token_stats import LOGITS_ONLY, Texts, TokenStats, head_logits, rows_as_texts, token_stats
+from ngramloss.terms.registry import TEACHER_STATISTICS, TWIN_STATISTICS
 
 BACKENDS = {
     "plain": "plain PyTorch, the specification: all logits in fp32, kept by autograd",
@@ -50,6 +53,7 @@ def token_stats_from_hidden(
     texts: Texts | None = None,
     positions: Tensor | None = None,
     low_rank: Tensor | None = None,
+    teacher: Teacher | Tensor | None = None,
 ) -> TokenStats:
     """Summarise the logits of a head: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
 
@@ -71,6 +75,7 @@ def token_stats_from_hidden(
             must have no label. See :func:`ngramloss.stats.labelled`.
         low_rank: further columns of the weight, [V, r], for hidden states [B, T, D + r]: LoRA's B, for hidden states
             beside LoRA's A times them. Kept apart, they can be trained without a gradient of the weight.
+        teacher: as in :func:`token_stats`. Its logits, too, are computed only at ``positions``, and in blocks.
 
     Example:
         >>> hidden, weight, labels = torch.eye(2).unsqueeze(0), torch.eye(3, 2), torch.tensor([[0, 1]])
@@ -88,17 +93,25 @@ def token_stats_from_hidden(
     labels = legal_labels(labels, hidden, weight.shape[0], check=check, guarded=guarded)
     if memory not in MEMORY:
         raise ValueError(f"memory must be one of {', '.join(MEMORY)}, got {memory!r}.")
+    twins = None
+    if not TWIN_STATISTICS.isdisjoint(needs):
+        twins = twin_rows(labels, positions=positions, owner=texts and texts.owner, check=check)   # [2, M]
+    compared = None
+    if not TEACHER_STATISTICS.isdisjoint(needs):
+        compared = needed_teacher(teacher, labels.shape, weight.shape[0], hidden.device)
     if positions is not None:
         texts = texts or rows_as_texts(labels)
         shape = labels.shape
+        compared = compared and _gather_teacher(positions, compared)
         hidden, labels, texts = _gather(positions, hidden, labels, texts)   # [1, N, D], [1, N]
     if name == "plain":
         logits = head_logits(hidden, weight, bias=bias, scale=scale, softcap=softcap, low_rank=low_rank)   # [B, T, V]
-        stats = token_stats(logits, labels, needs=needs, texts=texts)
+        stats = token_stats(logits, labels, needs=needs, texts=texts, twins=twins, teacher=compared)
     else:
         stats = head.sweep(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
-            kernels=_kernels(name), lean=memory == "lean", texts=texts, low_rank=low_rank,
+            kernels=_kernels(name), lean=memory == "lean", texts=texts, low_rank=low_rank, twins=twins,
+            teacher=compared,
         )
     return stats if positions is None else _spread(positions, stats, shape)
 
@@ -109,6 +122,13 @@ def _gather(positions: Tensor, hidden: Tensor, labels: Tensor, texts: Texts) -> 
     own = labels.flatten()[index].masked_fill(none, IGNORE_INDEX)        # [N]
     owner = texts.owner.flatten()[index].masked_fill(none, -1)           # [N]
     return at_positions(hidden, index).unsqueeze(0), own.unsqueeze(0), Texts(texts.labels, owner.unsqueeze(0))
+
+
+def _gather_teacher(positions: Tensor, teacher: Teacher) -> Teacher:
+    """The teacher at these positions alone, [1, N, …]."""
+    index = positions.clamp_min(0)                                       # [N]
+    logits, hidden = (None if x is None else at_positions(x, index).unsqueeze(0) for x in teacher[:2])
+    return teacher._replace(logits=logits, hidden=hidden)
 
 
 def _spread(positions: Tensor, stats: TokenStats, shape: torch.Size) -> TokenStats:

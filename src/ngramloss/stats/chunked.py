@@ -9,15 +9,18 @@ from torch import Tensor
 
 from ngramloss.stats.head import Block, Running, Slopes
 from ngramloss.stats.labels import IGNORE_INDEX
+from ngramloss.stats.pairs import FARTHEST, Pairs
+from ngramloss.stats.teachers import NEAR, Compared, excess, log_ratio
 from ngramloss.stats.token_stats import FAR_BELOW, Texts, cross_labels
 
 SLICE_NUMBERS = {"cpu": 2**18}
 """Approximate number of logits in a slice: on a CPU few enough to stay in its cache, elsewhere 2²⁴."""
 
 
-def absorb(block: Block, labels: Tensor, running: Running) -> None:
+def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None = None) -> None:
     """Add the block to the running statistics."""
     lse, best_logp, best_token, label_logp, mean_logp, entropy = running
+    before = None if pairs is None or block.first else (lse.clone(), best_logp.clone())   # [N] each
     for rows in _slices(block):
         logits = _exact(block, rows, copy=True)                          # [R, width]
         largest, best = logits.max(-1)                                   # [R] each
@@ -43,8 +46,12 @@ def absorb(block: Block, labels: Tensor, running: Running) -> None:
         if not block.first:
             total += best_logp[rows] * (lse[rows] - finite).exp()
         lse[rows], best_logp[rows], best_token[rows] = largest, total, best
+    if pairs is not None:
+        _absorb_pairs(block, running, pairs, before)
     if block.last:
         ignored = labels == IGNORE_INDEX                                 # [N]
+        if pairs is not None:
+            _finish_pairs(running, pairs, ignored)
         if entropy is not None:
             entropy.div_(best_logp).neg_().add_(best_logp.log()).masked_fill_(ignored, 0.0)
         best_logp.log_().neg_()
@@ -53,6 +60,51 @@ def absorb(block: Block, labels: Tensor, running: Running) -> None:
         label_logp.sub_(lse).masked_fill_(ignored, 0.0)
         if mean_logp is not None:
             mean_logp.div_(block.vocabulary).sub_(lse).masked_fill_(ignored, 0.0)
+
+
+def _absorb_pairs(block: Block, running: Running, pairs: Pairs, before: tuple[Tensor, Tensor] | None) -> None:
+    """Add the block's Σ exp(z − m)·(z − z' − c) to the gap of both rows, with c the difference of their maxima m.
+
+    What was added up before has another m and c, of which ``before`` has the m and the Σ exp(z − m), [N] each.
+    """
+    largest = _finite(running.lse)                                       # [N]
+    for index in _slices(block, of=pairs.rows.shape[1]):
+        rows = pairs.rows[:, index]                                      # [2, R]
+        shift = _own_less_twin(largest[rows])                            # [2, R]
+        logits = [_exact(block, each, copy=True) for each in rows]       # [R, width] each
+        gap = _gap(*logits).sub_(shift[0].unsqueeze(-1)).clamp_(-FARTHEST, FARTHEST)   # [R, width]
+        for side, own in enumerate(logits):
+            powers = own.sub_(largest[rows[side]].unsqueeze(-1)).exp_()  # [R, width]
+            total = (powers.mul_(gap) if side == 0 else powers.mul_(gap).neg_()).sum(-1)   # [R]
+            if before is not None:
+                then = _own_less_twin(_finite(before[0])[rows])[side]    # [R]
+                shrink = (before[0][rows[side]] - largest[rows[side]]).exp()   # [R]
+                total += shrink * (pairs.gap[rows[side]] + (then - shift[side]) * before[1][rows[side]])
+            pairs.gap[rows[side]] = total
+
+
+def _finish_pairs(running: Running, pairs: Pairs, ignored: Tensor) -> None:
+    """Turn the sums into half the divergence and the mean difference, [N] each."""
+    assert pairs.kl is not None
+    mean = pairs.gap / running.best_logp                                 # [N], of z − z' − c
+    pairs.kl[pairs.rows] = mean[pairs.rows].sum(0).clamp_min_(0.0) / 2   # c cancels
+    pairs.kl.masked_fill_(ignored, 0.0)
+    pairs.gap[pairs.rows] = mean[pairs.rows] + _own_less_twin(_finite(running.lse)[pairs.rows])
+
+
+def _own_less_twin(both: Tensor) -> Tensor:
+    """What each row of a pair has more than the other, [2, R]."""
+    more = both[0] - both[1]                                             # [R]
+    return torch.stack([more, -more])                                    # [2, R]
+
+
+def _finite(largest: Tensor) -> Tensor:
+    return largest.where(largest > -torch.inf, 0.0)                      # [N]
+
+
+def _gap(own: Tensor, twin: Tensor) -> Tensor:
+    """The difference of two rows' logits, 0 where both are −inf, [R, width]."""
+    return (own - twin).masked_fill_((own == -torch.inf) & (twin == -torch.inf), 0.0)   # [R, width]
 
 
 def absorb_cross(block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
@@ -69,30 +121,68 @@ def absorb_cross(block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_
         cross_logp.sub_(lse.unsqueeze(-1)).masked_fill_(reference == IGNORE_INDEX, 0.0)
 
 
-def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
+def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None) -> None:
     """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
-    _, by_best, by_label, by_mean = slopes
     soft = _soft(stats, slopes)                                          # [N]
-    for rows in _slices(block):
-        logits = _exact(block, rows, copy=False)                         # [R, width]
+
+    def write(rows: slice | Tensor, logits: Tensor, *, more: Tensor | None = None) -> None:
+        """Write the gradient of these rows, [R, width]. It overwrites the logits. ``more`` is that of twins."""
         curb = None if block.softcap is None else 1 - (logits / block.softcap).square_()   # [R, width]
         gradient = logits.sub_(stats.lse[rows].unsqueeze(-1)).exp_().mul_(soft[rows].unsqueeze(-1))   # [R, width]
-        if by_mean is not None:
-            gradient += by_mean[rows].unsqueeze(-1) / block.vocabulary
-        for slope, ids in ((by_best, stats.best_token), (by_label, labels)):
+        if slopes.mean_logp is not None:
+            gradient += slopes.mean_logp[rows].unsqueeze(-1) / block.vocabulary
+        for slope, ids in ((slopes.best_logp, stats.best_token), (slopes.label_logp, labels)):
             if slope is not None:
                 here, column = _label_column(block, ids[rows])           # [R] each
                 gradient.scatter_add_(-1, column.unsqueeze(-1), slope[rows].where(here, 0.0).unsqueeze(-1))
+        if more is not None:
+            gradient += more
         if curb is not None:
             gradient.mul_(curb)
         gradient.masked_fill_((labels[rows] == IGNORE_INDEX).unsqueeze(-1), 0.0)
-        if gradient.dtype != block.logits.dtype:
-            block.logits[rows, : block.width] = gradient
+        if more is not None or gradient.dtype != block.logits.dtype:
+            block.logits[rows, : block.width] = gradient.to(block.logits.dtype)
+
+    if pairs is None:
+        for rows in _slices(block):
+            write(rows, _exact(block, rows, copy=False))
+    else:
+        for index in _slices(block, of=pairs.rows.shape[1]):
+            both = pairs.rows[:, index]                                  # [2, R]
+            logits = [_exact(block, each, copy=True) for each in both]   # [R, width] each
+            more = _pair_gradients(logits, stats.lse[both], _at(pairs, index))   # [R, width] each
+            for side, own in enumerate(logits):
+                write(both[side], own, more=more[side])
     block.logits[:, block.width :] = 0
 
 
+def _at(pairs: Pairs, index: slice) -> Pairs:
+    """Some of the pairs, with the gap of their rows, [2, R]."""
+    assert pairs.slope is not None
+    rows = pairs.rows[:, index]                                          # [2, R]
+    return Pairs(rows, pairs.gap[rows], slope=pairs.slope[index])
+
+
+def _pair_gradients(logits: list[Tensor], lse: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """The gradient of the divergence by the logits of both rows: s·((p − q) + p·(z − z' − E_p[z − z'])).
+
+    Args:
+        logits: of both rows, [R, width] each.
+        lse: of both rows, [2, R].
+        pairs: whose gap is that of these rows, [2, R].
+    """
+    assert pairs.slope is not None
+    gap = _gap(*logits).clamp_(-FARTHEST, FARTHEST)                      # [R, width]
+    own, twin = (each.sub(level.unsqueeze(-1)).exp_() for each, level in zip(logits, lse, strict=True))   # [R, width]
+    apart, slope = own - twin, pairs.slope.unsqueeze(-1)                 # [R, width], [R, 1]
+    by_own = own.mul_(gap - pairs.gap[0].unsqueeze(-1)).add_(apart).mul_(slope)   # [R, width]
+    by_twin = twin.mul_(gap + pairs.gap[1].unsqueeze(-1)).add_(apart).mul_(-slope)   # [R, width]
+    return by_own, by_twin
+
+
 def differentiate_cross(
-    block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
+    block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor,
+    pairs: Pairs | None = None,
 ) -> None:
     """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""
     if by_cross.numel() == 0:
@@ -109,9 +199,75 @@ def differentiate_cross(
     if slopes.mean_logp is not None:
         total = total + slopes.mean_logp.unsqueeze(-1) / block.vocabulary   # [N, U]
     total = total + cross_logp.exp() * _soft(stats, slopes).unsqueeze(-1)   # [N, U]
+    if pairs is not None:   # twins have the same references
+        logits = cross_logp + stats.lse.unsqueeze(-1)                    # [N, U]
+        more = _pair_gradients([logits[rows] for rows in pairs.rows], stats.lse[pairs.rows], _at(pairs, slice(None)))
+        total[pairs.rows] += torch.stack(more)
     if block.softcap is not None:
         total = total * (1 - ((cross_logp + stats.lse.unsqueeze(-1)) / block.softcap) ** 2)   # [N, U]
     block.space.scatter_(-1, _cross_column(block, reference), total.to(block.space.dtype))
+
+
+def absorb_teacher(block: Block, other: Block, labels: Tensor, compared: Compared, temperature: float) -> None:
+    """Add the same block of the model's and of the teacher's logits to their divergences.
+
+    The divergence of all columns is that of the earlier ones by themselves, times their share, plus that of the two
+    parts: whatever is added is at least 0.
+    """
+    for rows in _slices(block):
+        own, given = (_exact(each, rows, copy=True).div_(temperature) for each in (block, other))   # [R, width] each
+        levels = own.logsumexp(-1), given.logsumexp(-1)                  # [R] each
+        before = compared.lse[rows], compared.teacher_lse[rows]          # [R] each
+        if not block.first:
+            levels = before[0].logaddexp(levels[0]), before[1].logaddexp(levels[1])   # [R] each
+        own, given, ratio = _compare(own, given, *levels)                # [R, width] each
+        sums: list[tuple[Tensor | None, Tensor, Tensor, int]] = [
+            (compared.kl, given, own, 1), (compared.reverse_kl, own, given, -1)
+        ]
+        earlier = None
+        if not block.first:
+            earlier = _compare(before[0].unsqueeze(-1), before[1].unsqueeze(-1), *levels)   # [R, 1] each
+        for kl, of, to, sign in sums:
+            if kl is None:
+                continue
+            total = excess(of, to, ratio * sign).sum(-1)                 # [R]
+            if earlier is not None:
+                parts = earlier[:2] if sign < 0 else earlier[1::-1]      # [R, 1] each
+                total += (parts[0] * kl[rows].unsqueeze(-1) + excess(*parts, earlier[2] * sign)).squeeze(-1)
+            kl[rows] = total
+        compared.lse[rows], compared.teacher_lse[rows] = levels
+    if block.last:
+        for kl in (compared.kl, compared.reverse_kl):
+            if kl is not None:
+                kl.clamp_min_(0.0).masked_fill_(labels == IGNORE_INDEX, 0.0)
+
+
+def differentiate_teacher(
+    block: Block, other: Block, labels: Tensor, compared: Compared, by_kl: Tensor | None, by_reverse: Tensor | None,
+    temperature: float, into: Tensor,
+) -> None:
+    """Write the gradient of the divergences by the model's logits, [N, width], where the teacher's logits may be."""
+    for rows in _slices(block):
+        own, given = (_exact(each, rows, copy=True) for each in (block, other))   # [R, width] each
+        curb = None if block.softcap is None else 1 - (own / block.softcap).square_()   # [R, width]
+        p, q, ratio = _compare(
+            own.div_(temperature), given.div_(temperature), compared.lse[rows], compared.teacher_lse[rows]
+        )                                                                # [R, width] each
+        gradient = torch.zeros_like(ratio)                               # [R, width]
+        if by_kl is not None:
+            near = ratio.clamp(-NEAR, NEAR).expm1_().mul_(q)             # [R, width], p − q without cancelling
+            gradient += near.where(ratio.abs() < NEAR, p - q).mul_(by_kl[rows].unsqueeze(-1))
+        if by_reverse is not None and compared.reverse_kl is not None:
+            apart = ratio - compared.reverse_kl[rows].unsqueeze(-1)      # [R, width]
+            gradient += p.mul_(apart).mul_(by_reverse[rows].unsqueeze(-1))
+        gradient.div_(temperature).masked_fill_((labels[rows] == IGNORE_INDEX).unsqueeze(-1), 0.0)
+        into[rows, : block.width] = (gradient if curb is None else gradient.mul_(curb)).to(into.dtype)
+
+
+def _compare(own: Tensor, given: Tensor, lse: Tensor, teacher_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """p, q and log p − log q, [R, width] each."""
+    lse, teacher_lse = (_finite(x).unsqueeze(-1) for x in (lse, teacher_lse))   # [R, 1] each
+    return (own - lse).exp(), (given - teacher_lse).exp(), log_ratio(own, given, lse, teacher_lse)
 
 
 def _soft(stats: Running, slopes: Slopes) -> Tensor:
@@ -128,12 +284,13 @@ def _cross_column(block: Block, reference: Tensor) -> Tensor:
     return column.where(here, block.space.shape[1] - 1)                  # [N, U]
 
 
-def _slices(block: Block) -> Iterator[slice]:
+def _slices(block: Block, *, of: int | None = None) -> Iterator[slice]:
+    """Slices of the block's rows, or of ``of`` pairs of them."""
     step = max(SLICE_NUMBERS.get(block.logits.device.type, 2**24) // block.width, 1)
-    return (slice(start, start + step) for start in range(0, len(block.logits), step))
+    return (slice(start, start + step) for start in range(0, len(block.logits) if of is None else of, step))
 
 
-def _exact(block: Block, rows: slice, *, copy: bool) -> Tensor:
+def _exact(block: Block, rows: slice | Tensor, *, copy: bool) -> Tensor:
     """A slice of the real logits, in fp32 or better. It uses the block's memory if that is precise enough and allowed.
 
     Returns:

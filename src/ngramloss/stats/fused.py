@@ -6,34 +6,45 @@ Memory traffic limits the speed: forward reads the block once, backward reads an
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ngramloss.stats.chunked import absorb_teacher as absorb_teacher
+from ngramloss.stats.chunked import differentiate_teacher as differentiate_teacher
 from ngramloss.stats.head import Block, Running, Slopes
 from ngramloss.stats.labels import IGNORE_INDEX
+from ngramloss.stats.pairs import FARTHEST, Pairs
 from ngramloss.stats.token_stats import FAR_BELOW, Texts
 
 IGNORE = tl.constexpr(IGNORE_INDEX)
 FAR = tl.constexpr(FAR_BELOW)
+MOST_APART = tl.constexpr(FARTHEST)
 WIDE = tl.constexpr(8)
 """Number of logits that a thread loads at once: 16 bytes of bf16."""
 ABSORB, DIFFERENTIATE = (128, 4), (1024, 4)
 """Number of lanes or columns of a program, and of its warps."""
 
 
-def absorb(block: Block, labels: Tensor, running: Running) -> None:
+def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None = None) -> None:
     """Add the block to the running statistics."""
     logits = block.logits
     if len(logits) == 0:
         return
     LANES = min(triton.next_power_of_2(triton.cdiv(block.width, WIDE.value)), ABSORB[0])
-    _absorb[(len(logits),)](
-        logits, logits.stride(0), labels, block.bias, *running,
-        block.start, block.width, logits.shape[1], block.vocabulary, block.softcap or 1.0,
-        FIRST=block.first, LAST=block.last, BIAS=block.bias is not None, SOFTCAP=block.softcap is not None,
-        MEAN=running.mean_logp is not None, ENTROPY=running.entropy is not None,
-        LANES=LANES, num_warps=ABSORB[1], sanitize_overflow=False,
+    sizes = block.start, block.width, logits.shape[1], block.vocabulary, block.softcap or 1.0
+    options = {
+        "FIRST": block.first, "LAST": block.last, "BIAS": block.bias is not None, "SOFTCAP": block.softcap is not None,
+        "MEAN": running.mean_logp is not None, "ENTROPY": running.entropy is not None,
+        "LANES": LANES, "num_warps": ABSORB[1], "sanitize_overflow": False,
+    }
+    if pairs is None:
+        _absorb[(len(logits),)](logits, logits.stride(0), labels, block.bias, *running, *sizes, **options)
+        return
+    M = pairs.rows.shape[1]
+    _absorb_pair[(M,)](
+        logits, logits.stride(0), labels, block.bias, *running, pairs.rows, pairs.gap, pairs.kl, M, *sizes, **options
     )
 
 
@@ -50,32 +61,47 @@ def absorb_cross(block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_
     )
 
 
-def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
+def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None) -> None:
     """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
     logits = block.logits
     if len(logits) == 0:
         return
     BLOCK = min(triton.next_power_of_2(logits.shape[1]), DIFFERENTIATE[0])
-    _differentiate[(len(logits), triton.cdiv(logits.shape[1], BLOCK))](
-        logits, logits.stride(0), labels, block.bias, stats.lse, stats.best_token, *slopes,
-        *_steps(slopes), block.start, block.width, logits.shape[1], block.vocabulary, block.softcap or 1.0,
-        **_given(slopes), BIAS=block.bias is not None, SOFTCAP=block.softcap is not None,
-        BLOCK=BLOCK, num_warps=DIFFERENTIATE[1],
-    )
+    given = logits, logits.stride(0), labels, block.bias, stats.lse, stats.best_token, *slopes, *_steps(slopes)
+    sizes = block.start, block.width, logits.shape[1], block.vocabulary, block.softcap or 1.0
+    options = {
+        **_given(slopes), "BIAS": block.bias is not None, "SOFTCAP": block.softcap is not None,
+        "BLOCK": BLOCK, "num_warps": DIFFERENTIATE[1],
+    }
+    programs = triton.cdiv(logits.shape[1], BLOCK)
+    if pairs is None:
+        _differentiate[(len(logits), programs)](*given, *sizes, **options)
+        return
+    M = pairs.rows.shape[1]
+    _differentiate_pair[(M, programs)](*given, pairs.rows, pairs.gap, pairs.slope, M, *sizes, **options)
 
 
 def differentiate_cross(
-    block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor
+    block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor,
+    pairs: Pairs | None = None,
 ) -> None:
     """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""
     N, U = cross_logp.shape
     if cross_logp.numel() == 0:
         return
     BLOCK = min(triton.next_power_of_2(U), 256)
+    twin = gap = by_twin = None
+    if pairs is not None:
+        assert pairs.slope is not None
+        flat = pairs.rows.flatten()                                      # [N]
+        twin = torch.empty_like(flat).index_copy(0, flat, pairs.rows.flip(0).flatten())   # [N]
+        gap = pairs.gap                                                  # [N]
+        by_twin = torch.empty_like(gap).index_copy(0, flat, pairs.slope.repeat(2))   # [N]
     _differentiate_cross[(N, triton.cdiv(U, BLOCK))](
         block.logits, block.logits.stride(0), labels, *texts, stats.lse, stats.best_token, cross_logp, by_cross,
-        *slopes, *_steps(slopes), U, block.start, block.width, block.vocabulary, block.softcap or 1.0,
-        **_given(slopes), SOFTCAP=block.softcap is not None, BLOCK=BLOCK,
+        *slopes, *_steps(slopes), twin, gap, by_twin, U, block.start, block.width, block.vocabulary,
+        block.softcap or 1.0, **_given(slopes), BY_TWIN=pairs is not None, SOFTCAP=block.softcap is not None,
+        BLOCK=BLOCK,
     )
 
 
@@ -103,30 +129,44 @@ def _real_logit(stored, bias, column, mask, softcap, BIAS: tl.constexpr, SOFTCAP
 
 
 @triton.jit
-def _take(
-    logits, bias, first, end, columns, softcap, tops, totals, places, sums, spreads,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
-    MASKED: tl.constexpr,
+def _read(
+    logits, bias, first, end, columns, softcap,
+    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, LANES: tl.constexpr, MASKED: tl.constexpr,
 ):
-    """Add the next LANES × WIDE logits of a row, lane by lane, so that threads need not synchronise."""
+    """The next LANES × WIDE logits of a row, −inf behind its end."""
     column = first + tl.arange(0, LANES)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
     # Masked by the padded width, not by the vocabulary size: otherwise loads would not be 16 bytes wide.
     stored = tl.load(logits + column, mask=column < columns, other=0.0) if MASKED else tl.load(logits + column)
     logit = _real_logit(stored, bias, column, column < end, softcap, BIAS, SOFTCAP)
     if MASKED:
         logit = tl.where(column < end, logit, -float("inf"))
+    return logit
+
+
+@triton.jit
+def _take(
+    logit, first, end, tops, totals, places, sums, spreads,
+    MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
+):
+    """Add LANES × WIDE logits, lane by lane, so that threads need not synchronise. Also returns their exponentials."""
     if MEAN:
+        column = first + tl.arange(0, LANES)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
         sums += tl.sum(tl.where(column < end, logit, 0.0), 1)
     top = tl.max(logit, 1)
     places = tl.where(top > tops, first, places)
     newest = tl.maximum(tops, top)
-    finite = tl.where(newest == -float("inf"), 0.0, newest)   # −inf alone adds 0, not NaN
+    finite = _finite(newest)
     below, drop = logit - finite[:, None], tops - finite
     powers, shrink = tl.exp(below), tl.exp(drop)
     if ENTROPY:
         spreads = _moved(spreads, totals, drop, shrink) + tl.sum(powers * tl.maximum(below, FAR), 1)
     totals = totals * shrink + tl.sum(powers, 1)
-    return newest, totals, places, sums, spreads
+    return newest, totals, places, sums, spreads, powers
+
+
+@triton.jit
+def _finite(top):
+    return tl.where(top == -float("inf"), 0.0, top)   # −inf alone adds 0, not NaN
 
 
 @triton.jit
@@ -156,17 +196,30 @@ def _absorb(
     spreads = tl.zeros((LANES,), tl.float32)
     whole = end // (LANES * WIDE) * (LANES * WIDE)
     for first in range(0, whole, LANES * WIDE):
-        tops, totals, places, sums, spreads = _take(
-            logits, bias, first, end, columns, softcap, tops, totals, places, sums, spreads,
-            BIAS, SOFTCAP, MEAN, ENTROPY, LANES, False,
+        logit = _read(logits, bias, first, end, columns, softcap, BIAS, SOFTCAP, LANES, False)
+        tops, totals, places, sums, spreads, _ = _take(
+            logit, first, end, tops, totals, places, sums, spreads, MEAN, ENTROPY, LANES
         )
     if whole < end:
-        tops, totals, places, sums, spreads = _take(
-            logits, bias, whole, end, columns, softcap, tops, totals, places, sums, spreads,
-            BIAS, SOFTCAP, MEAN, ENTROPY, LANES, True,
+        logit = _read(logits, bias, whole, end, columns, softcap, BIAS, SOFTCAP, LANES, True)
+        tops, totals, places, sums, spreads, _ = _take(
+            logit, whole, end, tops, totals, places, sums, spreads, MEAN, ENTROPY, LANES
         )
+    _finish(
+        logits, row, label, end, tops, totals, places, sums, spreads, bias, lse, best_logp, best_token, label_logp,
+        mean_logp, entropy, start, vocabulary, softcap, FIRST, LAST, BIAS, SOFTCAP, MEAN, ENTROPY, LANES,
+    )
+
+
+@triton.jit
+def _finish(
+    logits, row, label, end, tops, totals, places, sums, spreads, bias, lse, best_logp, best_token, label_logp,
+    mean_logp, entropy, start, vocabulary, softcap, FIRST: tl.constexpr, LAST: tl.constexpr,
+    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
+):
+    """Join the lanes of a row with each other and with the blocks before, and store its statistics."""
     largest = tl.max(tops, 0)
-    finite = tl.where(largest == -float("inf"), 0.0, largest)
+    finite = _finite(largest)
     total = tl.sum(totals * tl.exp(tops - finite), 0)
     spread = 0.0
     if ENTROPY:
@@ -184,7 +237,7 @@ def _absorb(
         before = tl.load(lse + row)
         best = tl.where(largest > before, best, tl.load(best_token + row))
         newest = tl.maximum(largest, before)
-        finite = tl.where(newest == -float("inf"), 0.0, newest)
+        finite = _finite(newest)
         if ENTROPY:
             spread = _moved(spread, total, largest - finite, tl.exp(largest - finite))
             earlier, drop = tl.load(best_logp + row), before - finite
@@ -216,6 +269,132 @@ def _absorb(
         tl.store(entropy + row, spread)
 
 
+@triton.jit(debug=True)
+def _absorb_pair(
+    logits, stride, labels, bias, lse, best_logp, best_token, label_logp, mean_logp, entropy, rows, gap, kl, M,
+    start, width, columns, vocabulary, softcap, FIRST: tl.constexpr, LAST: tl.constexpr,
+    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
+):
+    """As _absorb for two rows that are read together, with Σ exp(z − m)·(z − z' − c), c the difference of the maxima m.
+    """
+    row, twin = tl.load(rows + tl.program_id(0)), tl.load(rows + M + tl.program_id(0))
+    own, other = logits + row * stride, logits + twin * stride
+    label = tl.load(labels + row)
+    tl.device_assert((label == IGNORE) | ((label >= 0) & (label < vocabulary)), "labels must be -100 or an id")
+    end = width
+    if label == IGNORE:
+        end = 0
+    tops = tl.full((LANES,), -float("inf"), tl.float32)
+    other_tops = tl.full((LANES,), -float("inf"), tl.float32)
+    totals, other_totals = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
+    places, other_places = tl.zeros((LANES,), tl.int32), tl.zeros((LANES,), tl.int32)
+    sums, other_sums = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
+    spreads, other_spreads = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
+    gaps, other_gaps = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
+    whole = end // (LANES * WIDE) * (LANES * WIDE)
+    for first in range(0, whole, LANES * WIDE):
+        logit = _read(own, bias, first, end, columns, softcap, BIAS, SOFTCAP, LANES, False)
+        beside = _read(other, bias, first, end, columns, softcap, BIAS, SOFTCAP, LANES, False)
+        before, other_before, was, other_was = tops, other_tops, totals, other_totals
+        tops, totals, places, sums, spreads, powers = _take(
+            logit, first, end, tops, totals, places, sums, spreads, MEAN, ENTROPY, LANES
+        )
+        other_tops, other_totals, other_places, other_sums, other_spreads, other_powers = _take(
+            beside, first, end, other_tops, other_totals, other_places, other_sums, other_spreads, MEAN, ENTROPY, LANES
+        )
+        gaps, other_gaps = _add_gaps(
+            logit, beside, powers, other_powers, before, other_before, was, other_was, tops, other_tops, gaps,
+            other_gaps,
+        )
+    if whole < end:
+        logit = _read(own, bias, whole, end, columns, softcap, BIAS, SOFTCAP, LANES, True)
+        beside = _read(other, bias, whole, end, columns, softcap, BIAS, SOFTCAP, LANES, True)
+        before, other_before, was, other_was = tops, other_tops, totals, other_totals
+        tops, totals, places, sums, spreads, powers = _take(
+            logit, whole, end, tops, totals, places, sums, spreads, MEAN, ENTROPY, LANES
+        )
+        other_tops, other_totals, other_places, other_sums, other_spreads, other_powers = _take(
+            beside, whole, end, other_tops, other_totals, other_places, other_sums, other_spreads, MEAN, ENTROPY, LANES
+        )
+        gaps, other_gaps = _add_gaps(
+            logit, beside, powers, other_powers, before, other_before, was, other_was, tops, other_tops, gaps,
+            other_gaps,
+        )
+    # Join the lanes: each has maxima, and so a c, of its own.
+    largest, other_largest = tl.max(tops, 0), tl.max(other_tops, 0)
+    finite, other_finite = _finite(largest), _finite(other_largest)
+    lane, shift = _finite(tops) - _finite(other_tops), finite - other_finite
+    total = tl.sum(totals * tl.exp(tops - finite), 0)
+    other_total = tl.sum(other_totals * tl.exp(other_tops - other_finite), 0)
+    summed = tl.sum(_shifted(gaps, totals, lane - shift, tops - finite), 0)
+    other_summed = tl.sum(_shifted(other_gaps, other_totals, shift - lane, other_tops - other_finite), 0)
+    if not FIRST:
+        then, other_then = tl.load(lse + row), tl.load(lse + twin)
+        then_total, other_then_total = tl.load(best_logp + row), tl.load(best_logp + twin)
+        then_shift = _finite(then) - _finite(other_then)
+        finite, other_finite = _finite(tl.maximum(largest, then)), _finite(tl.maximum(other_largest, other_then))
+        moved = finite - other_finite
+        summed = _shifted(summed, total, shift - moved, largest - finite) + _shifted(
+            tl.load(gap + row), then_total, then_shift - moved, then - finite
+        )
+        other_summed = _shifted(other_summed, other_total, moved - shift, other_largest - other_finite) + _shifted(
+            tl.load(gap + twin), other_then_total, moved - then_shift, other_then - other_finite
+        )
+        total = total * tl.exp(largest - finite) + then_total * tl.exp(then - finite)
+        other_total = other_total * tl.exp(other_largest - other_finite) + other_then_total * tl.exp(
+            other_then - other_finite
+        )
+        shift = moved
+    if LAST:
+        counted = label != IGNORE
+        summed /= tl.where(counted, total, 1.0)
+        other_summed /= tl.where(counted, other_total, 1.0)
+        apart = summed + other_summed   # c cancels
+        apart = tl.where(counted, tl.where(apart < 0, 0.0, apart) / 2, 0.0)   # NaN stays NaN
+        tl.store(kl + row, apart)
+        tl.store(kl + twin, apart)
+        summed += shift
+        other_summed -= shift
+    tl.store(gap + row, summed)
+    tl.store(gap + twin, other_summed)
+    _finish(
+        own, row, label, end, tops, totals, places, sums, spreads, bias, lse, best_logp, best_token, label_logp,
+        mean_logp, entropy, start, vocabulary, softcap, FIRST, LAST, BIAS, SOFTCAP, MEAN, ENTROPY, LANES,
+    )
+    _finish(
+        other, twin, label, end, other_tops, other_totals, other_places, other_sums, other_spreads, bias, lse,
+        best_logp, best_token, label_logp, mean_logp, entropy, start, vocabulary, softcap, FIRST, LAST, BIAS, SOFTCAP,
+        MEAN, ENTROPY, LANES,
+    )
+
+
+@triton.jit
+def _add_gaps(
+    logit, beside, powers, other_powers, before, other_before, was, other_was, tops, other_tops, gaps, other_gaps
+):
+    """Add Σ exp(z − m)·(z − z' − c) of the next logits to both rows' sums, lane by lane."""
+    finite, other_finite = _finite(tops), _finite(other_tops)
+    shift = finite - other_finite
+    more = _finite(before) - _finite(other_before) - shift
+    apart = _apart(logit, beside) - shift[:, None]
+    gaps = _shifted(gaps, was, more, before - finite) + tl.sum(powers * apart, 1)
+    other_gaps = _shifted(other_gaps, other_was, -more, other_before - other_finite) - tl.sum(other_powers * apart, 1)
+    return gaps, other_gaps
+
+
+@triton.jit
+def _apart(logit, beside):
+    """The difference of two logits, 0 where both are −inf."""
+    apart = tl.where((logit == -float("inf")) & (beside == -float("inf")), 0.0, logit - beside)
+    return tl.minimum(tl.maximum(apart, -MOST_APART), MOST_APART)
+
+
+@triton.jit
+def _shifted(gap, total, more, drop):
+    """Σ exp(x)·d, where each d of the old sum grew by ``more``, each x by ``drop``; ``total`` is the old Σ exp(x)."""
+    return tl.exp(drop) * (gap + more * total)
+
+
 @triton.jit
 def _differentiate(
     logits, stride, labels, bias, lse, best_token, by_lse, by_best,
@@ -233,33 +412,89 @@ def _differentiate(
     else:
         stored = tl.load(logits + column, mask=column < columns, other=0.0)
         logit = _real_logit(stored, bias, column, column < width, softcap, BIAS, SOFTCAP)
-        soft, even = 0.0, 0.0
-        if BY_LSE:
-            soft += tl.load(by_lse + row * lse_step)
-        if BY_BEST:
-            best_slope = tl.load(by_best + row * best_step)
-            soft -= best_slope
-        if BY_LABEL:
-            label_slope = tl.load(by_label + row * label_step)
-            soft -= label_slope
-        if BY_MEAN:
-            even = tl.load(by_mean + row * mean_step)
-            soft -= even
-        gradient = tl.exp(logit - tl.load(lse + row)) * soft
-        if BY_MEAN:
-            gradient += even / vocabulary
-        # Only one program has the best token or the label: the others need not compare.
-        if BY_BEST:
-            at = tl.load(best_token + row) - start
-            if at // BLOCK == tl.program_id(1):
-                gradient += tl.where(column == at, best_slope, 0.0)
-        if BY_LABEL:
-            at = label - start
-            if at // BLOCK == tl.program_id(1):
-                gradient += tl.where(column == at, label_slope, 0.0)
+        power = tl.exp(logit - tl.load(lse + row))
+        gradient = _by_logit(
+            power, row, column, label, best_token, by_lse, by_best, by_label, by_mean, lse_step, best_step, label_step,
+            mean_step, start, vocabulary, BY_LSE, BY_BEST, BY_LABEL, BY_MEAN, BLOCK,
+        )
         if SOFTCAP:
             gradient *= 1.0 - (logit / softcap) * (logit / softcap)
         tl.store(logits + column, tl.where(column < width, gradient, 0.0), mask=column < columns)
+
+
+@triton.jit
+def _by_logit(
+    power, row, column, label, best_token, by_lse, by_best, by_label, by_mean, lse_step, best_step, label_step,
+    mean_step, start, vocabulary,
+    BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """The gradient by logits with these probabilities, before the soft-cap."""
+    soft, even = 0.0, 0.0
+    if BY_LSE:
+        soft += tl.load(by_lse + row * lse_step)
+    if BY_BEST:
+        best_slope = tl.load(by_best + row * best_step)
+        soft -= best_slope
+    if BY_LABEL:
+        label_slope = tl.load(by_label + row * label_step)
+        soft -= label_slope
+    if BY_MEAN:
+        even = tl.load(by_mean + row * mean_step)
+        soft -= even
+    gradient = power * soft
+    if BY_MEAN:
+        gradient += even / vocabulary
+    # Only one program has the best token or the label: the others need not compare.
+    if BY_BEST:
+        at = tl.load(best_token + row) - start
+        if at // BLOCK == tl.program_id(1):
+            gradient += tl.where(column == at, best_slope, 0.0)
+    if BY_LABEL:
+        at = label - start
+        if at // BLOCK == tl.program_id(1):
+            gradient += tl.where(column == at, label_slope, 0.0)
+    return gradient
+
+
+@triton.jit
+def _differentiate_pair(
+    logits, stride, labels, bias, lse, best_token, by_lse, by_best,
+    by_label, by_mean, lse_step, best_step, label_step, mean_step, rows, gap, slopes, M,
+    start, width, columns, vocabulary, softcap,
+    BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
+    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """As _differentiate for two rows: both are read before either is overwritten."""
+    row, twin = tl.load(rows + tl.program_id(0)), tl.load(rows + M + tl.program_id(0))
+    own, other = logits + row * stride, logits + twin * stride
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    label = tl.load(labels + row)
+    if label == IGNORE:
+        nothing = tl.zeros((BLOCK,), logits.dtype.element_ty)
+        tl.store(own + column, nothing, mask=column < columns)
+        tl.store(other + column, nothing, mask=column < columns)
+    else:
+        stored = tl.load(own + column, mask=column < columns, other=0.0)
+        beside = tl.load(other + column, mask=column < columns, other=0.0)
+        logit = _real_logit(stored, bias, column, column < width, softcap, BIAS, SOFTCAP)
+        beside = _real_logit(beside, bias, column, column < width, softcap, BIAS, SOFTCAP)
+        power, other_power = tl.exp(logit - tl.load(lse + row)), tl.exp(beside - tl.load(lse + twin))
+        gradient = _by_logit(
+            power, row, column, label, best_token, by_lse, by_best, by_label, by_mean, lse_step, best_step, label_step,
+            mean_step, start, vocabulary, BY_LSE, BY_BEST, BY_LABEL, BY_MEAN, BLOCK,
+        )
+        by_other = _by_logit(
+            other_power, twin, column, label, best_token, by_lse, by_best, by_label, by_mean, lse_step, best_step,
+            label_step, mean_step, start, vocabulary, BY_LSE, BY_BEST, BY_LABEL, BY_MEAN, BLOCK,
+        )
+        slope, apart = tl.load(slopes + tl.program_id(0)), _apart(logit, beside)
+        gradient += slope * (power - other_power + power * (apart - tl.load(gap + row)))
+        by_other += slope * (other_power - power - other_power * (apart + tl.load(gap + twin)))
+        if SOFTCAP:
+            gradient *= 1.0 - (logit / softcap) * (logit / softcap)
+            by_other *= 1.0 - (beside / softcap) * (beside / softcap)
+        tl.store(own + column, tl.where(column < width, gradient, 0.0), mask=column < columns)
+        tl.store(other + column, tl.where(column < width, by_other, 0.0), mask=column < columns)
 
 
 @triton.jit
@@ -288,8 +523,8 @@ def _absorb_cross(
 @triton.jit
 def _differentiate_cross(
     logits, stride, labels, texts, owner, lse, best_token, cross_logp, by_cross, by_lse, by_best, by_label, by_mean,
-    lse_step, best_step, label_step, mean_step, U, start, width, vocabulary, softcap,
-    BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
+    lse_step, best_step, label_step, mean_step, twin, gap, by_twin, U, start, width, vocabulary, softcap,
+    BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr, BY_TWIN: tl.constexpr,
     SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -322,6 +557,12 @@ def _differentiate_cross(
         total += slope / vocabulary
     logp = tl.load(cross_logp + u, mask=u < U, other=0.0)
     total += tl.exp(logp) * soft
+    if BY_TWIN:   # twins have the same references
+        other = tl.load(twin + row)
+        beside = tl.load(cross_logp + (other - row) * U + u, mask=u < U, other=0.0)
+        apart = _apart(logp + tl.load(lse + row), beside + tl.load(lse + other))
+        power = tl.exp(logp)
+        total += tl.load(by_twin + row) * (power - tl.exp(beside) + power * (apart - tl.load(gap + row)))
     if SOFTCAP:
         capped = (logp + tl.load(lse + row)) / softcap
         total *= 1.0 - capped * capped

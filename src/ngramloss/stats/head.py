@@ -12,7 +12,8 @@ block again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import itertools
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ngramloss.stats.pairs import Pairs, twin_tokens
+from ngramloss.stats.teachers import Compared, Teacher
 from ngramloss.stats.token_stats import Texts, TokenStats, rows_as_texts
 
 ALIGNMENT = 128
@@ -83,25 +86,41 @@ class Block(NamedTuple):
 
 
 class Kernels(Protocol):
-    """The operations on a block. Labels and the texts' owner are [N]; ``cross_logp`` is [N, U]."""
+    """The operations on a block. Labels and the texts' owner are [N]; ``cross_logp`` is [N, U].
 
-    def absorb(self, block: Block, labels: Tensor, running: Running) -> None:
+    With ``pairs``, each position is read together with its twin.
+    """
+
+    def absorb(self, block: Block, labels: Tensor, running: Running, pairs: Pairs | None = None) -> None:
         """Add the block to the running statistics."""
 
     def absorb_cross(self, block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
         """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, take logs."""
 
-    def differentiate(self, block: Block, labels: Tensor, stats: Running, slopes: Slopes) -> None:
+    def differentiate(
+        self, block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None
+    ) -> None:
         """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
 
     def differentiate_cross(
         self, block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor,
-        by_cross: Tensor,
+        by_cross: Tensor, pairs: Pairs | None = None,
     ) -> None:
         """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once.
 
         A token that occurs twice in a reference is written twice, with the same number, so no atomics are needed.
         """
+
+    def absorb_teacher(
+        self, block: Block, other: Block, labels: Tensor, compared: Compared, temperature: float
+    ) -> None:
+        """Add the same block of the model's and of the teacher's logits to their divergences."""
+
+    def differentiate_teacher(
+        self, block: Block, other: Block, labels: Tensor, compared: Compared, by_kl: Tensor | None,
+        by_reverse: Tensor | None, temperature: float, into: Tensor,
+    ) -> None:
+        """Write the gradient of the divergences by the model's logits, which may overwrite the teacher's logits."""
 
 
 class Plan(NamedTuple):
@@ -118,8 +137,10 @@ class Plan(NamedTuple):
 def sweep(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
     needs: Collection[str], kernels: Kernels, lean: bool, texts: Texts | None = None, low_rank: Tensor | None = None,
+    twins: Tensor | None = None, teacher: Teacher | None = None,
 ) -> TokenStats:
-    """Compute the statistics, with their gradient, in one pass over the vocabulary."""
+    """Compute the statistics, with their gradient, in one pass over the vocabulary. ``twins`` are those of twin_rows.
+    """
     # Read is_grad_enabled here: inside forward() it is always off, and every parameter seems to need a gradient.
     plan = Plan(kernels, lean, torch.is_grad_enabled(), frozenset(needs), scale, softcap)
     flat_bias = None if bias is None else bias.reshape(-1)               # [V]
@@ -127,16 +148,21 @@ def sweep(
     if "cross_logp" in needs:
         texts = texts or rows_as_texts(labels)
         texts = Texts(texts.labels.contiguous(), texts.owner.reshape(-1).contiguous())   # [S, U], [N]
-    return TokenStats(*_Sweep.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, low_rank, flat_bias, labels, plan, texts
-    ))
+    found = _Sweep.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, low_rank, flat_bias, labels, plan, texts, twins, teacher
+    )
+    names = ("twin_kl", "teacher_kl", "teacher_reverse_kl")
+    stats = TokenStats(*found[:-3])._replace(**dict(zip(names, found[-3:], strict=True)))
+    if "twin_token" in needs and twins is not None:
+        stats = stats._replace(twin_token=twin_tokens(stats.best_token, twins))
+    return stats
 
 
 class _Sweep(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, labels: Tensor,
-        plan: Plan, texts: Texts | None,
+        plan: Plan, texts: Texts | None, twins: Tensor | None, teacher: Teacher | None,
     ) -> tuple[Tensor | None, ...]:
         device = hidden.device.type
         casts = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64   # autocast does not cast fp64
@@ -145,6 +171,14 @@ class _Sweep(torch.autograd.Function):
         rows = _rows(hidden, plan.scale, dtype)                          # [N, D], with low rank [N, D + r]
         flat = labels.reshape(-1)                                        # [N]
         running = _fresh(flat, dtype, plan.needs)
+        pairs = None
+        if twins is not None and "twin_kl" in plan.needs:
+            pairs = Pairs(twins, torch.empty_like(running.lse), torch.empty_like(running.lse))
+        if teacher is not None and teacher.hidden is not None:
+            precision = dtype if casts else teacher.hidden.dtype
+            scaled = _rows(teacher.hidden, teacher.scale, precision).view_as(teacher.hidden)   # [B, T, D']
+            teacher = teacher._replace(hidden=scaled, scale=1.0)
+        compared = None if teacher is None else _fresh_comparison(running.lse, plan.needs)
         texts = texts if "cross_logp" in plan.needs else None
         cross = None if texts is None else running.lse.new_empty(B * T, texts.labels.shape[1])   # [N, U]
         differentiable = plan.differentiable and any(ctx.needs_input_grad)
@@ -152,32 +186,48 @@ class _Sweep(torch.autograd.Function):
         # Triton launches on the current device, which may not be the tensors' device.
         here = torch.cuda.device(hidden.device) if device == "cuda" else nullcontext()
         with here:
-            for made in _blocks(rows, weight, low_rank, bias, plan, whole=keep):
-                plan.kernels.absorb(made[0], flat, running)
+            most = _columns(rows, weight, whole=keep)
+            others = _teacher_blocks(teacher, plan, most)
+            for made, other in zip(_blocks(rows, weight, low_rank, bias, plan, most), others, strict=False):
+                plan.kernels.absorb(made[0], flat, running, pairs)
+                if compared is not None and other is not None and teacher is not None:
+                    plan.kernels.absorb_teacher(made[0], other, flat, compared, teacher.temperature)
                 if texts is not None and cross is not None:
                     plan.kernels.absorb_cross(made[0], flat, texts, running.lse, cross)
         if differentiable:
             own = (None, None) if texts is None else texts
-            ctx.save_for_backward(hidden, weight, low_rank, bias, flat, cross, *own, *running._replace(entropy=None))
-            ctx.plan, ctx.dtype, ctx.kept = plan, dtype, made if keep else None
+            twin_gap = (None, None) if pairs is None else pairs[:2]
+            ctx.save_for_backward(
+                hidden, weight, low_rank, bias, flat, cross, *own, *twin_gap, *running._replace(entropy=None)
+            )
+            ctx.plan, ctx.dtype, ctx.kept = plan, dtype, (made, other) if keep else None
+            ctx.teacher, ctx.compared = teacher, compared
         ctx.set_materialize_grads(False)
         lse, best_logp, best_token, label_logp = (x.view(B, T) for x in running[:4])
         mean_logp, entropy = (None if x is None else x.view(B, T) for x in running[4:])
         ctx.mark_non_differentiable(best_token, *(() if entropy is None else (entropy,)))
-        pairs = None if cross is None else cross.view(B, T, cross.shape[-1])   # [B, T, U]
-        return lse, best_token, best_logp, label_logp, pairs, mean_logp, entropy
+        cross_logp = None if cross is None else cross.view(B, T, cross.shape[-1])   # [B, T, U]
+        twin_kl = None if pairs is None or pairs.kl is None else pairs.kl.view(B, T)   # [B, T]
+        kl, reverse_kl = (None if x is None else x.view(B, T) for x in (compared or (None,) * 4)[2:])   # [B, T] each
+        return lse, best_token, best_logp, label_logp, cross_logp, mean_logp, entropy, twin_kl, kl, reverse_kl
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, low_rank, bias, flat, cross, reference, owner, *saved = ctx.saved_tensors
+        hidden, weight, low_rank, bias, flat, cross, reference, owner, twins, gap, *saved = ctx.saved_tensors
         plan, stats, texts = ctx.plan, Running(*saved), Texts(reference, owner)
         if not plan.lean and ctx.kept is None:
             raise RuntimeError(
                 "cannot run backward twice through the same loss: the first one overwrote the logits with their "
                 'gradient. Build the loss with memory="lean" or backend="plain", which allow it.'
             )
-        by_lse, _, by_best, by_label, by_cross, by_mean, _ = slopes
+        by_lse, _, by_best, by_label, by_cross, by_mean, _, by_twin, *by_kls = slopes
+        by_kl, by_reverse = (None if x is None else x.reshape(-1) for x in by_kls)   # [N] each
+        teacher = None if by_kl is None and by_reverse is None else ctx.teacher
+        pairs = None
+        if by_twin is not None:
+            slope = by_twin.reshape(-1)[twins].sum(0) / 2                # [M], half the divergence is in both rows
+            pairs = Pairs(twins, gap, slope=slope)
         if by_cross is not None:
             by_lse = -by_cross.sum(-1) if by_lse is None else by_lse - by_cross.sum(-1)   # [B, T]
             by_cross = by_cross.flatten(0, 1).contiguous()               # [N, U]
@@ -191,11 +241,24 @@ class _Sweep(torch.autograd.Function):
         d_low_rank = torch.empty_like(low_rank) if plan.lean and wants_low_rank else None   # [V, r]
         d_bias = torch.empty_like(bias) if wants_bias and bias is not None else None   # [V]
         with torch.autocast(hidden.device.type, enabled=False):
-            blocks = _blocks(rows, weight, low_rank, bias, plan, whole=False) if plan.lean else [ctx.kept]
-            for block, part, low_rank_part in blocks:
-                plan.kernels.differentiate(block, flat, stats, rowwise)
+            blocks: Iterable[Any] = [ctx.kept]
+            if plan.lean:
+                most = _columns(rows, weight, whole=False)
+                others = _teacher_blocks(teacher, plan, most)
+                blocks = zip(_blocks(rows, weight, low_rank, bias, plan, most), others, strict=False)
+            for (block, part, low_rank_part), other in blocks:
+                more: Tensor | None = None                               # [N, columns]
+                if teacher is not None:
+                    reuses = teacher.logits is None and other.logits.dtype == block.logits.dtype
+                    more = other.logits if reuses else torch.empty_like(block.logits)   # [N, columns]
+                    plan.kernels.differentiate_teacher(
+                        block, other, flat, ctx.compared, by_kl, by_reverse, teacher.temperature, more
+                    )
+                plan.kernels.differentiate(block, flat, stats, rowwise, pairs)
                 if by_cross is not None:
-                    plan.kernels.differentiate_cross(block, flat, texts, stats, rowwise, cross, by_cross)
+                    plan.kernels.differentiate_cross(block, flat, texts, stats, rowwise, cross, by_cross, pairs)
+                if more is not None:
+                    block.logits[:, : block.width] += more[:, : block.width]
                 gradient = block.logits                                  # [N, columns]
                 if wants_hidden:
                     product = gradient @ part                            # [N, D]
@@ -215,7 +278,7 @@ class _Sweep(torch.autograd.Function):
         if d_rows is not None:
             d_rows = d_rows if plan.scale == 1.0 else d_rows * plan.scale   # [N, D]
             d_rows = d_rows.to(hidden.dtype).view_as(hidden)             # [B, T, D]
-        return d_rows, d_weight, d_low_rank, d_bias, None, None, None
+        return d_rows, d_weight, d_low_rank, d_bias, None, None, None, None, None
 
 
 def _rows(hidden: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -252,12 +315,44 @@ def _fresh(labels: Tensor, dtype: torch.dtype, needs: frozenset[str]) -> Running
     )
 
 
+def _fresh_comparison(like: Tensor, needs: frozenset[str]) -> Compared:
+    lse, teacher_lse, kl, reverse_kl = like.new_empty(4, len(like)).unbind()   # [N] each
+    return Compared(
+        lse, teacher_lse, kl if "teacher_kl" in needs else None, reverse_kl if "teacher_reverse_kl" in needs else None
+    )
+
+
+def _columns(rows: Tensor, weight: Tensor, *, whole: bool) -> int:
+    """The width of a block of logits."""
+    if whole:
+        return weight.shape[0]
+    return max(LEAN_BYTES // (rows.element_size() * max(len(rows), 1)) // ALIGNMENT, 1) * ALIGNMENT
+
+
+def _teacher_blocks(teacher: Teacher | None, plan: Plan, most: int) -> Iterator[Block | None]:
+    """Each block of the teacher's logits, as wide as the model's; nothing forever without a teacher."""
+    if teacher is None:
+        yield from itertools.repeat(None)
+    elif teacher.logits is not None:
+        logits = teacher.logits.flatten(0, 1)                            # [N, V]
+        for start in range(0, logits.shape[1], most):
+            part = logits[:, start : start + most]                       # [N, width]
+            yield Block(part, part, start, part.shape[1], logits.shape[1], None, None)
+    else:
+        assert teacher.hidden is not None
+        assert teacher.weight is not None
+        rows = _rows(teacher.hidden, 1.0, teacher.hidden.dtype)          # [N, D'], with low rank [N, D' + r]
+        bias = None if teacher.bias is None else teacher.bias.reshape(-1)   # [V]
+        alone = plan._replace(needs=frozenset(), softcap=teacher.softcap)
+        for block, _, _ in _blocks(rows, teacher.weight, teacher.low_rank, bias, alone, most):
+            yield block
+
+
 def _blocks(
-    rows: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, plan: Plan, *, whole: bool
+    rows: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, plan: Plan, most: int
 ) -> Iterator[tuple[Block, Tensor, Tensor | None]]:
     """Each block of logits, and the parts of weight and low rank it was computed from, padded like the block."""
     V, D = weight.shape
-    most = V if whole else max(LEAN_BYTES // (rows.element_size() * max(len(rows), 1)) // ALIGNMENT, 1) * ALIGNMENT
     spare = SPARE if "cross_logp" in plan.needs else 0
     space: Tensor | None = None
     for start in range(0, V, most):

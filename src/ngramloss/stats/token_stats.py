@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ngramloss.stats.labels import IGNORE_INDEX, NOT_FLATTENED, legal_labels
+from ngramloss.stats.pairs import twin_kl, twin_rows, twin_tokens
+from ngramloss.stats.teachers import Teacher, divergences, needed_teacher
+from ngramloss.terms.registry import TEACHER_STATISTICS, TWIN_STATISTICS
 
 LARGEST_VOCABULARY = 2**31
 """Two ids are packed into one int64 where n-grams are compared."""
@@ -69,10 +72,20 @@ class TokenStats(NamedTuple):
     weights: Tensor | None = None
     """The weight of each token, which no head computes: a caller gives it beside the labels.
     0 at positions whose label does not count, [B, T]."""
+    twin_kl: Tensor | None = None
+    """Half the symmetric Kullback-Leibler divergence of a prediction from its twin's, at least 0, the same number in
+    both rows, [B, T]."""
+    twin_token: Tensor | None = None
+    """The twin's most probable id, [B, T]."""
+    teacher_kl: Tensor | None = None
+    """KL(q‖p) of the prediction p from the teacher's q, both at a temperature, at least 0, [B, T]."""
+    teacher_reverse_kl: Tensor | None = None
+    """KL(p‖q), [B, T]."""
 
 
 def token_stats(
-    logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), check: bool = False, texts: Texts | None = None
+    logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), check: bool = False, texts: Texts | None = None,
+    twins: Tensor | None = None, teacher: Teacher | Tensor | None = None,
 ) -> TokenStats:
     """Summarise logits, in fp32 or better.
 
@@ -80,9 +93,13 @@ def token_stats(
         logits: [B, T, V], any floating-point dtype.
         labels: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count.
         needs: the optional statistics to compute: ``"cross_logp"`` (T² numbers per row), ``"mean_logp"``,
-            ``"entropy"`` and ``"top_entropy"``.
+            ``"entropy"`` and ``"top_entropy"``; ``"twin_kl"`` and ``"twin_token"`` compare rows 2i and 2i + 1,
+            ``"teacher_kl"`` and ``"teacher_reverse_kl"`` compare with a teacher.
         check: check the labels' range on any device, see :func:`legal_labels`.
         texts: the texts of packed rows, which ``cross_logp`` stays within.
+        twins: the positions that answer each other, of :func:`twin_rows`, if rows are not neighbours any more, [2, M].
+        teacher: what another model predicts at the same positions, with the temperature to compare at; not read unless
+            it is needed.
 
     Example:
         >>> stats = token_stats(torch.tensor([[[0.0, 2.0, 1.0]]]), torch.tensor([[2]]))
@@ -99,6 +116,8 @@ def token_stats(
     if logits.shape[-1] > LARGEST_VOCABULARY:
         raise ValueError(f"a vocabulary may have at most {LARGEST_VOCABULARY} ids, got {logits.shape[-1]}.")
     labels = legal_labels(labels, logits, logits.shape[-1], check=check)
+    if twins is None and not TWIN_STATISTICS.isdisjoint(needs):
+        twins = twin_rows(labels, owner=texts and texts.owner, check=check)   # [2, M]
     logits = _at_least_fp32(logits)                                      # [B, T, V]
     real = labels != IGNORE_INDEX                                        # [B, T]
     ids = labels.where(real, 0)                                          # [B, T]
@@ -118,7 +137,25 @@ def token_stats(
     if "top_entropy" in needs:
         most_probable = logits.detach().topk(min(TOP, logits.shape[-1])).values   # [B, T, TOP]
         top_entropy = _entropy(most_probable).where(real, 0.0)           # [B, T]
-    return TokenStats(lse, best_token, best_logp, label_logp, cross_logp, mean_logp, entropy, top_entropy)
+    stats = TokenStats(lse, best_token, best_logp, label_logp, cross_logp, mean_logp, entropy, top_entropy)
+    if "twin_kl" in needs and twins is not None:
+        stats = stats._replace(twin_kl=twin_kl(logits, labels, twins))
+    if "twin_token" in needs and twins is not None:
+        stats = stats._replace(twin_token=twin_tokens(best_token, twins))
+    if not TEACHER_STATISTICS.isdisjoint(needs):
+        known = needed_teacher(teacher, labels.shape, logits.shape[-1], logits.device)
+        other = known.logits                                             # [B, T, V]
+        if other is None:
+            with torch.no_grad():
+                other = head_logits(**_head(known))                      # [B, T, V]
+        found = divergences(logits, other, labels, temperature=known.temperature, needs=needs)   # [B, T] each
+        stats = stats._replace(**found)
+    return stats
+
+
+def _head(teacher: Teacher) -> dict[str, Any]:
+    """The arguments of :func:`head_logits`."""
+    return {name: value for name, value in teacher._asdict().items() if name not in ("logits", "temperature")}
 
 
 def _entropy(logits: Tensor) -> Tensor:

@@ -130,6 +130,7 @@ class PlannedSteps:
         process: the number of this process.
         processes: how many there are; each takes every n-th row of a step.
         equally_many: fill up with blank micro-batches, so that every process has as many: sharded weights need that.
+        copies: how often the padder puts each example into a batch.
         pin: keep batches where a GPU can copy them from.
     """
 
@@ -145,11 +146,12 @@ class PlannedSteps:
         process: int = 0,
         processes: int = 1,
         equally_many: bool = False,
+        copies: int = 1,
         pin: bool = False,
     ) -> None:
         self.examples, self.epochs, self.plan, self.padder, self.lengths = examples, epochs, plan, padder, lengths
         self.total, self.process, self.processes = total, process, processes
-        self.equally_many, self.pin = equally_many, pin
+        self.equally_many, self.copies, self.pin = equally_many, copies, pin
 
     def from_(self, done: int, *, begin: Callable[[], object] = bool) -> Iterator[Step]:
         """The steps after those that are done. ``begin`` is called in the thread that makes them."""
@@ -168,7 +170,7 @@ class PlannedSteps:
         if self.pin:
             batches = [{name: value.pin_memory() for name, value in batch.items()} for batch in batches]
         counted = [each[list(rows)].sum() for each in (self.lengths.counted, self.lengths.sequences)]
-        counts = torch.tensor(counted, dtype=torch.float32)  # [2]
+        counts = torch.tensor(counted, dtype=torch.float32) * self.copies  # [2]
         return Step(batches, counts, number)
 
     def _pieces(self, rows: Sequence[int]) -> list[MicroBatch]:

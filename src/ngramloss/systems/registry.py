@@ -243,6 +243,8 @@ NOT_USED = (
     "best_beams",
     "best_options",
     "gradient_checkpointing",
+    "twins",
+    "teacher",
     "compile",
     "fsdp",
     "memory",

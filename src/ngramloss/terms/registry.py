@@ -80,6 +80,15 @@ def _callable(function: str | Formula) -> Formula:
     return LazyFunction(function) if isinstance(function, str) else function
 
 
+TWIN_STATISTICS = frozenset({"twin_kl", "twin_token"})
+"""Optional statistics that compare a row with its twin. A formula that needs one of them needs twins."""
+
+TEACHER_STATISTICS = frozenset({"teacher_kl", "teacher_reverse_kl"})
+"""Optional statistics that compare with a teacher. A formula that needs one of them needs a teacher."""
+
+START = "keep"
+"""The objective whose teacher is the model itself before training."""
+
 MOST_N = 1024
 """The largest n: summaries and translations are shorter, and a reference shorter than n gives no gradient."""
 
@@ -109,9 +118,14 @@ _BUILTIN = {
         },
     ),
     "rewards": Objective(
-        f"{_FORMULAS}.windows.rewards:rewards", least_n=2, why_least=ONE_TOKEN, kernels={"": f"{_KERNELS}:rewards"},
+        f"{_FORMULAS}.windows.rewards:rewards", {"twin": f"{_FORMULAS}.windows.rewards:rewards_twin"},
+        least_n=2, why_least=ONE_TOKEN, variant_needs={"twin": ("twin_token",)},
+        kernels={"": f"{_KERNELS}:rewards", "twin": f"{_KERNELS}:rewards_twin"},
+        about={
+            "": "One minus the mean probability of n-grams at their own position in the reference.",
+            "twin": "As rewards, where the twin with another dropout predicts the n-gram. Needs twins.",
+        },
         weighted=True,
-        about={"": "One minus the mean probability of n-grams at their own position in the reference."},
     ),
     "precision": Objective(
         f"{_FORMULAS}.windows.precision:precision", {"released": f"{_FORMULAS}.windows.precision:precision_released"},
@@ -154,9 +168,14 @@ _BUILTIN = {
         about={"": "One minus the mean probability of the reference's n-grams, predicted or not."},
     ),
     "gated": Objective(
-        f"{_FORMULAS}.windows.gated:gated", kernels={"": f"{_KERNELS}:gated"},
+        f"{_FORMULAS}.windows.gated:gated", {"twin": f"{_FORMULAS}.windows.gated:gated_twin"},
+        variant_needs={"twin": ("twin_token",)},
+        kernels={"": f"{_KERNELS}:gated", "twin": f"{_KERNELS}:gated_twin"},
+        about={
+            "": "One minus the mean probability of n-grams at their own position, each copy counted.",
+            "twin": "As gated, where the twin with another dropout predicts the n-gram. Needs twins.",
+        },
         weighted=True,
-        about={"": "One minus the mean probability of n-grams at their own position, each copy counted."},
     ),
     "near": Objective(
         f"{_FORMULAS}.windows.near:near", kernels={"": f"{_KERNELS}:near"},
@@ -222,6 +241,26 @@ _BUILTIN = {
         options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
         option_needs={"smoothing": "future_mean_logp"},
         about={"": "ProphetNet: cross-entropy of the streams that look further ahead. Only for a ProphetNet."},
+    ),
+    "rdrop": Objective(
+        f"{_FORMULAS}.pairs.rdrop:rdrop", least_n=None, per="token", by_position=True, needs=("twin_kl",),
+        weighted=True,
+        about={"": "R-Drop: divergence of two predictions with different dropout. Needs twins."},
+    ),
+    "distill": Objective(
+        f"{_FORMULAS}.pairs.distill:distill", least_n=None, per="token", by_position=True, needs=("teacher_kl",),
+        weighted=True,
+        options={"temperature": Setting(1.0, above=0, most=1000, help="divides the logits of model and teacher")},
+        about={"": "Distillation: divergence of the model from a teacher's predictions. Needs a teacher."},
+    ),
+    START: Objective(
+        f"{_FORMULAS}.pairs.distill:keep", {"reverse": f"{_FORMULAS}.pairs.distill:keep_reverse"}, least_n=None,
+        per="token", by_position=True, needs=("teacher_kl",), variant_needs={"reverse": ("teacher_reverse_kl",)},
+        weighted=True,
+        about={
+            "": "Divergence of the model from what it predicted before training, KL(start‖model).",
+            "reverse": "As keep, in the other direction, KL(model‖start).",
+        },
     ),
     "rank": Objective(
         f"{_FORMULAS}.candidates.rank:rank", least_n=None, reads="candidates",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ngramloss.errors import UserError
 from ngramloss.plugins import call
 from ngramloss.settings import nearest
-from ngramloss.terms.registry import MOST_N, OBJECTIVES, Objective
+from ngramloss.terms.registry import MOST_N, OBJECTIVES, TEACHER_STATISTICS, TWIN_STATISTICS, Objective
 from ngramloss.terms.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -118,6 +118,16 @@ class Term:
     def weighted(self) -> bool:
         """Whether its formula reads the weights of single tokens."""
         return OBJECTIVES.entry(self.name).weighted
+
+    @property
+    def requires(self) -> set[str]:
+        """What there must be besides inputs and labels: ``"candidates"``, ``"twins"``, ``"teacher"``.
+
+        Validation has neither of the first two.
+        """
+        found = {"candidates"} if self.reads == "candidates" else set()
+        statistics = {"twins": TWIN_STATISTICS, "teacher": TEACHER_STATISTICS}
+        return found | {name for name, needs in statistics.items() if not self.needs.isdisjoint(needs)}
 
     @property
     def names(self) -> list[str]:

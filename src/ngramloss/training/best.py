@@ -158,8 +158,8 @@ def _named(name: str, steps: Sequence[int]) -> str:
 def best_of(settings: Recipe) -> Best:
     """What a recipe selects the best checkpoint by.
 
-    A term of the objective is selected by its lowest value; one that compares candidates has none in validation. A
-    score of a metric is computed from texts that the model generates; the metric's entry says which values are better.
+    A term of the objective is selected by its lowest value; one that compares candidates or twins has none in
+    validation. A score of a metric is computed from texts that the model generates; its entry says which are better.
     Metrics with a model or a file of their own are refused: it would be loaded beside the model in training, and be
     read again and again.
     """
@@ -167,16 +167,19 @@ def best_of(settings: Recipe) -> Best:
     if name == LAST:
         return Best(name)
     parsed = parse(settings.objective)
-    compared = [term_name for term in parsed if term.reads == "candidates" for term_name in term.names]
+    absent = {term: term.requires - {"teacher"} for term in parsed}
+    compared = [term_name for term in parsed if absent[term] for term_name in term.names]
     terms = [term for term in dict.fromkeys(["loss", "ce", *check_names(parsed)]) if term not in compared]
     if name in compared:
+        missing = " and ".join(sorted(next(absent[term] for term in parsed if name in term.names)))
         raise UserError(
-            f"train.best: {name} compares candidates, which validation does not have. Choose one of "
+            f"train.best: {name} compares {missing}, which validation does not have. Choose one of "
             f"{', '.join(terms)}, or a score of generated texts such as rouge2."
         )
-    if name == "loss" and compared and not any(term.weight for term in parsed if term.reads != "candidates"):
+    if name == "loss" and compared and not any(term.weight for term in parsed if not absent[term]):
+        missing = " and ".join(sorted({each for needs in absent.values() for each in needs}))
         raise UserError(
-            "train.best: without the terms that compare candidates, validation has no loss. Choose ce, or "
+            f"train.best: without the terms that compare {missing}, validation has no loss. Choose ce, or "
             "a score of generated texts such as rouge2."
         )
     if name in terms:

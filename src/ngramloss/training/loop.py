@@ -21,7 +21,8 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.diagnosing import diagnostics
-from ngramloss.hf.heads import has_encoder
+from ngramloss.hf.heads import has_dropout, has_encoder
+from ngramloss.hf.teachers import frozen_start
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
@@ -34,6 +35,7 @@ from ngramloss.steps.padding import Batch, Pad, Padder
 from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
+from ngramloss.steps.twins import twins
 from ngramloss.training import averaging, checkpoints
 from ngramloss.training.best import Best, is_better
 from ngramloss.training.log import Log
@@ -41,6 +43,7 @@ from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
 from ngramloss.training.stopping import Stopping
+from ngramloss.training.teacher import raise_unless_same_teacher, teacher_mark
 from ngramloss.training.validation import terms_on
 
 
@@ -65,6 +68,8 @@ class State:
     averages: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """At the end: ``average`` and ``ema`` → ``value``, what selects the best of a validation, None if nothing does; and
     ``steps``, those of whose weights it is the mean."""
+    teacher: str = ""
+    """The mark of what terms such as ``distill`` and ``keep`` compare with; empty if none does."""
 
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
         """Keep the best value of a validation, or end a training that has not improved for long.
@@ -117,6 +122,7 @@ class Job(NamedTuple):
         continued_from: a checkpoint.
         logs: get every line of the log, with its step; only in the first process.
         on_step: called after each step with its number and the log's values of it, if it is logged.
+        teacher: the model that ``distill`` compares with.
     """
 
     model: Any
@@ -132,6 +138,7 @@ class Job(NamedTuple):
     continued_from: Path | None = None
     logs: Sequence[Callable[[Mapping[str, float], int], object]] = ()
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None
+    teacher: Any = None
 
 
 def run(job: Job, here: Processes) -> Outcome:
@@ -142,11 +149,17 @@ def run(job: Job, here: Processes) -> Outcome:
 
     # The model, its objective, the optimiser
     model, objective = job.model, JointLoss(job.objective)
+    check_twins(objective, settings)
+    if objective.needs_twins:
+        raise_without_dropout(model, objective)
     if job.folder is not None:
         raise_unless_mergeable(model)
     if settings.fsdp and has_adapters(model):
         raise UserError(NOT_SHARDED)
-    attach(model, objective.with_ce().terms, memory=settings.memory)
+    # Before any checkpoint is read: a start is the model before training.
+    teacher = frozen_start(model) if objective.compares_with_start else job.teacher
+    mark = "" if teacher is None else teacher_mark(teacher)
+    attach(model, objective.with_ce().terms, memory=settings.memory, teacher=teacher)
     loss_fn = attached_loss(model)
     loss_fn.progress = 0.0
     if settings.gradient_checkpointing:
@@ -176,18 +189,19 @@ def run(job: Job, here: Processes) -> Outcome:
         return torch.stack([loss.detach(), *last_parts(model).values()])
 
     # The steps
-    why_not_captured = _why_not_captured(settings, here.device)
-    if remark := _capture_remark(settings, here.device):
+    why_not_captured = _why_not_captured(settings, here.device, teacher=teacher is not None)
+    if remark := _capture_remark(settings, here.device, teacher=teacher is not None):
         logger.info(remark)
     steps, largest = _plan(job, model, here, autocast, captures=not why_not_captured)
     if not steps.total:
         raise UserError("there are no examples to train on.")
-    state = State()
+    state = State(teacher=mark)
     scaler = torch.amp.GradScaler(here.device.type) if precision == "fp16" else None
     if job.continued_from is not None:
         state = State(**checkpoints.restore(job.continued_from, model, optimiser, sharded=settings.fsdp))
         if ema is not None:
             ema.restore(job.continued_from)
+        raise_unless_same_teacher(state.teacher, mark)
         if scaler is not None:
             scaler.load_state_dict(
                 {**scaler.state_dict(), "scale": state.scale, "_growth_tracker": state.scale_grows_in}
@@ -298,6 +312,7 @@ def train(
     objective: str = "ce",
     validation: Any = None,
     folder: str | Path | None = None,
+    teacher: Any = None,
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None,
     **changes: Any,
 ) -> Outcome:
@@ -313,6 +328,8 @@ def train(
         objective: as in :class:`JointLoss`.
         validation: rows to validate on every ``eval_every`` steps.
         folder: where to save checkpoints; a training in a folder with checkpoints continues from the last.
+        teacher: the model that ``distill`` compares with, as in :func:`attach`. ``keep`` takes none: it compares with
+            ``model`` as it is passed here, so a continued training must be given that model again.
         on_step: called after every step with its number and, if the step is logged, the values.
         changes: settings to change: ``train(..., max_steps=1000, learning_rate=1e-4)``.
 
@@ -321,8 +338,7 @@ def train(
     """
     settings = dataclasses.replace(settings or Train(), **changes)
     loss_fn = JointLoss(objective).with_ce()
-    parts = (loss_fn.without_candidates() if loss_fn.needs_candidates else loss_fn).parts
-    terms = ["loss", *(part.name for part in parts), LAST]
+    terms = ["loss", *(part.name for part in loss_fn.without("candidates", "twins").parts), LAST]
     if settings.best not in terms:
         raise UserError(
             f"best: {settings.best!r} is not a term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
@@ -330,6 +346,11 @@ def train(
         )
     if folder is None and (settings.average or settings.ema):
         raise UserError("average and ema are written beside the checkpoints. Give a folder for these: folder=….")
+    if settings.teacher or (teacher is not None and loss_fn.compares_with_start):
+        raise UserError(
+            "train.teacher is read by ngramloss train. Here, pass the loaded model: train(..., teacher=model). For "
+            "keep pass none: it compares with the model as it is before training."
+        )
     here = start_processes()
     checkpoint_folder = None if folder is None else Path(folder)
     job = Job(
@@ -343,6 +364,7 @@ def train(
         folder=checkpoint_folder,
         continued_from=None if checkpoint_folder is None else _newest(checkpoint_folder, here),
         on_step=on_step,
+        teacher=teacher,
     )
     return run(job, here)
 
@@ -461,6 +483,26 @@ def check_settings(settings: Train, processes: int, device: torch.device) -> Non
         raise_unless_shardable(processes, precision)
 
 
+def check_twins(objective: JointLoss, settings: Train) -> None:
+    """Raise if a term compares twins and a step has none."""
+    if objective.needs_twins and not settings.twins:
+        name = next(term.names[0] for term in objective.terms if "twins" in term.requires)
+        raise UserError(
+            f"{name} compares each row with its twin, the same example with another dropout, and train.twins is off. "
+            "Set train.twins=true: every example is then in a step twice, which about doubles its time."
+        )
+
+
+def raise_without_dropout(model: Any, objective: JointLoss) -> None:
+    """Raise if nothing distinguishes twins."""
+    if not has_dropout(model):
+        raise UserError(
+            f"this {type(model).__name__} has no dropout, so twins are equal: {str(objective)!r} would learn nothing "
+            "from comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for adapters, or "
+            "dropout in the model's own config.json."
+        )
+
+
 def precision_of(settings: Train, device: torch.device) -> str:
     """``bf16``, ``fp16`` or ``fp32``; raises if this device cannot."""
     if settings.precision == "fp16" and device.type == "cpu":
@@ -550,6 +592,9 @@ def _plan(
     step = settings.batch_size * settings.accumulate
     epochs = Epochs(sources, step=step, seed=settings.seed, grouped=settings.group_by_length)
     padder = _padder(job, model, here, always_mask=captures and cuda)
+    copies = 2 if settings.twins else 1
+    padder = twins(padder) if settings.twins else padder
+    most_tokens = settings.max_tokens // copies
     rows, largest = -(-step // here.count), None
     if cuda:
         first = epochs[0]
@@ -562,19 +607,19 @@ def _plan(
                 value: Tensor = model(**batch).loss  # []
             return value
 
-        limit = settings.max_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
+        limit = most_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
         plan = Plan(sources, targets, rows, limit, grid, texts, joined)
         sizes, shown = plan.sizes(rows), first[:50]
         largest = padder([], sizes[0])
         micro = sum(len(plan.cut(piece[:: here.count])) for piece in shown) / len(shown)
         logger.info(
-            f"a step of {len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of up to "
-            f"{sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} padding."
+            f"a step of {copies * len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of "
+            f"up to {copies * sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} "
+            "padding."
         )
     else:
-        most_tokens = settings.max_tokens or None
         each = -(-settings.batch_size // here.count)
-        plan = Plan(sources, targets, rows if most_tokens else each, most_tokens, texts=texts, joined=joined)
+        plan = Plan(sources, targets, rows if most_tokens else each, most_tokens or None, texts=texts, joined=joined)
     steps = PlannedSteps(
         job.examples,
         epochs,
@@ -585,12 +630,13 @@ def _plan(
         process=here.rank,
         processes=here.count,
         equally_many=settings.fsdp,
+        copies=copies,
         pin=cuda,
     )
     return steps, largest
 
 
-def _why_not_captured(settings: Train, device: torch.device) -> str:
+def _why_not_captured(settings: Train, device: torch.device, *, teacher: bool = False) -> str:
     """Why steps cannot run as CUDA graphs; empty if they can."""
     if device.type != "cuda":
         return "there is no NVIDIA GPU"
@@ -600,13 +646,15 @@ def _why_not_captured(settings: Train, device: torch.device) -> str:
         return "train.fsdp gathers parameters in the middle of a step"
     if settings.gradient_checkpointing:
         return "gradient checkpointing computes activations again in the backward pass"
+    if teacher:
+        return "a teacher reads each micro-batch beside the model, which was not tried in a CUDA graph"
     return ""
 
 
-def _capture_remark(settings: Train, device: torch.device) -> str:
+def _capture_remark(settings: Train, device: torch.device, *, teacher: bool = False) -> str:
     """What to say if steps on a GPU should be captured and cannot be; otherwise it is empty."""
     wanted = settings.capture and device.type == "cuda"
-    why = _why_not_captured(settings, device)
+    why = _why_not_captured(settings, device, teacher=teacher)
     return NOT_CAPTURED.format(why) if wanted and why else ""
 
 

@@ -20,6 +20,7 @@ from ngramloss.data import Example
 from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.loss import JointLoss
 from ngramloss.models import adapters, loading
 from ngramloss.models.encoders import raise_unless_it_fits
 from ngramloss.models.first_tokens import align_start
@@ -42,6 +43,7 @@ from ngramloss.training.log import LogFile, show_lines
 from ngramloss.training.prepare import prepare_once, resolve_candidates
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
+from ngramloss.training.teacher import load_teacher, resolve_teacher
 from ngramloss.training.trackers import check_trackers, start_trackers
 from ngramloss.training.validation import GeneratedScore
 
@@ -66,7 +68,7 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     run = RunFolder(folder)
-    settings = resolve_language_model(resolve_candidates(settings, run), run)
+    settings = resolve_teacher(resolve_language_model(resolve_candidates(settings, run), run), run)
     known = settings.model.name != "scratch" or bool(settings.model.encoder)
     if rank == 0 and known and not run.finished:  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
@@ -91,6 +93,7 @@ def _check(settings: Recipe, processes: int) -> None:
     """Raise if this training cannot run here, before any data are read."""
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     loop.check_settings(settings.train, processes, device)
+    loop.check_twins(JointLoss(settings.objective), settings.train)
     check_trackers(settings.train.report_to)
     if settings.model.lora and settings.train.fsdp:
         raise UserError(adapters.NOT_SHARDED)
@@ -111,6 +114,7 @@ def _run(
     if newest is not None and checkpoints.facts(newest)["finished"]:
         return Outcome(run.path, True, began, began)
     model, tokenizer = _load_model(settings, prepared, trust_remote_code=trust_remote_code)
+    teacher = load_teacher(settings, tokenizer, trust_remote_code=trust_remote_code)
     examples, validation = _load_rows(prepared)
     if newest is not None:
         logger.info(f"continuing {run.path} from step {began}.")
@@ -136,6 +140,7 @@ def _run(
             folder=run.checkpoints,
             saved_with={IDENTITY: json.dumps(prepared.identity)},
             continued_from=newest,
+            teacher=teacher,
             **logs,
         )
         try:

@@ -116,13 +116,12 @@ def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pa
     """The objective and each term as exact means over a split, as ``eval_loss``, ``eval_ce`` and so on.
 
     Every process takes every n-th batch. Those that have one less run a blank one, because sharded weights need that.
-    Terms that compare candidates are left out if the rows have none.
+    Terms that compare candidates or twins are left out.
     """
     began = time.perf_counter()
     each = (settings.eval_batch_size or settings.batch_size) // here.count
     batches = -(-len(rows) // (each * here.count))
-    whole = attached_loss(model)
-    loss_fn = whole.without_candidates() if whole.needs_candidates else whole
+    loss_fn = attached_loss(model).without("candidates", "twins")
     sums = torch.zeros(2, len(loss_fn.parts), device=here.device)  # [2, parts]: values and what they are divided by
     was_training = model.training
     model.eval()

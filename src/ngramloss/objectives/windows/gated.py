@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ngramloss.objectives import ngrams
 from ngramloss.objectives.windows.matches import Earned, earned
+from ngramloss.objectives.windows.rewards import by_twin
 from ngramloss.stats import IGNORE_INDEX, TokenStats
 
 
@@ -36,6 +37,14 @@ def gated(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         tensor([0.3333])
     """
     return ngrams.missed(stats, labels, correct(stats, labels, n=n).amount, n=n)   # [B]
+
+
+def gated_twin(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
+    """As :func:`gated`, where the row's twin predicts the n-gram, with this row's probability of it, [B].
+
+    The twin gets no gradient from this row, but has the term itself.
+    """
+    return gated(by_twin(stats), labels, n=n)                            # [B]
 
 
 def correct(stats: TokenStats, labels: Tensor, *, n: int) -> Earned:

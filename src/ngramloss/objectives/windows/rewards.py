@@ -37,6 +37,24 @@ def rewards(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     return ngrams.missed(stats, labels, placed(stats, labels, n=n).amount, n=n)   # [B]
 
 
+def rewards_twin(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
+    """As :func:`rewards`, where the row's twin predicts the n-gram, with this row's probability of it, [B].
+
+    K counts the placements where the twin is right. The twin gets no gradient from this row, but has the term itself.
+    """
+    return rewards(by_twin(stats), labels, n=n)                          # [B]
+
+
+def by_twin(stats: TokenStats) -> TokenStats:
+    """The statistics with the twin's most probable token instead of the row's own.
+
+    Its log-probability in this row is read only where it is correct, and there it is that of the label.
+    """
+    if stats.twin_token is None:
+        raise ValueError("a twin's gate needs `twin_token`: compute the stats of twins with needs=('twin_token',).")
+    return stats._replace(best_token=stats.twin_token, best_logp=stats.label_logp)
+
+
 def placed(stats: TokenStats, labels: Tensor, *, n: int) -> Earned:
     """The windows of :func:`rewards`."""
     real = ngrams.real(labels, n)                                        # [B, S]

@@ -1,0 +1,298 @@
+"""A model beside its teacher: the divergence in both directions, and the terms that read it."""
+
+import oracle
+import pytest
+import torch
+from cases import batches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sweeps import DEVICE, NEEDS, every_sweep
+
+from ngramloss import JointLoss, Teacher, UserError, token_stats, token_stats_from_hidden
+from ngramloss.explaining.explain import explain
+from ngramloss.stats import head, labelled
+
+CASES = {
+    "distill": (oracle.distill, {}),
+    "distill(temperature=0.5)": (oracle.distill, {"temperature": 0.5}),
+    "distill(temperature=3)": (oracle.distill, {"temperature": 3.0}),
+    "keep": (oracle.distill, {}),
+    "keep:reverse": (oracle.keep_reverse, {}),
+}
+each = pytest.mark.parametrize("written", CASES)
+BOTH = ("teacher_kl", "teacher_reverse_kl")
+HEADS = [{}, {"softcap": 2.0}, {"bias": True, "softcap": 3.0, "scale": 2.0}]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks so small that a short vocabulary has several, the last one ragged."""
+    monkeypatch.setattr(head, "LEAN_BYTES", 1)
+
+
+@each
+@given(batch=batches(longest=5, rows=2), apart=st.sampled_from([0.0, 0.1, 2.0, 30.0]), seed=st.integers(0, 2**31))
+@settings(max_examples=20, deadline=None)
+def test_value_and_gradient_are_the_oracles(written, batch, apart, seed):
+    logits, labels = batch[0].requires_grad_(), batch[1]
+    noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    other = (logits.detach() + apart * noise).requires_grad_()
+    function, options = CASES[written]
+    value = JointLoss(written, reduction="none")(logits, labels, teacher=other, num_tokens=1)
+    p, q = logits.softmax(-1), other.detach().softmax(-1)
+    rows = [function(p[b], q[b], labels[b].tolist(), **options).reshape(()) for b in range(len(labels))]
+    truth = torch.stack(rows)
+    torch.testing.assert_close(value, truth, atol=1e-9, rtol=1e-7)
+    pull = torch.linspace(0.5, 2.0, len(labels), dtype=torch.float64)
+    by_value, by_teacher = torch.autograd.grad(value, (logits, other), pull, allow_unused=True)
+    assert by_teacher is None
+    torch.testing.assert_close(by_value, torch.autograd.grad(truth, logits, pull)[0], atol=1e-9, rtol=1e-7)
+
+
+@each
+@pytest.mark.parametrize("backend", ["plain", "chunked"])
+def test_gradcheck(written, backend):
+    generator = torch.Generator().manual_seed(3)
+    hidden, weight, *teacher = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in [(2, 4, 3), (5, 3), (2, 4, 2), (5, 2)]
+    )
+    labels = torch.tensor([[0, 1, 2, 0], [2, 2, -100, -100]])
+    loss_fn = JointLoss(f"ce + {written}", backend=backend, memory="lean")
+    given = Teacher(hidden=teacher[0], weight=teacher[1], softcap=2.0)
+
+    def loss(hidden, weight):
+        return loss_fn.from_hidden(hidden, weight, labels, softcap=3.0, teacher=given)
+
+    assert torch.autograd.gradcheck(loss, (hidden.requires_grad_(), weight.requires_grad_()))
+
+
+def example(B=2, T=4, V=300, D=16, other=24, dtype=torch.float32):
+    """A model's hidden states, weight and labels, and a teacher of another width."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, V, (B, T), generator=generator)
+    labels[0, T - max(T // 3, 1) :] = -100
+    shapes = [(B, T, D), (V, D), (B, T, other), (V, other)]
+    made = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    hidden, weight, *teacher = (x.to(DEVICE, dtype) / (x.shape[-1] ** 0.5 if x.ndim == 2 else 1) for x in made)
+    return hidden, weight, labels.to(DEVICE), Teacher(hidden=teacher[0], weight=teacher[1])
+
+
+def gradients(loss_fn, hidden, weight, labels, **options):
+    inputs = [x.detach().clone().requires_grad_() for x in (hidden, weight)]
+    loss = loss_fn.from_hidden(*inputs, labels, **options)
+    return [loss.detach(), *torch.autograd.grad(loss, inputs)]
+
+
+@every_sweep
+@pytest.mark.parametrize("options", HEADS, ids=str)
+@pytest.mark.parametrize("written", ["distill(temperature=2)", "keep + 0.5*keep:reverse"])
+def test_sweeps_give_the_plain_statistics_and_gradients(backend, memory, options, written):
+    hidden, weight, labels, teacher = example()
+    options = dict(options)
+    if options.pop("bias", False):
+        options["bias"] = torch.randn(300, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+        teacher = teacher._replace(bias=options["bias"].flip(0))
+    teacher = teacher._replace(**{name: value for name, value in options.items() if name != "bias"})
+    logits = token_stats_from_hidden(hidden, weight, labels, needs=BOTH, backend="plain", teacher=teacher, **options)
+    for other in (teacher, Teacher(teachers_logits(teacher))):
+        all_of = f"ce(smoothing=0.1) + bag(2) + eaft + {written}"
+        stats = token_stats_from_hidden(
+            hidden, weight, labels, needs=(*NEEDS, *BOTH), backend=backend, memory=memory, teacher=other, **options
+        )
+        for name in BOTH:
+            torch.testing.assert_close(getattr(stats, name), getattr(logits, name))
+            assert not getattr(stats, name)[labels == -100].any()
+        before = other.logits.clone() if other.logits is not None else None
+        truth = gradients(JointLoss(all_of, backend="plain"), hidden, weight, labels, teacher=other, **options)
+        got = gradients(
+            JointLoss(all_of, backend=backend, memory=memory), hidden, weight, labels, teacher=other, **options
+        )
+        for one, two in zip(got, truth, strict=True):
+            torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)  # sums in another order
+        assert before is None or torch.equal(before, other.logits)
+
+
+def teachers_logits(teacher):
+    logits = teacher.scale * teacher.hidden @ teacher.weight.t()
+    logits = logits if teacher.bias is None else logits + teacher.bias
+    return logits if teacher.softcap is None else (logits / teacher.softcap).tanh() * teacher.softcap
+
+
+@every_sweep
+def test_twins_and_a_teacher_beside_each_other(backend, memory):
+    hidden, weight, labels, teacher = example(B=4)
+    labels = labels[0::2].repeat_interleave(2, 0)
+    written = "ce + rdrop + rewards(2):twin + distill"
+    truth = gradients(JointLoss(written, backend="plain"), hidden, weight, labels, teacher=teacher)
+    got = gradients(JointLoss(written, backend=backend, memory=memory), hidden, weight, labels, teacher=teacher)
+    for one, two in zip(got, truth, strict=True):
+        torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)
+
+
+def test_only_labelled_positions_go_through_both_heads(monkeypatch):
+    hidden, weight, labels, teacher = example(T=64)
+    labels[:, :-4] = -100
+    positions, packed = labelled(labels)
+    seen, blocks = [], head._blocks
+    monkeypatch.setattr(head, "_blocks", lambda rows, *rest: seen.append(len(rows)) or blocks(rows, *rest))
+    loss_fn = JointLoss("ce + distill", backend="chunked")
+    got = gradients(loss_fn, hidden, weight, labels, teacher=teacher, positions=positions, segments=packed)
+    assert seen == [len(positions)] * 2
+    assert len(positions) < labels.numel()
+    for one, two in zip(got, gradients(loss_fn, hidden, weight, labels, teacher=teacher), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def close_pairs(V, dtype):
+    """Logits of a model and of its teacher that nearly agree; both as heads whose products are exact."""
+    generator = torch.Generator().manual_seed(5)
+    base, noise = (torch.randn(V, generator=generator, dtype=torch.float64) for _ in range(2))
+    sure, late = base.clone(), base.clone()
+    sure[V // 2] += 22  # certain, so that the difference of the other tokens hardly counts
+    late[-1] += 18  # the largest logit comes last
+    pairs = [
+        (3 * base, 3 * base + 2e-3 * noise),
+        (3 * base, 3 * base + 2e-3 * noise + 4),
+        (2 * base + 60, 2 * base + 60 + 3e-3 * noise),
+        (sure, sure + 0.3 * noise),
+        (late, late + 0.05 * noise - 2),
+        (base.sort().values * 4, base.sort().values * 4 + 0.01 * noise),
+        (base, 4 * noise),
+        (base, base.clone()),
+    ]
+    own, other = (torch.stack(rows).to(DEVICE, dtype) for rows in zip(*pairs, strict=True))  # [P, V] each
+    p, q = own.double().log_softmax(-1), other.double().log_softmax(-1)
+    truth = torch.stack([(q.exp() * (q - p)).sum(-1), (p.exp() * (p - q)).sum(-1)])  # [2, P]
+    hidden = torch.eye(len(own), dtype=dtype, device=DEVICE).unsqueeze(1)  # [P, 1, P]
+    return hidden, own.t().contiguous(), Teacher(hidden=hidden, weight=other.t().contiguous()), truth
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["plain", "chunked"])
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_small_divergences_are_exact(backend, memory, dtype, monkeypatch):
+    monkeypatch.setattr(head, "LEAN_BYTES", 2**18)
+    hidden, weight, teacher, truth = close_pairs(50_265, dtype)
+    labels = torch.zeros(len(hidden), 1, dtype=torch.long, device=DEVICE)
+    stats = token_stats_from_hidden(hidden, weight, labels, needs=BOTH, backend=backend, memory=memory, teacher=teacher)
+    found = torch.stack([getattr(stats, name).flatten() for name in BOTH]).double()
+    assert (found >= 0).all()
+    counts = truth >= 1e-6
+    assert counts.sum() >= 10
+    assert ((found - truth).abs() / truth)[counts].max() <= 5e-3
+    assert (found - truth).abs()[~counts].max() <= 5e-9
+
+
+@every_sweep
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hardly_further_from_the_truth_than_the_plain_sweep(backend, memory, dtype):
+    hidden, weight, labels, teacher = example(T=8, V=517, D=32, dtype=dtype)
+    exact = Teacher(hidden=teacher.hidden.double(), weight=teacher.weight.double())
+    written = "ce + distill(temperature=2)"
+    truth = gradients(JointLoss(written, backend="plain"), hidden.double(), weight.double(), labels, teacher=exact)
+    plain = gradients(JointLoss(written, backend="plain"), hidden, weight, labels, teacher=teacher)
+    other = gradients(JointLoss(written, backend=backend, memory=memory), hidden, weight, labels, teacher=teacher)
+    for got, reference, right in zip(other, plain, truth, strict=True):
+        tolerance = torch.finfo(dtype).eps * right.abs().max() + 1e-6  # two gradients are rounded, then their sum
+        assert (got - right).abs().max() <= (reference - right).abs().max() + tolerance
+
+
+@every_sweep
+def test_a_teacher_that_agrees_has_neither_divergence_nor_gradient(backend, memory):
+    hidden, weight, labels, _ = example()
+    same = Teacher(hidden=hidden.clone(), weight=weight.clone())
+    for name in (backend, "plain"):
+        loss_fn = JointLoss("keep + keep:reverse", backend=name, memory=memory)
+        loss, *slopes = gradients(loss_fn, hidden, weight, labels, teacher=same)
+        assert loss < 1e-9
+        assert all(slope.abs().max() < 1e-6 for slope in slopes)
+
+
+@every_sweep
+def test_tokens_that_both_exclude_add_nothing_and_nan_is_never_hidden(backend, memory):
+    hidden, weight, labels, teacher = example()
+    labels = labels.where(labels == -100, labels.clamp_min(200))
+    bias = torch.zeros(300, device=DEVICE)
+    bias[:200] = -torch.inf
+    alone = token_stats_from_hidden(
+        hidden, weight[200:], labels.where(labels == -100, labels - 200), needs=BOTH, backend="plain",
+        teacher=teacher._replace(weight=teacher.weight[200:]),
+    )  # fmt: skip
+    options = {"bias": bias, "teacher": teacher._replace(bias=bias)}
+    for name in (backend, "plain"):
+        got = token_stats_from_hidden(hidden, weight, labels, needs=BOTH, backend=name, memory=memory, **options)
+        for statistic in BOTH:
+            torch.testing.assert_close(getattr(got, statistic), getattr(alone, statistic))
+        slopes = gradients(JointLoss("ce + keep", backend=name, memory=memory), hidden, weight, labels, **options)
+        assert all(x.isfinite().all() for x in slopes)
+    broken = teacher._replace(hidden=teacher.hidden.clone())
+    broken.hidden[1, 3] = torch.nan
+    for name in (backend, "plain"):
+        got = token_stats_from_hidden(hidden, weight, labels, needs=BOTH, backend=name, memory=memory, teacher=broken)
+        assert all(getattr(got, statistic).isnan().nonzero().tolist() == [[1, 3]] for statistic in BOTH)
+
+
+def test_a_teacher_in_another_precision():
+    hidden, weight, labels, teacher = example()
+    low = teacher._replace(hidden=teacher.hidden.bfloat16(), weight=teacher.weight.bfloat16())
+    for memory in ("fast", "lean"):
+        got = gradients(
+            JointLoss("ce + distill", backend="chunked", memory=memory), hidden, weight, labels, teacher=low
+        )
+        truth = gradients(JointLoss("ce + distill", backend="plain"), hidden, weight, labels, teacher=low)
+        for one, two in zip(got, truth, strict=True):
+            torch.testing.assert_close(one, two, atol=2e-6, rtol=1e-4)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        loss = [
+            JointLoss("distill", backend=backend, memory=memory).from_hidden(hidden, weight, labels, teacher=teacher)
+            for backend, memory in [("plain", "fast"), ("chunked", "fast"), ("chunked", "lean")]
+        ]
+    torch.testing.assert_close(loss[1], loss[0])
+    torch.testing.assert_close(loss[2], loss[0])
+
+
+def test_micro_batches_add_up_to_the_step():
+    hidden, weight, labels, teacher = example(B=3)
+    logits, other = hidden @ weight.t(), teacher.hidden @ teacher.weight.t()
+    loss_fn, counts = JointLoss("ce + distill"), {"num_tokens": (labels != -100).sum()}
+    pieces = [loss_fn(logits[i : i + 1], labels[i : i + 1], teacher=other[i : i + 1], **counts) for i in range(3)]
+    torch.testing.assert_close(sum(pieces), loss_fn(logits, labels, teacher=other))
+
+
+@pytest.mark.parametrize(
+    ("teacher", "error"),
+    [
+        (None, "distill compares with a teacher, and there is none: set train.teacher"),
+        (torch.zeros(2, 4, 299), "a vocabulary of 299 ids, and the model of 300: .* the tokenizer"),
+        (torch.zeros(2, 3, 300), r"logits must be .* \[2, 4\] as the labels, got .* \[2, 3, 300\]"),
+        (Teacher(hidden=torch.zeros(2, 4, 8)), "by its logits, .* or by hidden states and the head's weight"),
+        (Teacher(torch.zeros(2, 4, 300), torch.zeros(2, 4, 8), torch.zeros(300, 8)), "not by both"),
+        (Teacher(hidden=torch.zeros(2, 4, 8), weight=torch.zeros(300, 7)), "must be .* D' = 8 as in its hidden"),
+        ("model", r"teacher must be logits .* or ngramloss.Teacher\(...\), got str"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused(teacher, error):
+    loss_fn, labels = JointLoss("ce + distill"), torch.zeros(2, 4, dtype=torch.long)
+    with pytest.raises((UserError, ValueError, TypeError), match=error):
+        loss_fn(torch.zeros(2, 4, 300), labels, teacher=teacher)
+    with pytest.raises((UserError, ValueError, TypeError), match=error):
+        loss_fn.from_hidden(torch.zeros(2, 4, 5), torch.zeros(300, 5), labels, teacher=teacher)
+
+
+def test_objectives_that_no_teacher_serves_are_refused():
+    with pytest.raises(UserError, match=r"one teacher at a time. Write distill or keep"):
+        JointLoss("ce + distill + keep")
+    with pytest.raises(UserError, match="several temperatures, and one sweep has one"):
+        JointLoss("distill + distill(temperature=2)")
+    with pytest.raises(UserError, match=r"distill\(temperature\)"):
+        JointLoss("distill(temperature=0)")
+    logits, labels = torch.zeros(1, 2, 3), torch.zeros(1, 2, dtype=torch.long)
+    with pytest.raises(UserError, match="no term of 'ce' compares with one: add distill or keep"):
+        JointLoss("ce")(logits, labels, teacher=logits)
+    with pytest.raises(UserError, match="keep compares all probabilities of a model with those of a teacher"):
+        explain("a b", "a b", "ce + keep", [0.5])
+    rest = JointLoss("ce + keep").without("teacher")
+    assert str(rest) == "ce"
+    assert JointLoss("ce + keep").diagnose(logits, labels).keys() == {"gradient/ce"}
+    assert token_stats(logits, labels).teacher_kl is None
