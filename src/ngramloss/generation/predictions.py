@@ -139,7 +139,7 @@ def write_by_writer(
         The path of the predictions.
     """
     with shares.claimed(folder) as run:
-        settings = {**_settings(work, writer, None), **facts}
+        settings = {**_settings(work, writer), **facts}
         if _begin(work, split, run, settings, has_sentences=work.has_lines):
             _write_share(work, split, run, writer, more)
             _finish(run, split, None)
@@ -165,7 +165,7 @@ def _write_share(
     )
 
 
-def _settings(work: Job, writer: Writer, utility: Gain | None) -> dict[str, Any]:
+def _settings(work: Job, writer: Writer, utility: Gain | None = None) -> dict[str, Any]:
     """Everything that could change the predictions, except for the data."""
     seed = {"seed": writer.search.seed} if writer.search.seed is not None else {}
     compared = {"utility": {**utility.settings, "versions": utility.versions}} if utility else {}

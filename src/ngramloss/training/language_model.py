@@ -30,6 +30,7 @@ from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import cache_folder, fingerprint
 from ngramloss.storage.run_folder import RunFolder, weight_files
 from ngramloss.terms.parser import parse
+from ngramloss.training.claim import whole_name
 
 NAME = "lm_logp"
 FORMAT = 1
@@ -55,16 +56,8 @@ def resolve_language_model(settings: Recipe, run: RunFolder) -> Recipe:
         return settings
     if not terms:
         logger.info(f"data.language_model is not used: no term of {settings.objective!r} reads one.")
-    path = Path(named).expanduser()
-    if not path.exists():  # a model on the hub
-        return settings
-    path = RunFolder(path).model if RunFolder(path).recipe.is_file() else path
-    if path.resolve().is_relative_to(run.path.resolve()):
-        raise UserError(
-            f"data.language_model is in the run's own folder {run.path}, where --fresh would delete it. Choose "
-            "another --run."
-        )
-    return dataclasses.replace(settings, data=dataclasses.replace(settings.data, language_model=str(path.resolve())))
+    whole = whole_name(named, "data.language_model", run)
+    return dataclasses.replace(settings, data=dataclasses.replace(settings.data, language_model=whole))
 
 
 class LanguageModel(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from ngramloss.models.adapters import has_adapters
 from ngramloss.output.console import logger
 from ngramloss.recipe import Model, Recipe
 from ngramloss.storage.run_folder import RunFolder
+from ngramloss.training.claim import whole_name
 
 SAMPLED = 64
 """How many numbers of each weight are in a teacher's mark."""
@@ -40,15 +40,8 @@ def resolve_teacher(settings: Recipe, run: RunFolder) -> Recipe:
         return settings
     if not objective.needs_teacher:
         logger.info(f"train.teacher is not used: no term of {settings.objective!r} compares with one.")
-    path = Path(named).expanduser()
-    if not path.exists():  # a model on the hub
-        return settings
-    path = RunFolder(path).model if RunFolder(path).recipe.is_file() else path
-    if path.resolve().is_relative_to(run.path.resolve()):
-        raise UserError(
-            f"train.teacher is in the run's own folder {run.path}, where --fresh would delete it. Choose another --run."
-        )
-    return dataclasses.replace(settings, train=dataclasses.replace(settings.train, teacher=str(path.resolve())))
+    whole = whole_name(named, "train.teacher", run)
+    return dataclasses.replace(settings, train=dataclasses.replace(settings.train, teacher=whole))
 
 
 def load_teacher(settings: Recipe, tokenizer: Any, *, trust_remote_code: bool) -> Any:
