@@ -13,7 +13,8 @@ its scores mean nothing.
 1. ``writers``: three writers: one of all training dialogues, and one of each half. --halves 1 leaves the last one out.
 2. ``candidates``: 16 diverse beams. Each half's writer writes those of the other half, so no candidate is of a dialogue
    that its writer was trained on; the whole writer writes those of the validation and the test split.
-3. ``simcls``: a reranker on both halves, its choice on the test split, the first beam and the best possible choice.
+3. ``simcls``: a reranker on both halves, its choice on the test split, the first beam, minimum Bayes risk and the best
+   possible choice.
 4. ``ext``: BertSumExt, lead-2, lead-3 and the greedy oracle.
 5. ``abs``: BertSumExtAbs with the encoder of BertSumExt, by cross-entropy and with n-gram terms.
 6. ``scores``: two tables with confidence intervals and paired tests, also as scores-rerank.json, scores-bertsum.json.
@@ -161,7 +162,7 @@ class Study:
             where = ["--encoder", self.encoder, "--run", self.out / "simcls"]
             small = TINY_TRAINING if self.tiny else ()
             self.run("rerank", "train", *halves, *validation, *where, settings=(*settings, *small))
-        for chooser in ("first", "best", self.out / "simcls"):
+        for chooser in ("first", "mbr", "best", self.out / "simcls"):
             name = f"test-{Path(chooser).name}"
             self.run("rerank", "apply", chooser, self.out / "candidates-test", "--out", self.out / name)
         beams = ["--data", self.data, *self.few, "--out"]
@@ -222,7 +223,7 @@ class Study:
     def scores(self) -> None:
         """Score everything: each system is tested against the first of its table."""
         tables = {
-            "rerank": ("test-first", "test-beam4", "test-simcls", "test-best"),
+            "rerank": ("test-first", "test-beam4", "test-mbr", "test-simcls", "test-best"),
             "bertsum": (
                 "test-lead-3",
                 "test-lead-2",
