@@ -201,9 +201,11 @@ def test_systems_have_no_language_model(place, capsys):
 
 @pytest.mark.slow  # starts two processes
 def test_two_processes_have_the_losses_of_one(place):
-    command = ["train", "fes.toml", "--set", "data.language_model=lm", "--set", "model.dropout=0.0", "--run"]
-    assert cli.main([*command, "one"]) == 0
-    codes, err = fork_ranks(TRAIN_PROGRAM, [*command, "two"], environment=environment())
+    names = [f"data.language_model={place / 'lm'}", f"data.name={place / 'data'}", "model.dropout=0.0"]
+    settings = [word for name in names for word in ("--set", name)]
+    command = ["train", str(place / "fes.toml"), *settings, "--run"]  # the processes may have begun in another folder
+    assert cli.main([*command, str(place / "one")]) == 0
+    codes, err = fork_ranks(TRAIN_PROGRAM, [*command, str(place / "two")], environment=environment())
     assert codes == [0, 0], err
     for one, two in zip(lines(place / "one"), lines(place / "two"), strict=True):
         for name in ("margin", "eval_margin"):

@@ -106,9 +106,11 @@ def test_a_new_model_has_the_sizes_and_tokens_it_was_asked_for(architecture, tok
     assert config.model_type == architecture.replace("m2m100", "m2m_100")
     assert model.get_input_embeddings().weight.shape == (len(tokenizer), 16)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    names = {"t5": ("num_layers", "num_decoder_layers", "d_ff")}.get(
-        architecture, ("encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
-    )
+    wide = ("encoder_ffn_dim", "decoder_ffn_dim")
+    names = {
+        "t5": ("num_layers", "num_decoder_layers", "d_ff"),
+        "prophetnet": ("num_encoder_layers", "num_decoder_layers", *wide),
+    }.get(architecture, ("encoder_layers", "decoder_layers", *wide))
     assert [getattr(config, name) for name in names] == [2, 1, 24, 24][: len(names)]
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (1, 0, 2)
     start = tokenizer.pad_token_id if architecture == "t5" else tokenizer.eos_token_id

@@ -703,7 +703,7 @@ def without_graphs(monkeypatch):
     """Captured steps on a CPU, as they are made."""
     monkeypatch.setattr(WithoutGraphs, "made", [])
     monkeypatch.setattr(running, "CapturedStep", WithoutGraphs)
-    monkeypatch.setattr(loop, "_why_not_captured", lambda *_: "")
+    monkeypatch.setattr(loop, "_why_not_captured", lambda *_, **__: "")
     return WithoutGraphs.made
 
 

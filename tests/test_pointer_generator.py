@@ -552,7 +552,8 @@ def test_a_training_is_not_continued_on_other_words(undisturbed, here, tmp_path,
     (tmp_path / "data").mkdir()
     for split in ("train", "validation"):
         (tmp_path / "data" / f"{split}.jsonl").write_text((here / "data" / f"{split}.jsonl").read_text())
-    arguments = ["train", "tiny.toml", "--run", str(tmp_path / "run"), "--set", f"data.name={tmp_path / 'data'}"]
+    own = ["--run", str(tmp_path / "run"), "--set", f"data.name={tmp_path / 'data'}"]
+    arguments = ["train", str(here / "tiny.toml"), *own]  # the process may have begun in another folder
     assert finished(arguments, sabotage="saving:4")[0] == -9
     write_rows(tmp_path / "data" / "train.jsonl", copying_rows(NAMES, 24))
     assert cli.main(arguments) == 2
