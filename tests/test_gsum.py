@@ -272,8 +272,10 @@ def test_the_loop_tells_the_objective_how_far_it_is(here, tmp_path):
 def test_validation_is_the_objective_over_all_rows_at_once(here):
     task = task_of(here)
     task.model.eval()
-    settings = recipe.load(str(here / "tiny.toml"), ["data.name=" + str(here / "data" / "validation.jsonl")])
-    rows = gsum.load_split(settings, "train", 0)
+    settings = recipe.load(
+        str(here / "tiny.toml"), ["data.name=" + str(here / "data" / "validation.jsonl"), "train.eval_every=0"]
+    )
+    rows = gsum.read_splits(settings)["train"]
     texts = gsum.make_guidance(rows, settings.data, settings.task, read_system("gsum").options)
     examples, _ = gsum._tokenised(rows, texts, task.tokenizer, gsum.Shape.of(settings.data))
     with torch.no_grad():

@@ -189,13 +189,14 @@ def run(options: argparse.Namespace) -> int:
     folder = output_folder(options, "MODEL")
     if system := system_of(work.model):
         keys = [setting.partition("=")[0].strip() for setting in given]
-        own = [f"generation.{key}" for key in system.entry.search]
-        searches = [key for key in keys if key.startswith("generation.") and key not in own]
+        searched = [f"generation.{key}" for key in system.entry.search]
+        searches = [key for key in keys if key.startswith("generation.") and key not in searched]
         whole = system.entry.searches_freely
         if searches or (not whole and (asked != Options() or options.preset)):
-            has = f"whose search has only {', '.join(own)}" if own else "which has no search of its own"
+            has = f"whose search has only {', '.join(searched)}" if searched else "which has no search of its own"
             raise UserError(
-                f"{work.model} is a run of {system.name}, {has}: leave {'other ' * bool(own)}options of a search out."
+                f"{work.model} is a run of {system.name}, {has}: leave {'other ' * bool(searched)}options of a search "
+                "out."
             )
         if asked != Options():
             raise UserError(
@@ -207,7 +208,7 @@ def run(options: argparse.Namespace) -> int:
                 f"{work.model} is a run of {system.name}, which keeps the options of its training: leave --set system "
                 "out."
             )
-        settable = [*system.entry.settable, *own]
+        settable = [*system.entry.settable, *searched]
         if system.entry.settable and (others := [key for key in keys if key not in settable]):
             raise UserError(
                 f"{work.model} is a run of {system.name}, which keeps the {', '.join(others)} of its training. It "

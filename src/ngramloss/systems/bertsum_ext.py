@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ngramloss import recipe
-from ngramloss.data import Example, Split, columns_of, load, split_many
+from ngramloss.data import Example, split_many
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.word_ids import bare_ids
 from ngramloss.errors import MissingFileError, UserError
@@ -40,7 +40,7 @@ from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 from ngramloss.systems.loop import Task, batches, mean_over_rows
 from ngramloss.systems.registry import system_of
-from ngramloss.training.prepare import model_identity
+from ngramloss.training.prepare import model_identity, read_splits
 from ngramloss.version import installed
 
 NAME = "bertsum_ext"
@@ -273,9 +273,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
         config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
-    splits = {"train": load_split(settings, "train", settings.data.limit)}
-    if settings.train.eval_every:
-        splits["validation"] = load_split(settings, "validation", settings.data.validation_limit)
+    splits = read_splits(settings)
     tokenizer, _ = loading.load_tokenizer(
         settings.model,
         lambda: loading.iterate_texts(splits["train"].examples),
@@ -324,23 +322,6 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         },
         used,
     )
-
-
-def load_split(settings: Recipe, split: str, limit: int) -> Split:
-    """Read a split of a recipe's data, and say which rows were skipped."""
-    data = settings.data
-    found = load(
-        data.name,
-        split,
-        **columns_of(data, settings.task),
-        on_bad_row=data.on_bad_row,
-        limit=limit,
-        validation_fraction=data.validation_fraction,
-        test_fraction=data.test_fraction,
-    )
-    for bad in found.skipped:
-        logger.warning(f"skipped {bad}")
-    return found
 
 
 def _labelled(

@@ -43,10 +43,10 @@ from ngramloss.recipe import Data, Recipe
 from ngramloss.steps.padding import Batch, Padder, padded
 from ngramloss.steps.plan import Size
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.systems.bertsum_ext import load_extraction, load_split
+from ngramloss.systems.bertsum_ext import load_extraction
 from ngramloss.systems.loop import Task, batches
 from ngramloss.systems.registry import read_system
-from ngramloss.training.prepare import model_identity
+from ngramloss.training.prepare import model_identity, read_splits
 
 NAME = "gsum"
 ORACLE = "oracle"
@@ -195,9 +195,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
     if options["extractor"]:  # it is needed after training only, which is too late to find that it cannot be used
         load_extraction(options["extractor"], trust_remote_code=trust_remote_code)
-    splits = {"train": load_split(settings, "train", settings.data.limit)}
-    if settings.train.eval_every:
-        splits["validation"] = load_split(settings, "validation", settings.data.validation_limit)
+    splits = read_splits(settings)
     tokenizer, _ = loading.load_tokenizer(
         settings.model,
         lambda: loading.iterate_texts(splits["train"].examples),
