@@ -59,6 +59,12 @@ _SET = {
 }
 _OWN_GRID, _OWN_SEEDS = "tune", "screening"
 """What a set may have instead of the study's: values to try, and some of the screening seeds."""
+_ROW = {
+    "name": Setting(""),
+    "objective": Setting(kind=str),
+    "set": Setting([], kind=list),
+    "epochs": Setting(1.0, above=0),
+}
 _TUNE = {"objectives": Setting(kind=list), "others": Setting(kind=str), "seed": Setting(kind=int, least=0)}
 _BUDGET = {"minutes": Setting(0.0, least=0), "trainings": Setting(0, least=0)}
 
@@ -68,7 +74,7 @@ class Training(NamedTuple):
 
     Attributes:
         set: the name of its set.
-        objective: its row: an objective, or the name of a system.
+        objective: its row: an objective, the name of a system, or that of an objective with settings of its own.
         setting: the values that were tuned, each ``key=value``.
         seed: of the training.
         split: ``validation`` to choose by, or ``test`` to confirm.
@@ -83,9 +89,8 @@ class Training(NamedTuple):
     @property
     def name(self) -> str:
         """Its name in file names: row, setting and seed."""
-        row = self.objective if is_recipe(self.objective) else Recipe("", objective=self.objective).slug.strip("-")
         tuned = (re.sub(r"[^\w.+-]", "", text.partition(".")[2]) for text in self.setting)
-        return "-".join([row, *tuned, f"seed{self.seed}"])
+        return "-".join([_slug(self.objective), *tuned, f"seed{self.seed}"])
 
     def folder(self, runs: Path) -> Path:
         """All that is made of it."""
@@ -97,6 +102,26 @@ class Training(NamedTuple):
 
     def __str__(self) -> str:
         return ", ".join([self.set, self.objective, *self.setting, f"seed {self.seed}"])
+
+
+class NamedRow(NamedTuple):
+    """A row with settings of its own.
+
+    Attributes:
+        objective: what it is trained with.
+        set: its settings, each ``key=value``.
+        epochs: how many times the epochs and steps of its set it is trained for.
+    """
+
+    objective: str
+    set: tuple[str, ...] = ()
+    epochs: float = 1.0
+
+    def settings(self, base: Recipe) -> list[str]:
+        """What it changes in the recipe of its set."""
+        steps = [f"train.epochs={base.train.epochs * self.epochs}"]
+        steps += [f"train.max_steps={round(base.train.max_steps * self.epochs)}"]
+        return [f"objective={self.objective}", *(steps if self.epochs != 1 else []), *self.set]
 
 
 class DataSet(NamedTuple):
@@ -169,6 +194,7 @@ class Study:
         grows: whether rows and seeds may change once the test set was used, as nothing was chosen. Results of others
             are left alone.
         systems: row → what it is, if it is a system and not an objective; also of what they need.
+        named: row → what it is, if it is an objective with settings of its own.
     """
 
     name: str
@@ -185,6 +211,7 @@ class Study:
     always: tuple[str, ...] = ()
     grows: bool = False
     systems: Mapping[str, SystemRow] = field(default_factory=dict)
+    named: Mapping[str, NamedRow] = field(default_factory=dict)
     _recipes: dict[Training, Recipe] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -209,7 +236,8 @@ class Study:
     def recipe(self, training: Training) -> Recipe:
         """Every setting of a training."""
         if training not in self._recipes:
-            base, own = self.data(training.set).base, [f"objective={training.objective}"]
+            base = self.data(training.set).base
+            own = self.named.get(training.objective, NamedRow(training.objective)).settings(base)
             if row := self.systems.get(training.objective):
                 base, own = row.base, row.settings(lambda made: self.made_folder(training, made, row.runs))
             self._recipes[training] = recipe.changed(base, [*own, *training.setting, f"train.seed={training.seed}"])
@@ -293,12 +321,18 @@ def check_data(study: Study, sets: Iterable[DataSet]) -> None:
 
 def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study | None:
     """The study that a file describes; None if mistakes keep it from being read."""
-    top = _section("", {key: value for key, value in content.items() if key not in _SECTIONS}, _TOP, mistakes)
+    own = {key: value for key, value in content.items() if key not in _SECTIONS}
+    every = own.get("objectives", [])
+    if isinstance(every, list):  # some may be tables
+        own |= {"objectives": [row for row in every if not isinstance(row, dict)]} if "objectives" in own else {}
+    top = _section("", own, _TOP, mistakes)
+    every = every if "objectives" in top else []
     screening, confirmation = _seeds(content.get("seeds", {}), mistakes)
     writings = _writings(content.get("writings", {}), mistakes)
     budget = _section("budget.", content.get("budget", {}), _BUDGET, mistakes)
-    objectives = _objectives("objectives", top.get("objectives", []), mistakes)
-    tuning = _tuning(content["tune"], objectives, mistakes) if "tune" in content else None
+    named = _named_rows(every, mistakes)
+    objectives = _objectives("objectives", every, mistakes, named)
+    tuning = _tuning(content["tune"], objectives, named, mistakes) if "tune" in content else None
     if tuning is not None and tuning.seed in confirmation:
         mistakes.append(f"tune.seed: {tuning.seed} is a confirmation seed. Choose another one.")
     if twice := sorted({*screening} & {*confirmation}):
@@ -306,7 +340,7 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
             f"seeds: {', '.join(map(str, twice))} are screening and confirmation seeds. A row that was chosen by a "
             "seed cannot be confirmed by it: choose other confirmation seeds."
         )
-    always = _objectives("always", top.get("always", []), mistakes)
+    always = _objectives("always", top.get("always", []), mistakes, named)
     mistakes += [
         f"always: {row!r} is not one of the objectives after the first." for row in always if row not in objectives[1:]
     ]
@@ -325,7 +359,8 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
         given = []
     if mistakes:
         return None
-    sets = [_data_set(entry, top["recipe"], objectives, tuning, writings, screening, path, mistakes) for entry in given]
+    rows = [named.get(row, NamedRow(row)) for row in objectives]
+    sets = [_data_set(entry, top["recipe"], rows, tuning, writings, screening, path, mistakes) for entry in given]
     names = [data.name for data in sets if data]
     mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]
     return Study(
@@ -341,6 +376,7 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
         budget["minutes"],
         budget["trainings"],
         always=always,
+        named=named,
     )
 
 
@@ -396,30 +432,70 @@ def _writings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
     return writings
 
 
-def _objectives(where: str, given: Sequence[str], mistakes: list[str]) -> tuple[str, ...]:
-    """The rows in standard spelling."""
+def _named_rows(given: Sequence[Any], mistakes: list[str]) -> dict[str, NamedRow]:
+    """Name of a row with settings of its own → the row."""
+    rows: dict[str, NamedRow] = {}
+    for entry in (each for each in given if isinstance(each, dict)):
+        values = _section("objectives: ", entry, _ROW, mistakes)
+        if not {*_ROW} <= {*values}:
+            continue
+        name, own = values["name"], [str(text) for text in values["set"]]
+        spelled = _objectives(f"row {name or values['objective']!r}", [values["objective"]], mistakes)
+        if name and (is_recipe(name) or not _slug(name) or _is_objective(name)):
+            mistakes.append(f"objectives: {name!r} must be a name of its own, which is no objective and no recipe.")
+        if fixed := [text for text in own if text.partition("=")[0].strip() in ("objective", "train.seed")]:
+            mistakes.append(f"row {name or spelled[0]!r}: set: the study chooses objectives and seeds, not {fixed[0]!r}.")
+        rows |= {name or spelled[0]: NamedRow(spelled[0], tuple(own), values["epochs"])} if spelled else {}
+    return rows
+
+
+def _is_objective(text: str) -> bool:
+    try:
+        return bool(parse(text))
+    except UserError:
+        return False
+
+
+def _slug(row: str) -> str:
+    """A row in file names."""
+    if is_recipe(row) or not _is_objective(row):
+        return re.sub(r"[^\w.+-]+", "_", row).strip("_")
+    return Recipe("", objective=row).slug.strip("-")
+
+
+def _objectives(
+    where: str, given: Sequence[Any], mistakes: list[str], named: Mapping[str, NamedRow] | None = None
+) -> tuple[str, ...]:
+    """The rows in standard spelling; one with settings of its own by its name."""
     rows = []
-    for text in given:
+    for entry in given:
+        text = (entry.get("name") or entry.get("objective", "")) if isinstance(entry, dict) else entry
+        if text in (named or {}):
+            rows.append(text)
+            continue
         try:
             rows.append(" + ".join(map(str, parse(text))))
         except UserError as mistake:
-            mistakes.append(f"{where}: {mistake}")
-    twice = sorted({row for row in rows if rows.count(row) > 1})
+            mistakes += [] if isinstance(entry, dict) else [f"{where}: {mistake}"]  # of a row, named already
+    slugs = [_slug(row) for row in rows]
+    twice = sorted({row for row, slug in zip(rows, slugs, strict=True) if slugs.count(slug) > 1})
     mistakes += [f"{where}: {row!r} is there twice." for row in twice]
     if where == "objectives" and 0 < len(given) < 2:
         mistakes.append("objectives: give two or more; the first is the baseline.")
     return tuple(rows)
 
 
-def _tuning(given: Any, rows: Sequence[str], mistakes: list[str]) -> Tuning | None:
+def _tuning(
+    given: Any, rows: Sequence[str], named: Mapping[str, NamedRow], mistakes: list[str]
+) -> Tuning | None:
     """What is tuned, from a table with the settings' values beside its own keys."""
     if not isinstance(given, dict):
         mistakes.append(f"tune: must be a table of settings, got {given!r}.")
         return None
     own = _section("tune.", {key: value for key, value in given.items() if key in _TUNE}, _TUNE, mistakes)
     grid = _grid("tune", {key: value for key, value in given.items() if key not in _TUNE}, mistakes)
-    tuned = _objectives("tune.objectives", own.get("objectives", []), mistakes)
-    others = next(iter(_objectives("tune.others", [own.get("others", "ce")], mistakes)), "")
+    tuned = _objectives("tune.objectives", own.get("objectives", []), mistakes, named)
+    others = next(iter(_objectives("tune.others", [own.get("others", "ce")], mistakes, named)), "")
     mistakes += [f"tune.objectives: {row!r} is not one of the objectives." for row in tuned if rows and row not in rows]
     if rows and rows[0] not in tuned:
         mistakes.append(f"tune.objectives: must contain the baseline, {rows[0]!r}: else it is compared untuned.")
@@ -452,7 +528,7 @@ def _grid(where: str, given: Mapping[str, Any], mistakes: list[str]) -> tuple[tu
 def _data_set(
     given: Mapping[str, Any],
     shared: str,
-    rows: Sequence[str],
+    rows: Sequence[NamedRow],
     tuning: Tuning | None,
     writings: Mapping[str, tuple[str, ...]],
     screening: tuple[int, ...],
@@ -491,8 +567,8 @@ def _data_set(
     if fixed := [text for text in entry["set"] if text.partition("=")[0].strip() in ("objective", "train.seed")]:
         mistakes.append(f"{where}set: the study chooses objectives and seeds, so {fixed[0]!r} cannot be set.")
     try:
-        base = recipe.load(_recipe_name(entry["recipe"] or shared, path), [*entry["set"], f"objective={rows[0]}"])
-        tried = [[f"objective={row}"] for row in rows] + [[*point] for point in grid]
+        base = recipe.load(_recipe_name(entry["recipe"] or shared, path), [*entry["set"], f"objective={rows[0].objective}"])
+        tried = [row.settings(base) for row in rows] + [[*point] for point in grid]
         for settings in [*tried, *writings.values()]:
             tried_out = recipe.changed(base, settings)
             _ = check_recipe(tried_out) if tried_out.system else best_of(tried_out)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -228,10 +228,14 @@ class ResultFolder:
             write_whole(self.path / data.name / file, json.dumps(content, indent=1) + "\n")
 
     def merge(self, other: Path) -> int:
-        """Copy the results of another folder that are not here, or failed here. Returns their number."""
+        """Copy the results of another folder that are not here, or failed here. Returns their number.
+
+        Of another study's folder, take what this study would make in the very same way.
+        """
         if not other.is_dir():
             raise MissingFileError(f"there is no folder {other} to merge.")
-        raise_unless_same_study(other, self.study)
+        if _study_of(other) not in (None, self.study.name):
+            return self._take_over(other)
         theirs = ResultFolder(other, self.study)
         here, new = self.read(), []
         for key, result in theirs.read().items():
@@ -247,6 +251,25 @@ class ResultFolder:
         return len(new)
 
 
+    def _take_over(self, other: Path) -> int:
+        """Copy the results of another study that this one would make in the very same way. Returns their number."""
+        here, new = self.read(), []
+        for path in sorted(other.glob("*/*.json")):
+            result = None if path.name in (ALWAYS, CONFIRMED) else _read(path)
+            if result is None or result.failed or result.writing not in self.study.writings:
+                continue
+            for row in self.study.objectives:
+                of_set = [data for data in self.study.sets if data.name == result.training.set]
+                for setting in (setting for data in of_set for setting in data.grid or ((),)):
+                    own = replace(result, training=result.training._replace(objective=row, setting=setting))
+                    if own.key not in here and not _changes(own, self.study.facts(*own.key)):
+                        new.append(own)
+        _raise_unless_alike({**here, **{result.key: result for result in new}}, {})
+        for result in new:
+            self.write(result)
+        return len(new)
+
+
 def claim(folder: Path, study: Study) -> None:
     """Mark a folder as this study's. Raises if it is another's."""
     raise_unless_same_study(folder, study)
@@ -257,13 +280,35 @@ def claim(folder: Path, study: Study) -> None:
 
 def raise_unless_same_study(folder: Path, study: Study) -> None:
     """Raise if a folder has the results or runs of another study."""
-    path = folder / MARKER
-    name = read_object(path).get("study") if path.exists() else study.name
-    if name != study.name:
+    path, name = folder / MARKER, _study_of(folder)
+    if name not in (None, study.name):
         raise UserError(
             f"{folder} belongs to the study {name!r}, and this is {study.name!r}. Choose another --results or --runs. "
             f"If you renamed the study's file, write its new name into {path}."
         )
+
+
+def _study_of(folder: Path) -> str | None:
+    """Whose folder it is; None if it does not say."""
+    path = folder / MARKER
+    return read_object(path).get("study") if path.exists() else None
+
+
+def _read(path: Path) -> Result:
+    """A result from its file."""
+    advice = "Delete it; its texts are scored again."
+    content = read_object(path, advice)
+    try:
+        own = {name: content.pop(name) for name in Training._fields}
+        return Result(Training(**{**own, "setting": tuple(own["setting"])}), **content)
+    except (KeyError, TypeError):
+        raise UserError(f"{path} is not a result of a study. {advice}") from None
+
+
+def _changes(result: Result, now: Mapping[str, Any]) -> list[str]:
+    """The settings of a result that are others now. One that later versions added had its default."""
+    before = {**dict(recipe.flat(Recipe(""))), **result.facts}
+    return [f"{key}: {before.get(key)!r} → {value!r}" for key, value in now.items() if before.get(key) != value]
 
 
 def _checked(path: Path, study: Study) -> Result | None:
@@ -272,13 +317,7 @@ def _checked(path: Path, study: Study) -> Result | None:
     None: it does not matter. It is of a row or a seed that a growing study does not have now, or a failure with other
     settings. A system that it does not have now cannot be compared with its settings.
     """
-    advice = "Delete it; its texts are scored again."
-    content = read_object(path, advice)
-    try:
-        own = {name: content.pop(name) for name in Training._fields}
-        result = Result(Training(**{**own, "setting": tuple(own["setting"])}), **content)
-    except (KeyError, TypeError):
-        raise UserError(f"{path} is not a result of a study. {advice}") from None
+    result = _read(path)
     training = result.training
     known = any(data.name == training.set for data in study.sets)
     is_row = training.objective in study.objectives
@@ -290,11 +329,9 @@ def _checked(path: Path, study: Study) -> Result | None:
         )
     if not is_row and SYSTEM_ROW in result.facts:
         return None
-    # A setting that later versions added had its default.
-    before = {**dict(recipe.flat(Recipe(""))), **result.facts}
     alike = training if is_row else training._replace(objective=study.baseline)
     now = study.facts(alike, result.writing) | ({} if is_row else {"objective": training.objective})
-    changed = [f"{key}: {before.get(key)!r} → {value!r}" for key, value in now.items() if before.get(key) != value]
+    changed = _changes(result, now)
     if changed and result.failed:
         return None
     if changed:
