@@ -65,6 +65,21 @@ def test_a_key_without_quotes_is_tuned_too_and_several_make_a_grid(path):
     )
 
 
+def test_a_row_may_have_settings_of_its_own(path):
+    rows = (
+        '{name = "ce, longer", objective = "ce", epochs = 2}, {objective = "ce + rdrop", set = ["train.twins=true"]}]'
+    )
+    study = plan.read(changed(path, ('"ce + bag(2)"]', rows)))
+    assert study.objectives[-2:] == ("ce, longer", "ce + rdrop")
+    longer, twins = (Training("news", row, (), 11, TEST) for row in study.objectives[-2:])
+    assert (longer.name, twins.name) == ("ce_longer-seed11", "rdrop-seed11")
+    assert (study.recipe(longer).objective, study.recipe(longer).train.max_steps) == ("ce", 6)
+    assert study.recipe(longer._replace(objective="ce")).train.max_steps == 3
+    assert (study.recipe(twins).train.twins, study.recipe(twins).train.max_steps) == (True, 3)
+    usual = study.recipe(Training("pairs", "ce", (), 11, TEST)).train
+    assert study.recipe(longer._replace(set="pairs")).train.epochs == 2 * usual.epochs
+
+
 def test_a_set_may_have_values_of_its_own_to_try(path):
     changed(path, ('"task=translation"]', '"task=translation"]\ntune = {"train.learning_rate" = [3e-5]}'))
     study = plan.read(path)
@@ -97,6 +112,16 @@ def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
         ('"task=translation"]', '"task=translation"]\ntune = {"train.seed" = [3]}', r"set pairs: tune\.train\.seed: cannot be tuned"),
         ('"ce + bag(2)"]', '"ce + bags(2)"]', r"objectives: unknown objective 'bags'"),
         ('"ce + bag(2)"]', '"ce + matches( 2 )"]', r"objectives: 'ce \+ matches\(2\)' is there twice"),
+        ('"ce + bag(2)"]', '{objective = "ce + bags(2)"}]', r"row 'ce \+ bags\(2\)': unknown objective 'bags'"),
+        ('"ce + bag(2)"]', '{set = ["train.epochs=2"]}]', r"objectives: objective: is missing"),
+        ('"ce + bag(2)"]', '{objective = "ce", epochs = 2}]', r"objectives: 'ce' is there twice"),
+        ('"ce + bag(2)"]', '{objective = "ce", epochs = 0}]', r"objectives: epochs: must be above 0"),
+        ('"ce + bag(2)"]', '{name = "dft", objective = "ce", epochs = 2}]', r"objectives: 'dft' must be a name of its own"),
+        ('"ce + bag(2)"]', '{name = "xsum", objective = "ce", epochs = 2}]', r"objectives: 'xsum' must be a name of its own"),
+        ('"ce + bag(2)"]', '{name = "l, x", objective = "ce"}, {name = "l x", objective = "ce"}]', r"'l, x' is there twice"),
+        ('"ce + bag(2)"]', '{objective = "ce + bag(2)", set = ["train.seed=3"]}]', r"row 'ce \+ bag\(2\)': set: the study chooses"),
+        ('"ce + bag(2)"]', '{objective = "ce + bag(2)", set = ["train.sed=3"]}]', r"(?s)set news: .*train\.sed: unknown key"),
+        ('"ce + bag(2)"]', '{objective = "ce + bag(2)", sets = []}]', r"objectives: sets: unknown key\. Did you mean 'set'"),
         ("confirm = 2", "confirn = 2", r"confirn: unknown key\. Did you mean 'confirm'\?"),
         ("confirm = 2", "confirm = 4", r"confirm: at most 3 rows are left to choose from, got 4"),
         ("confirm = 2", 'confirm = 3\nalways = ["ce + bag(2)"]', r"confirm: at most 2 rows are left to choose from, got 3"),
@@ -523,14 +548,32 @@ def test_a_process_that_somebody_else_stops_is_not_a_failure(path, instant, caps
 def test_two_studies_do_not_share_a_folder(path, instant, capsys):
     whole(capsys)
     Path("other.toml").write_text(STUDY)
-    for options in (
-        ["--results", "mine"],
-        ["--runs", "runs/mine"],
-        ["--results", "mine", "--show"],
-        ["--resume", "mine"],
-    ):
+    for options in (["--results", "mine"], ["--runs", "runs/mine"], ["--results", "mine", "--show"]):
         assert main(["study", "other.toml", *options]) == 2
         assert "belongs to the study 'mine', and this is 'other'" in capsys.readouterr().err
+
+
+def test_equal_results_of_another_study_are_taken_over_and_no_others(path, instant, capsys):
+    whole(capsys)
+    text = STUDY.replace('"ce + rewards(2)", ', '{name = "ce, longer", objective = "ce", epochs = 2}, ')
+    text = text.replace('set = ["task=translation"]', 'set = ["task=translation", "train.clip=2.0"]')
+    Path("other.toml").write_text(text.replace("[1e-3, 2e-3]", "[2e-3, 4e-3]"))
+    assert main(["study", "other.toml", "--show", "--resume", "mine"]) == 0
+    assert "results of mine were merged into other" in capsys.readouterr().err
+    taken = [json.loads(file.read_text()) for file in sorted(Path("other").glob("*/*seed*.json"))]
+    assert {result["set"] for result in taken} == {"news"}  # the other set was trained with another clipping
+    assert {result["objective"] for result in taken} <= {"ce", "ce + matches(2)", "ce + bag(2)"}
+    assert {tuple(result["setting"]) for result in taken} == {("train.learning_rate=0.002",)}
+    before = {file.name: json.loads(file.read_text())["scores"] for file in Path("mine/news").glob("*seed*.json")}
+    for file in Path("other/news").glob("*seed*.json"):
+        assert json.loads(file.read_text())["scores"] == before[file.name]
+    names = {re.match(r".+seed\d+", file.name)[0] for file in Path("other/news").glob("*seed*.greedy.json")}
+    instant.started.clear()
+    assert main(["study", "other.toml"]) == 0
+    trained = [arguments[1] for arguments in instant.started if arguments[0] == "train"]
+    assert "matches2-learning_rate0.002-seed1" in names
+    assert any("/pairs/matches2-learning_rate0.002-seed1/" in each for each in trained)
+    assert not [each for each in trained if any(f"/news/{name}/" in each for name in names)]
 
 
 @pytest.mark.parametrize(
@@ -954,13 +997,17 @@ def test_show_needs_no_torch_and_no_model(path, instant, capsys):
     assert without_speeds(done.stdout).splitlines()[:20] == text.splitlines()[:20]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem)
-def test_a_study_of_ours_can_be_read(path, monkeypatch):
+@pytest.mark.parametrize(("name", "rows", "comparisons"), [("ngram-terms", 9, 9), ("pairs", 10, 6)])
+def test_the_results_of_our_studies_are_complete_and_of_their_files(name, rows, comparisons, monkeypatch):
     monkeypatch.chdir(ROOT)
-    study = plan.read(path)
-    assert (study.baseline, len(study.objectives), study.comparisons) == ("ce", 9, 9)
-    assert (len(study.screening), len(study.confirmation)) == (2, 5)
-    assert study.tuning.objectives == ("ce", "ce + matches(2,3,4)")
+    study = plan.read(ROOT / f"studies/{name}.toml")
+    assert (len(study.objectives), study.comparisons, len(study.confirmation)) == (rows, comparisons, 5)
+    folder = ResultFolder(ROOT / "studies" / name, study)
+    results = folder.read()
+    for of_set in run.stages_of_sets(study, folder, results):
+        for stage in of_set.all:
+            assert all(stages.is_done(study, training, results) for training in stage.trainings)
+            assert stage.trainings or not stage.planned
 
 
 TINY = (

@@ -444,7 +444,9 @@ def _named_rows(given: Sequence[Any], mistakes: list[str]) -> dict[str, NamedRow
         if name and (is_recipe(name) or not _slug(name) or _is_objective(name)):
             mistakes.append(f"objectives: {name!r} must be a name of its own, which is no objective and no recipe.")
         if fixed := [text for text in own if text.partition("=")[0].strip() in ("objective", "train.seed")]:
-            mistakes.append(f"row {name or spelled[0]!r}: set: the study chooses objectives and seeds, not {fixed[0]!r}.")
+            mistakes.append(
+                f"row {name or spelled[0]!r}: set: the study chooses objectives and seeds, not {fixed[0]!r}."
+            )
         rows |= {name or spelled[0]: NamedRow(spelled[0], tuple(own), values["epochs"])} if spelled else {}
     return rows
 
@@ -485,9 +487,7 @@ def _objectives(
     return tuple(rows)
 
 
-def _tuning(
-    given: Any, rows: Sequence[str], named: Mapping[str, NamedRow], mistakes: list[str]
-) -> Tuning | None:
+def _tuning(given: Any, rows: Sequence[str], named: Mapping[str, NamedRow], mistakes: list[str]) -> Tuning | None:
     """What is tuned, from a table with the settings' values beside its own keys."""
     if not isinstance(given, dict):
         mistakes.append(f"tune: must be a table of settings, got {given!r}.")
@@ -567,7 +567,9 @@ def _data_set(
     if fixed := [text for text in entry["set"] if text.partition("=")[0].strip() in ("objective", "train.seed")]:
         mistakes.append(f"{where}set: the study chooses objectives and seeds, so {fixed[0]!r} cannot be set.")
     try:
-        base = recipe.load(_recipe_name(entry["recipe"] or shared, path), [*entry["set"], f"objective={rows[0].objective}"])
+        base = recipe.load(
+            _recipe_name(entry["recipe"] or shared, path), [*entry["set"], f"objective={rows[0].objective}"]
+        )
         tried = [row.settings(base) for row in rows] + [[*point] for point in grid]
         for settings in [*tried, *writings.values()]:
             tried_out = recipe.changed(base, settings)

@@ -250,7 +250,6 @@ class ResultFolder:
             self.write(result)
         return len(new)
 
-
     def _take_over(self, other: Path) -> int:
         """Copy the results of another study that this one would make in the very same way. Returns their number."""
         here, new = self.read(), []
@@ -306,7 +305,7 @@ def _read(path: Path) -> Result:
 
 
 def _changes(result: Result, now: Mapping[str, Any]) -> list[str]:
-    """The settings of a result that are others now. One that later versions added had its default."""
+    """The settings of a result that differ now. One that later versions added had its default."""
     before = {**dict(recipe.flat(Recipe(""))), **result.facts}
     return [f"{key}: {before.get(key)!r} → {value!r}" for key, value in now.items() if before.get(key) != value]
 
