@@ -58,6 +58,4 @@ def trained_online(
     own = written(data, gains=gains, **(online or {}))
     model = writing_model(family) if model is None else model
     given = {"learning_rate": 1e-3} | changes
-    return trained(
-        folder, model=model, objective=objective, data=data, own_texts=own, tokenizer=Numbers(), **given
-    )
+    return trained(folder, model=model, objective=objective, data=data, own_texts=own, tokenizer=Numbers(), **given)

@@ -251,8 +251,8 @@ def options_of(metric: str, given: Sequence[str], key: str) -> dict[str, Any]:
     """Options of a metric, each written ``METRIC.OPTION=VALUE``, checked; ``key`` is the setting that has them."""
     options = {}
     for text in given:
-        key, equals, value = text.partition("=")
-        owner, _, option = key.strip().partition(".")
+        name, equals, value = text.partition("=")
+        owner, _, option = name.strip().partition(".")
         if not equals or owner != metric:
             raise UserError(
                 f"{key}: takes OPTION=VALUE of the metric {metric}, such as '{metric}.OPTION=VALUE', got {text!r}."

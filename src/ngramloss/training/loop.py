@@ -147,6 +147,8 @@ class Job(NamedTuple):
 def run(job: Job, here: Processes) -> Outcome:
     """Train. Every process calls this."""
     settings = job.settings
+    if settings.fsdp and job.own_texts is not None:
+        raise UserError(NOT_WRITTEN)
     check_settings(settings, here.count, here.device)
     precision = precision_of(settings, here.device)
 
@@ -177,8 +179,6 @@ def run(job: Job, here: Processes) -> Outcome:
         shard(model)
     fresh: FreshTexts | None = None
     if job.own_texts is not None:
-        if settings.fsdp:
-            raise UserError(NOT_WRITTEN)
         fresh = FreshTexts(job.own_texts, model, job.tokenizer, job.examples, objective, seed=settings.seed, here=here)
     optimiser = optimiser_of(model, settings, here.device)
     ema = averaging.MovingAverage(model, settings.ema) if settings.ema else None
@@ -211,7 +211,7 @@ def run(job: Job, here: Processes) -> Outcome:
             ema.restore(job.continued_from)
         raise_unless_same_teacher(state.teacher, mark)
         if fresh is not None:
-            fresh.restore(job.continued_from, state.step)
+            fresh.restore(job.continued_from)
         if scaler is not None:
             scaler.load_state_dict(
                 {**scaler.state_dict(), "scale": state.scale, "_growth_tracker": state.scale_grows_in}
@@ -586,9 +586,9 @@ def _padder(
     )
     multiple = MULTIPLE if here.device.type == "cuda" else 1
     beside = [name for name in BESIDE_LABELS if name in attached_loss(model).needs]
+    own = [] if fresh is None else fresh.keys
     if _joined(model):  # padding follows the text, so any id will do
         routed = hasattr(model.config, "output_router_logits")
-        own = () if fresh is None else fresh.keys
         return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=routed, beside=beside, own=own)
     if pad is None:
         raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
@@ -598,7 +598,8 @@ def _padder(
         multiple=multiple,
         always_mask=always_mask,
         beside=beside,
-        **({} if fresh is None else {"own": fresh.keys, "start": fresh.search.start}),
+        own=own,
+        start=None if fresh is None else fresh.search.start,
     )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ngramloss.data import Example
-from ngramloss.engine_registry import ENGINES
+from ngramloss.engine_registry import AUTO, ENGINES, STANDARD
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.batches import CPU_TOKENS, Budget, batches, budget_for
@@ -36,6 +36,7 @@ from ngramloss.metrics.gains import Gain
 from ngramloss.output.console import logger
 from ngramloss.recipe import Generation, Online, Recipe
 from ngramloss.steps.padding import Step
+from ngramloss.steps.plan import Lengths
 from ngramloss.steps.planned import ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.storage.files import read_object
 from ngramloss.terms.parser import parse
@@ -263,9 +264,9 @@ class FreshTexts:
                 "the model writes one text behind a source, but rows have several turns, or candidates already. Leave "
                 "the section online out."
             )
-        targets = np.maximum(known.targets, self.search.max_length - 1)
+        targets: Lengths = np.maximum(known.targets, self.search.max_length - 1)
         count = 1 + self.own.settings.samples + self.needs.greedy_text
-        sources = known.sources + (targets - known.targets) if joined else known.sources
+        sources: Lengths = known.sources + (targets - known.targets) if joined else known.sources
         return known._replace(sources=sources, targets=targets, texts=np.full(len(self), count))
 
     # Steps
@@ -274,8 +275,11 @@ class FreshTexts:
         """The steps after those that are done. Each is made when it is asked for: the model writes at a refresh."""
         refresh, ahead = self.own.settings.refresh, planned.rows_from(done)
         while some := list(islice(ahead, refresh - done % refresh)):
+            own = {row for _, rows in some for row in planned.own(rows)}
             if done % refresh == 0:
-                self._draw(sorted({row for _, rows in some for row in planned.own(rows)}), done)
+                self.drawn = {}
+            if missing := sorted(own - self.drawn.keys()):  # all, unless a checkpoint had texts
+                self._draw(missing, done)
             for number, rows in some:
                 self._count(planned.own(rows), number)
                 yield planned.step(rows, number)
@@ -295,7 +299,7 @@ class FreshTexts:
                         texts += [_without_start(row, writer.search) for row in written]
         flat = iter(decoded(self.tokenizer, [ids for texts in found for ids, _ in texts]))
         scores = self.own.gains(rows, [[next(flat) for _ in texts] for texts in found])
-        self.drawn = {row: self._drawn(texts, values) for row, texts, values in zip(rows, found, scores, strict=True)}
+        self.drawn |= {row: self._drawn(texts, values) for row, texts, values in zip(rows, found, scores, strict=True)}
         self._remark()
         self._seconds += time.perf_counter() - began
         self._texts += sum(map(len, found))
@@ -322,9 +326,9 @@ class FreshTexts:
         rows = {row: drawn for share in shares for row, drawn in share.items()}
         return {FILE: json.dumps({"first": self.first, "rows": rows})}
 
-    def restore(self, checkpoint: Path, step: int) -> None:
+    def restore(self, checkpoint: Path) -> None:
         """Take the texts of the steps after a checkpoint from it, if they were written before."""
-        if step % self.own.settings.refresh == 0:
+        if not (checkpoint / FILE).exists():  # nothing waits: its seal would know of a file that is missing
             return
         saved = read_object(checkpoint / FILE, f"Delete {checkpoint} to continue from the previous checkpoint.")
         self.first, self.drawn = saved["first"], {int(row): drawn for row, drawn in saved["rows"].items()}
@@ -378,6 +382,10 @@ class FreshTexts:
             f"{often} the model writes {' and '.join(kinds)} of each source, with at most {self.search.max_length - 1} "
             f"tokens, by the engine {writer.engine.name}.{old}"
         )
+        if writer.engine.name == STANDARD and writer.engine.note:  # why not a faster one
+            logger.info(writer.engine.note)
+        if self.own.generation.engine not in (AUTO, writer.engine.name):
+            logger.info(f"generation.engine = {self.own.generation.engine} cannot write for a model in training.")
         if others := writer.search.others:
             logger.info(f"the model's own generation settings also change its texts: {', '.join(others)}.")
 
