@@ -133,6 +133,15 @@ def test_drawing_changes_no_random_number_and_no_mode():
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_texts_are_written_without_dropout():
+    texts = fresh(engine="graph")
+    before = drawn(texts)
+    for part in texts.model.modules():
+        if isinstance(getattr(part, "dropout", None), float):
+            part.dropout = 0.9
+    assert drawn(texts) == before
+
+
 def test_a_kept_search_reads_the_present_weights_where_it_has_copies():
     """On a GPU searches are kept, and the head is a copy with more rows: here both are made by hand."""
     model = models.tiny("t5").eval()
@@ -313,6 +322,10 @@ def test_the_greedy_text_is_the_first_candidate_and_its_gain_a_baseline(family, 
     else:
         assert "greedy" not in batch
         assert batch["candidates"].shape[:2] == (2, 2)
+    samples = [Numbers().batch_decode(own[row][needs.greedy_text :], skip_special_tokens=True) for row in (1, 2)]
+    assert batch["gains"][:, int(needs.greedy_text) :].flatten().tolist() == pytest.approx(
+        [value for group in overlap(data)([1, 2], samples) for value in group]
+    )
     if needs.baseline:
         first = [Numbers().batch_decode([ids[0]], skip_special_tokens=True) for ids in expected]
         gains = overlap(data)(range(9), first)

@@ -101,7 +101,7 @@ def check_online(settings: Recipe) -> None:
 
 
 def gain_online(settings: Recipe) -> Gain:
-    """What scores the texts. Raises if it is no gain, or needs a model of its own."""
+    """What scores the texts. Raises if it is not a gain, or needs a model of its own."""
     name = settings.online.metric or gains.BY_TASK[settings.task]
     metric = gains.metric_of(name, METRIC)
     if has_own_model(metric):
@@ -390,7 +390,7 @@ class FreshTexts:
             logger.info(f"the model's own generation settings also change its texts: {', '.join(others)}.")
 
     def _remark(self) -> None:
-        """Say once if texts teach nothing, or do not end."""
+        """Warn, one time each, if texts teach nothing, or do not end."""
         groups = [each["gains"][self.needs.greedy_text :] for each in self.drawn.values()]
         if self.own.settings.samples > 1 and groups and all(min(group) == max(group) for group in groups):
             self._say(
