@@ -617,7 +617,6 @@ REFUSED = [
         "online.samples: the model writes its candidates while it is trained, and data.candidates names a file of them. "
         "Leave one of them out.",
     ),
-    (["objective=ce"], "online.samples: no term of 'ce' compares candidates. Add one, such as risk"),
     (["online.metric=bertscore"], "online.metric: bertscore needs a model or a file of its own"),
     (["online.metric=shape"], "online.metric shape is not a single score."),
     (["online.metric=nothing"], "online.metric: unknown metric or score 'nothing'."),
@@ -640,6 +639,16 @@ def test_what_contradicts_the_section_is_refused_before_anything_is_loaded(place
     assert train(*settings) == 2
     assert sentence in capsys.readouterr().err
     assert not (place / "run" / "model").exists()
+
+
+def test_an_objective_that_reads_no_text_trains_without_writing_and_that_is_said(place, capsys):
+    """So that a study may have a row without such a term."""
+    assert train("objective=ce") == 0
+    assert "online.samples is not used: no term of 'ce' compares candidates." in capsys.readouterr().err
+    assert '"gain"' not in (place / "run" / "log.jsonl").read_text()
+    assert train("objective=ce", "online.samples=0", run="plain") == 0
+    one, other = (load_file(place / run / "model" / "model.safetensors") for run in ("run", "plain"))
+    assert_same_weights(one, other, 0)
 
 
 def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages, monkeypatch):

@@ -34,6 +34,8 @@ TRIED = 2
 """Examples on which a metric is tried before anything is generated."""
 READ = 100
 """Examples whose references are looked at, whether the metric reads their letters."""
+LONGEST_SHOWN = 200
+"""Characters of a text in a message."""
 TOLERANCE = 1e-6
 """How far rounding may take a score beyond 0 or 100."""
 
@@ -200,7 +202,8 @@ def _raise_with_text(
         except Exception as alone:
             what = f"{type(alone).__name__}: {alone}"
             raise UserError(
-                f"{gain.key} {gain.metric} cannot score a text of {example.id!r}, {text!r}: {what}. Correct its plugin."
+                f"{gain.key} {gain.metric} cannot score a text of {example.id!r}, {_shown(text)}: {what}. Correct its "
+                "plugin."
             ) from reason
 
 
@@ -213,9 +216,14 @@ def _raise_unless_gains(
             if isnan(value) or not 0 <= value <= 1:
                 what = "no score" if isnan(value) else f"a score of {100 * value:g}, not between 0 and 100,"
                 raise UserError(
-                    f"{gain.key} {gain.metric} has {what} for candidate {number} of {example.id!r}, {text!r}. Use "
-                    "another metric."
+                    f"{gain.key} {gain.metric} has {what} for candidate {number} of {example.id!r}, {_shown(text)}. "
+                    "Use another metric."
                 )
+
+
+def _shown(text: str) -> str:
+    """A text in a message."""
+    return repr(text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…")
 
 
 def _workers(gain: Gain, texts: int, processes: int | None) -> int:

@@ -77,20 +77,18 @@ def own_needs(loss: JointLoss) -> Needs:
 
 
 def writes_texts(settings: Recipe) -> bool:
-    """Whether the model writes texts while it is trained."""
-    return settings.online.samples > 0 or own_needs(JointLoss(settings.objective)).greedy_text
+    """Whether the model writes texts while it is trained: those that its objective reads."""
+    needs = own_needs(JointLoss(settings.objective))
+    return needs.greedy_text or (needs.samples and settings.online.samples > 0)
 
 
 def check_online(settings: Recipe) -> None:
-    """Raise if a recipe asks for texts that its objective does not read, or that its metric cannot score here."""
+    """Raise if texts that the model would write cannot be scored here. Logs if nothing reads them."""
+    online = settings.online
+    if online.samples and not own_needs(JointLoss(settings.objective)).samples:  # such as the baseline of a study
+        logger.info(f"online.samples is not used: no term of {settings.objective!r} compares candidates.")
     if not writes_texts(settings):
         return
-    online = settings.online
-    if online.samples and not own_needs(JointLoss(settings.objective)).samples:
-        raise UserError(
-            f"online.samples: no term of {settings.objective!r} compares candidates. Add one, such as risk, or leave "
-            "the section online out."
-        )
     gain_online(settings)
     exact = [term.name for term in parse(settings.objective) if term.name in ON_POLICY]
     if exact and (online.temperature, online.top_p) != (1.0, 1.0):
@@ -223,14 +221,15 @@ class FreshTexts:
         here: Processes,
     ) -> None:
         settings, self.needs = own.settings, own_needs(loss_fn)
-        if not (self.needs.samples and settings.samples) and not self.needs.greedy_text:
+        self.samples = settings.samples if self.needs.samples else 0
+        if not self.samples and not self.needs.greedy_text:
             raise UserError(f"no text of the model is read: {str(loss_fn)!r} with {settings.samples} samples.")
         self.own, self.model, self.tokenizer, self.examples = own, model, tokenizer, examples
         self.seed, self.here = seed, here
         self.sampler: _Writer | None = None
         self.greedy: _Writer | None = None
         with unchanged(model):
-            if settings.samples:
+            if self.samples:
                 self.sampler = _writer(model, _options(settings), own.generation)
             if self.needs.greedy_text or self.needs.baseline:
                 self.greedy = _writer(model, Options(beams=1), own.generation)
@@ -265,7 +264,7 @@ class FreshTexts:
                 "the section online out."
             )
         targets: Lengths = np.maximum(known.targets, self.search.max_length - 1)
-        count = 1 + self.own.settings.samples + self.needs.greedy_text
+        count = 1 + self.samples + self.needs.greedy_text
         sources: Lengths = known.sources + (targets - known.targets) if joined else known.sources
         return known._replace(sources=sources, targets=targets, texts=np.full(len(self), count))
 
@@ -370,16 +369,15 @@ class FreshTexts:
     def _introduce(self) -> None:
         """Say what is written, with what, and how old it becomes."""
         settings = self.own.settings
-        kinds = [f"{settings.samples} samples"] * (settings.samples > 0 and not settings.groups)
-        kinds += [f"{settings.samples} texts by {settings.groups} groups of beams"] * (settings.groups > 0)
-        kinds += ["the greedy text"] * (self.greedy is not None)
+        by = f"texts by {settings.groups} groups of beams" if settings.groups else "samples"
+        texts = [f"{self.samples} {by}"] * (self.samples > 0) + ["the greedy text"] * (self.greedy is not None)
         often = "at every step" if settings.refresh == 1 else f"every {settings.refresh} steps"
         last = "1 step" if settings.refresh == 2 else f"{settings.refresh - 1} steps"
         old = f" Steps train on texts that are up to {last} old." * (settings.refresh > 1)
         writer = self.sampler or self.greedy
         assert writer is not None
         logger.info(
-            f"{often} the model writes {' and '.join(kinds)} of each source, with at most {self.search.max_length - 1} "
+            f"{often} the model writes {' and '.join(texts)} of each source, with at most {self.search.max_length - 1} "
             f"tokens, by the engine {writer.engine.name}.{old}"
         )
         if writer.engine.name == STANDARD and writer.engine.note:  # why not a faster one
@@ -392,7 +390,7 @@ class FreshTexts:
     def _remark(self) -> None:
         """Warn, one time each, if texts teach nothing, or do not end."""
         groups = [each["gains"][self.needs.greedy_text :] for each in self.drawn.values()]
-        if self.own.settings.samples > 1 and groups and all(min(group) == max(group) for group in groups):
+        if self.samples > 1 and groups and all(min(group) == max(group) for group in groups):
             self._say(
                 f"all texts of each source gain the same after {self.first} steps, so comparing them teaches nothing. "
                 "If that stays, raise online.temperature or online.samples, or choose another online.metric."
