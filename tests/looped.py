@@ -32,7 +32,9 @@ def trained(folder=None, *, model, objective, data=22, validation=None, tokenize
     """Train with ``ng.train``; the log has the values that ``on_step`` gets."""
     log, data = [], rows(data) if isinstance(data, int) else data
     given = {"objective": objective, "validation": validation, "folder": folder, **SETTINGS | changes}
-    outcome = ng.train(model, tokenizer, data, on_step=lambda step, values: log.append({"step": step, **values}), **given)
+    outcome = ng.train(
+        model, tokenizer, data, on_step=lambda step, values: log.append({"step": step, **values}), **given
+    )
     return Trained(model, outcome, log)
 
 

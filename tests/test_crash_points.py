@@ -101,7 +101,9 @@ def test_a_kill_of_a_training_that_generates_in_validation_changes_nothing_eithe
 
 @pytest.mark.parametrize("part", few([2], [2, 5]))
 def test_a_kill_of_a_training_on_texts_that_it_writes_changes_nothing_either(tmp_path, part):
-    outcomes = report(tmp_path, "killed", SEED, 30, part, 6, objective="ce + risk(sharpness=1)", more=ONLINE)["outcomes"]
+    outcomes = report(tmp_path, "killed", SEED, 30, part, 6, objective="ce + risk(sharpness=1)", more=ONLINE)[
+        "outcomes"
+    ]
     assert [one["code"] for one in outcomes] == [-signal.SIGKILL] * 5
     assert not wrong(outcomes)
 

@@ -238,7 +238,7 @@ class FreshTexts:
         """Row → ``candidates``, ``gains``, perhaps ``baseline``, and ``unended``, how many texts have no end."""
         self.first = 0
         """Steps that were done when these texts were written."""
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._restart()
         self._introduce()
 
@@ -391,21 +391,22 @@ class FreshTexts:
         """Warn, one time each, if texts teach nothing, or do not end."""
         groups = [each["gains"][self.needs.greedy_text :] for each in self.drawn.values()]
         if self.samples > 1 and groups and all(min(group) == max(group) for group in groups):
-            self._say(
+            self._warn(
+                "gains",
                 f"all texts of each source gain the same after {self.first} steps, so comparing them teaches nothing. "
-                "If that stays, raise online.temperature or online.samples, or choose another online.metric."
+                "If that stays, raise online.temperature or online.samples, or choose another online.metric.",
             )
         texts = sum(len(each["gains"]) for each in self.drawn.values())
         if texts and sum(each["unended"] for each in self.drawn.values()) == texts:
-            self._say(
+            self._warn(
+                "ends",
                 f"none of the {texts} texts written after {self.first} steps ended within generation.max_length. They "
-                "are trained on as they are, without an end; the log counts them as unended."
+                "are trained on as they are, without an end; the log counts them as unended.",
             )
 
-    def _say(self, sentence: str) -> None:
-        kind = sentence.split()[0]
-        if kind not in self._said:
-            self._said.add(kind)
+    def _warn(self, about: str, sentence: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
             logger.warning(sentence)
 
 
