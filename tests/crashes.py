@@ -25,7 +25,7 @@ from ngramloss import cli
 
 DELETES = ("os.remove", "os.rmdir", "shutil.rmtree")
 CHANGES = (*DELETES, "os.rename", "os.mkdir", "os.truncate", "shutil.copyfile")
-TIMED = ("docs_per_second", "memory_gib", "runtime", "per_second")
+TIMED = ("docs_per_second", "memory_gib", "runtime", "per_second", "writing_share")
 
 
 def trace(root, act):

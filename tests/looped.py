@@ -28,11 +28,13 @@ class Trained(NamedTuple):
     log: list
 
 
-def trained(folder=None, *, model, objective, data=22, validation=None, **changes):
+def trained(folder=None, *, model, objective, data=22, validation=None, tokenizer=None, **changes):
     """Train with ``ng.train``; the log has the values that ``on_step`` gets."""
     log, data = [], rows(data) if isinstance(data, int) else data
     given = {"objective": objective, "validation": validation, "folder": folder, **SETTINGS | changes}
-    outcome = ng.train(model, None, data, on_step=lambda step, values: log.append({"step": step, **values}), **given)
+    outcome = ng.train(
+        model, tokenizer, data, on_step=lambda step, values: log.append({"step": step, **values}), **given
+    )
     return Trained(model, outcome, log)
 
 

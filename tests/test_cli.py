@@ -188,6 +188,24 @@ def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
         assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("model", ["bart-tiny", "llama-tiny"])
+def test_bench_candidates_online_trains_on_texts_that_the_model_writes(tmp_path, capsys, model):
+    tiny = f"--online --model {model} --count 2 --batch 2 --source 16 --target 8 --device cpu --steps 2".split()
+    tiny += ["--refresh", "1", "2", "--objective", "ce + risk"]
+    assert main(["bench", "candidates", *tiny, "--json", str(tmp_path / "a.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[2:]] == [
+        "ce, without writing",
+        "ce + risk, 2 samples, refresh 1",
+        "ce + risk, 2 samples, refresh 2",
+    ]
+    plain, *written = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert plain["writing_share"] is None
+    assert all(0 < row["writing_share"] <= 1 and row["texts_per_second"] > 0 for row in written)
+    assert main(["bench", "candidates", *tiny, "--refresh", "0"]) == 2
+    assert "expected numbers of at least 1, got 2, 2, 16, 8, 2, 0." in capsys.readouterr().err
+
+
 def test_bench_ngrams_shows_the_curve(capsys):
     assert main(["bench", "ngrams", "--longest", "1024", "--batch", "1", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()

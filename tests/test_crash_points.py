@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 POINTS, SEED = 50, 20261115
 PARTS = 5  # tests of their own: the first is enough for `make test`, and processes can share the others
 RECIPE = """
-objective = "ce + matches(2)"
+objective = "{objective}"
 [data]
 name = "{data}"
 max_source = 24
@@ -50,7 +50,10 @@ max_length = 12
 """
 
 
-def report(place, kind, *numbers, best="ce"):
+ONLINE = "[online]\nsamples = 2\nrefresh = 3\n"
+
+
+def report(place, kind, *numbers, best="ce", objective="ce + matches(2)", more=""):
     """What ``crashes.py`` found out, in one process that forks."""
     (place / "data").mkdir()
     for split, count in (("train", 40), ("validation", 6)):
@@ -58,7 +61,7 @@ def report(place, kind, *numbers, best="ce"):
             json.dumps({"document": item.document, "summary": item.summary}) for item in newswire.items(split, count)
         ]
         (place / "data" / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
-    (place / "tiny.toml").write_text(RECIPE.format(data=place / "data", best=best))
+    (place / "tiny.toml").write_text(RECIPE.format(data=place / "data", best=best, objective=objective) + more)
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "crashes.py"), str(place), kind, *map(str, numbers)],
@@ -92,6 +95,15 @@ def test_after_a_kill_at_any_of_fifty_points_the_same_command_ends_at_the_same_w
 @pytest.mark.parametrize("part", few([1], [1, 4]))
 def test_a_kill_of_a_training_that_generates_in_validation_changes_nothing_either(tmp_path, part):
     outcomes = report(tmp_path, "killed", SEED, 30, part, 6, best="chrf")["outcomes"]
+    assert [one["code"] for one in outcomes] == [-signal.SIGKILL] * 5
+    assert not wrong(outcomes)
+
+
+@pytest.mark.parametrize("part", few([2], [2, 5]))
+def test_a_kill_of_a_training_on_texts_that_it_writes_changes_nothing_either(tmp_path, part):
+    outcomes = report(tmp_path, "killed", SEED, 30, part, 6, objective="ce + risk(sharpness=1)", more=ONLINE)[
+        "outcomes"
+    ]
     assert [one["code"] for one in outcomes] == [-signal.SIGKILL] * 5
     assert not wrong(outcomes)
 

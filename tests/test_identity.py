@@ -303,6 +303,8 @@ def test_the_score_of_a_limited_validation_is_that_of_the_first_examples_by_hand
 
 
 ONE_FILE = ("data.name=data/train.jsonl", "train.eval_every=0")
+OWN = ("online.samples=2", "objective=ce + risk")
+
 SETTINGS = {
     "objective": ("ce + matches(2)", "training"),
     "task": ("translation", "training texts"),
@@ -346,6 +348,14 @@ SETTINGS = {
     "model.lora_alpha": (8.0, "training"),
     "model.lora_dropout": (0.1, "training"),
     "model.lora_targets": (["q_proj"], "training"),
+    "online.samples": (4, "training", *OWN),
+    "online.refresh": (2, "training", *OWN),
+    "online.temperature": (0.5, "training", *OWN),
+    "online.top_p": (0.5, "training", *OWN),
+    "online.groups": (2, "training", *OWN),
+    "online.diversity": (0.5, "training", *OWN),
+    "online.metric": ("chrf", "training", *OWN),
+    "online.metric_options": (["rouge.stemmer=false"], "training", *OWN),
     "train.epochs": (2.0, "training"),
     "train.max_steps": (2, "training"),
     "train.batch_size": (2, "training"),

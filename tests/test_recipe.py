@@ -49,6 +49,7 @@ def test_the_recipes_that_come_with_the_package_load():
         "lm",
         "lm-demo",
         "newswire",
+        "online-demo",
         "pointer-generator",
         "pointer-generator-demo",
         "prophetnet",

@@ -27,6 +27,10 @@ ARCHITECTURES = ("bart", "mbart", "m2m100", "pegasus", "marian", "t5", "prophetn
 """What a model from scratch may be; llama is decoder-only."""
 LAST = "last"
 """The value of ``train.best`` with which the last weights become the model."""
+NOT_WRITTEN = (
+    "a model whose weights are sharded (train.fsdp) cannot write while it is trained. Leave one of them out, or make a "
+    "file with ngramloss candidates."
+)
 NOTHING_IMPROVES = f"train.early_stopping: needs something that becomes better, but train.best is {LAST}."
 
 
@@ -225,6 +229,31 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Online:
+    """Texts that the model writes while it is trained, for terms that compare candidates; docs/online.md has more."""
+
+    samples: int = setting(0, least=0, most=2**10)
+    """Texts of each source that the model writes with its present weights; 0 writes none."""
+    refresh: int = setting(1, least=1)
+    """Write for the sources of this many steps at a time. Above 1, steps train on texts of weights that are up to
+    ``refresh`` − 1 steps old."""
+    temperature: float = setting(1.0, above=0)
+    """Of the samples: below 1, probable tokens become more probable."""
+    top_p: float = setting(1.0, above=0, most=1)
+    """Sample only from the most probable tokens whose probabilities sum to this."""
+    groups: int = setting(0, least=0, most=2**10)
+    """Search with this many groups of beams that avoid each other's tokens, ``samples`` beams in all, instead of
+    sampling; 0 samples."""
+    diversity: float = setting(1.0, least=0)
+    """Of groups: what a token's log-probability loses for each beam of an earlier group that takes it."""
+    metric: str = ""
+    """What a text gains: a metric or one of its scores, such as ``rouge``, ``rouge2``, ``bleu``, ``chrf`` or one of a
+    plugin; empty: ``rouge``, for translations ``bleu``."""
+    metric_options: list[str] = setting([])
+    """Options of the metric, such as ``["rouge.tokens=auto"]``."""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All settings of a run."""
 
@@ -234,6 +263,7 @@ class Recipe:
     model: Model = field(default_factory=Model)
     train: Train = field(default_factory=Train)
     generation: Generation = field(default_factory=Generation)
+    online: Online = field(default_factory=Online)
     task: str = "summarisation"
     """What the targets are, such as summaries: one of ``TASKS``."""
     system: str = ""
@@ -289,7 +319,7 @@ TASKS = tuple(WORDS)
 """The task decides which columns are found first, which metrics come first, and what the texts are called."""
 TOP = {"objective": Setting("ce"), "task": Setting(TASKS[0], choices=TASKS), "system": Setting("")}
 """The settings outside sections."""
-SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation}
+SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation, "online": Online}
 
 
 def builtin() -> list[str]:
@@ -526,6 +556,38 @@ def broken_averages(train: Train) -> Iterator[str]:
     yield from (text for holds, text in rules if not holds)
 
 
+def _broken_online(recipe: Recipe) -> Iterator[str]:
+    """What is wrong with the section ``online``, in sentences."""
+    online = recipe.online
+    rules = [
+        (
+            not (online.samples and recipe.data.candidates),
+            "online.samples: the model writes its candidates while it is trained, and data.candidates names a file of "
+            "them. Leave one of them out.",
+        ),
+        (
+            not (online.samples and recipe.system),
+            f"online.samples: {recipe.system} is a system of its own, which does not read the section online. "
+            "Leave one of them out.",
+        ),
+        (not (online.samples and recipe.train.fsdp), f"online.samples: {NOT_WRITTEN}"),
+        (
+            not online.groups or online.groups > 1,
+            "online.groups: one group is a plain beam search, which has no diversity. Use 2 or more, or 0 for samples.",
+        ),
+        (
+            not online.groups or (online.samples > 0 and online.samples % online.groups == 0),
+            f"online.samples: must be a multiple of the {online.groups} groups of online.groups, got {online.samples}.",
+        ),
+        (
+            not online.groups or (online.temperature, online.top_p) == (1.0, 1.0),
+            "online.temperature: this and online.top_p are of samples, and online.groups searches with beams. Leave "
+            "one of them out.",
+        ),
+    ]
+    yield from (text for holds, text in rules if not holds)
+
+
 def _broken_rules(recipe: Recipe) -> Iterator[str]:
     rules: list[tuple[bool, str]] = [
         (
@@ -587,6 +649,7 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             not recipe.data.instruction or recipe.data.prompt == CHAT,
             f'data.instruction: belongs to data.prompt = "{CHAT}". Set that, or write it into the template.',
         ),
+        *((False, text) for text in _broken_online(recipe)),
         (bool(recipe.data.name), "data.name: must not be empty."),
         (bool(recipe.model.name), "model.name: must not be empty."),
     ]

@@ -123,12 +123,13 @@ def setting(
     default: Any,
     *,
     least: float | None = None,
+    above: float | None = None,
     most: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
 ) -> Any:
     """A field of a dataclass with its default, bounds and choices."""
-    described = Setting(default, least=least, most=most, below=below, choices=choices)
+    described = Setting(default, least=least, above=above, most=most, below=below, choices=choices)
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata={"setting": described})
     return dataclasses.field(default=default, metadata={"setting": described})

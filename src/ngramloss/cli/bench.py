@@ -71,13 +71,15 @@ examples:
 CANDIDATES = """\
 Time a training step that compares candidates of each source, as `rank` does, beside a plain step and its encoder. The
 encoder reads a source once, and each candidate is one more text of the decoder, so the parts are the encoder once and
-the rest of the plain step for each text. On a GPU, forward and backward are a CUDA graph."""
+the rest of the plain step for each text. On a GPU, forward and backward are a CUDA graph. With --online, train shortly
+on candidates that the model writes meanwhile: documents and texts per second, and the share of time spent writing."""
 
 CANDIDATES_EXAMPLES = """\
 examples:
   ngramloss bench candidates
   ngramloss bench candidates --count 4 --batch 8 --source 1024 --target 128 --json candidates.json
   ngramloss bench candidates --model bart-tiny --count 2 --batch 2 --source 20 --target 10      # quick
+  ngramloss bench candidates --online --count 4 --objective "ce + risk" --refresh 1 8 --steps 20
 """
 
 NGRAMS = "Time the n-gram part of an objective for T = 128 to 32,768 tokens. It grows like T log T, not T²."
@@ -209,6 +211,10 @@ def _add_candidates(candidates: argparse.ArgumentParser) -> None:
     add_number(candidates, "--source", 512, "T", "source tokens")
     add_number(candidates, "--target", 64, "T", "tokens of each text")
     _add_precision(candidates, "bf16 and fp16 are mixed precision")
+    candidates.add_argument("--online", action="store_true", help="train on texts that the model writes meanwhile")
+    every = "with --online: steps for which texts are written at a time (default: 1 8)"
+    candidates.add_argument("--refresh", type=int, nargs="+", default=[1, 8], metavar="N", help=every)
+    add_number(candidates, "--steps", 16, "N", "with --online: steps that are measured, after as many others")
     _add_files(candidates, "all measurements", plot=False)
     candidates.set_defaults(run_verb=_bench_candidates)
 
@@ -490,6 +496,8 @@ def _bench_candidates(options: argparse.Namespace) -> int:
     device = chosen_device(options)
     precision = _precision(options, device)
     title = _step_title(options, precision, device)
+    if options.online:
+        return _bench_online(options, precision, device, title, json_file)
     print_result(f"{title}\n{'':<54}{'docs/s':>9}{'ms':>9}{'GiB':>8}{'/ parts':>9}")
     rows = []
     for row in candidates.measure(
@@ -501,6 +509,30 @@ def _bench_candidates(options: argparse.Namespace) -> int:
             f"{row.what:<54}{row.docs_per_second:>9.1f}{row.milliseconds:>9.2f}{_cell(row.gibibytes, 8)}{to_parts}"
         )
     _explain_dashes(rows)
+    if json_file:
+        _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
+    return 0
+
+
+def _bench_online(options: argparse.Namespace, precision: str, device: str, title: str, json_file: Path | None) -> int:
+    from ngramloss.bench import online
+
+    print_result(f"{title}\n{'':<66}{'docs/s':>9}{'texts/s':>9}{'writing':>9}{'GiB':>8}")
+    rows = []
+    for row in online.measure(
+        options.model,
+        options.objective,
+        count=options.count,
+        steps=options.steps,
+        refreshes=options.refresh,
+        precision=precision,
+        device=device,
+        **_sizes(options),
+    ):
+        rows.append(row)
+        share = "" if row.writing_share != row.writing_share else f"{row.writing_share:>9.0%}"
+        written = f"{row.texts_per_second:>9.1f}{share}" if share else f"{'–':>9}{'–':>9}"
+        print_result(f"{row.what:<66}{row.docs_per_second:>9.1f}{written}{_cell(row.gibibytes, 8)}")
     if json_file:
         _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     return 0

@@ -46,6 +46,15 @@ class PaddedHead(NamedTuple):
     softcap: float | None
     vocabulary: int
 
+    @torch.no_grad()
+    def refresh(self, model: Any) -> None:
+        """Copy the model's weights again, where these are copies: a model in training has changed them."""
+        head = head_of(model, head_module(model))
+        if self.weight.data_ptr() != head.weight.data_ptr():
+            self.weight[: self.vocabulary].copy_(head.weight)
+        if self.bias is not None and head.bias is not None:
+            self.bias[: self.vocabulary].copy_(head.bias)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[B, K, D] → [B, K, V]."""
         made = head_logits(hidden, self.weight, bias=self.bias, scale=self.scale, softcap=self.softcap)   # [B, K, V']
@@ -59,7 +68,8 @@ def padded_head(model: Any) -> PaddedHead:
     V = head.weight.shape[0]
     more = -V % MULTIPLE if head.weight.device.type == "cuda" else 0
     weight = pad(head.weight, (0, 0, 0, more)) if more else head.weight  # [V', D]
-    has_bias = head.bias is not None and bool(head.bias.any())
+    # One that is 0 now may be trained.
+    has_bias = head.bias is not None and (head.bias.requires_grad or bool(head.bias.any()))
     bias = pad(head.bias, (0, more)).to(weight) if head.bias is not None and has_bias else None  # [V']
     return PaddedHead(weight, bias, head.scale, head.softcap, V)
 
@@ -99,8 +109,12 @@ class Decoder:
         self.origin = self.own.clone()                                   # [B, K, L]
         self.has_kernels = device.type == "cuda" and triton_is_installed()
 
+    def refresh(self) -> None:
+        """Compute again what depends on the weights alone: a model in training has changed them."""
+
     def read(self, ids: Tensor, mask: Tensor) -> None:
         """Read the sources: ids and mask, [B, S] each, with padding on the right."""
+        self.refresh()
         self.source_lengths.copy_(mask.sum(-1))
         self.origin.copy_(self.own)
         for index, (keys, values) in enumerate(self.source_states(ids, mask)):
@@ -123,6 +137,7 @@ class Decoder:
 
     def take(self, other: Decoder, sources: Tensor) -> None:
         """Have the caches of these sources of another decoder of the same model and lengths, [n]."""
+        self.refresh()
         count = len(sources)
         for mine, theirs in ((self.source_lengths, other.source_lengths), (self.origin, other.origin)):
             mine[:count].copy_(theirs.index_select(0, sources))
@@ -287,7 +302,14 @@ class T5Decoder(Decoder):
         self.heads, self.width = attention.n_heads, attention.key_value_proj_dim
         super().__init__(model, **sizes)
         with torch.no_grad():
-            self.biases = [self._bias(block.layer[0].SelfAttention) for block in self.layers()]
+            self.biases = self._biases()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Compute the biases again, where they are: a graph reads them."""
+        for bias, now in zip(self.biases, self._biases(), strict=True):
+            if bias is not None:
+                bias.copy_(now)
 
     def layers(self) -> Any:
         """The layers of the decoder."""
@@ -297,6 +319,9 @@ class T5Decoder(Decoder):
         """For each layer, what makes keys and values of a source."""
         for block in self.decoder.block:
             yield block.layer[1].EncDecAttention.k, block.layer[1].EncDecAttention.v
+
+    def _biases(self) -> list[Any]:
+        return [self._bias(block.layer[0].SelfAttention) for block in self.layers()]
 
     def _bias(self, attention: Any) -> Tensor | None:
         """The bias of each position to each other, [L, H, L]; None if the layer uses that of the first."""

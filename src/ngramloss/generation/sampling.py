@@ -11,10 +11,11 @@ from torch import Tensor
 from ngramloss.generation.search import Search
 
 
-def text_seeds(search: Search, sources: Sequence[Sequence[int]]) -> Tensor:
-    """A seed for each text, from the seed of the search, the source and the text's number, [B, texts]."""
+def text_seeds(search: Search, sources: Sequence[Sequence[int]], *, seed: int | None = None) -> Tensor:
+    """A seed for each text, from the given seed or that of the search, the source and its number, [B, texts]."""
+    seed = search.seed if seed is None else seed
     digests = [
-        [hashlib.sha256(repr((search.seed, number, *source)).encode()).digest() for number in range(search.texts)]
+        [hashlib.sha256(repr((seed, number, *source)).encode()).digest() for number in range(search.texts)]
         for source in sources
     ]
     return torch.tensor([[int.from_bytes(digest[:8], "big", signed=True) for digest in row] for row in digests])

@@ -15,7 +15,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.heads import has_encoder
 from ngramloss.stats import IGNORE_INDEX, CandidateStats, at_positions
 
-KEYS = ("candidates", "candidate_inputs", "candidate_positions", "gains")
+KEYS = ("candidates", "candidate_inputs", "candidate_positions", "gains", "greedy", "baseline")
 """What a batch with candidates has besides the inputs of a model."""
 FOR_ONE_TEXT = ("decoder_attention_mask", "decoder_inputs_embeds", "decoder_position_ids")
 """Inputs of a decoder that are not known for the candidates."""
@@ -39,6 +39,10 @@ class CandidateRows(NamedTuple):
     """What each candidate scores against the reference, [B, K]."""
     positions: Tensor | None
     """Indices of the positions of a decoder-only model that predict them, [B, K, T']."""
+    greedy: Tensor | None = None
+    """Which candidate is the greedy text, [B, K]."""
+    baseline: Tensor | None = None
+    """What the greedy text scores, [B]."""
 
     def beside(self, references: Tensor, pad: int) -> Tensor:
         """The decoder's input with a row for each text; ``references`` are the rows of the references, [B, T].
@@ -79,7 +83,9 @@ class CandidateRows(NamedTuple):
         """
         labels = self.labels.to(label_logp.device)  # [B, K, T']
         logp = label_logp.view(labels.shape).sum(-1)  # [B, K]
-        return CandidateStats(logp, (labels != IGNORE_INDEX).sum(-1), self.gains.to(logp.device))
+        given = {name: getattr(self, name) for name in ("baseline", "greedy")}
+        more = {name: None if value is None else value.to(logp.device) for name, value in given.items()}
+        return CandidateStats(logp, (labels != IGNORE_INDEX).sum(-1), self.gains.to(logp.device), **more)
 
 
 def candidate_rows(
@@ -93,9 +99,9 @@ def candidate_rows(
         references: labels, [B, T].
         decoder_inputs: (model, labels [N, T]) → the decoder's input, [N, T]. Called if the inputs have none.
     """
-    labels, ready, positions, gains = (inputs.pop(name, None) for name in KEYS)  # [B, K, T'] each, [B, K]
+    labels, ready, positions, gains, *own = (inputs.pop(name, None) for name in KEYS)  # [B, K, T'] each, [B, K]
     if labels is None:
-        if any(value is not None for value in (ready, positions, gains)):
+        if any(value is not None for value in (ready, positions, gains, *own)):
             raise UserError("the inputs have `gains` or other inputs of candidates, but `candidates` are missing.")
         return None
     if labels.ndim != 3 or len(labels) != len(references):
@@ -121,15 +127,15 @@ def candidate_rows(
                 f"`candidate_positions` in the shape of the candidates, {list(labels.shape)}. `ngramloss train` and "
                 "ng.train make such batches."
             )
-        return CandidateRows(labels, None, gains, positions)
-    own = inputs.get("decoder_input_ids")  # [B, T]
-    if own is not None and own.shape != references.shape:
+        return CandidateRows(labels, None, gains, positions, *own)
+    read = inputs.get("decoder_input_ids")  # [B, T]
+    if read is not None and read.shape != references.shape:
         raise UserError(
-            f"decoder_input_ids and labels must have one shape, got {list(own.shape)} and {list(references.shape)}."
+            f"decoder_input_ids and labels must have one shape, got {list(read.shape)} and {list(references.shape)}."
         )
     if ready is None:
         ready = decoder_inputs(model, labels.flatten(0, 1)).view(labels.shape)  # [B, K, T']
-    return CandidateRows(labels, ready, gains, None)
+    return CandidateRows(labels, ready, gains, None, *own)
 
 
 def without_candidates(inputs: Mapping[str, Any]) -> dict[str, Any]:

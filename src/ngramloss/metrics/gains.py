@@ -34,6 +34,8 @@ TRIED = 2
 """Examples on which a metric is tried before anything is generated."""
 READ = 100
 """Examples whose references are looked at, whether the metric reads their letters."""
+LONGEST_SHOWN = 200
+"""Characters of a text in a message."""
 TOLERANCE = 1e-6
 """How far rounding may take a score beyond 0 or 100."""
 
@@ -47,12 +49,14 @@ class Gain(NamedTuple):
         options: of the metric.
         lines: texts are split into sentences, one per line, before they are scored; the language for the splitter, or
             None if they are scored as they are.
+        key: the option or setting that names it, for messages.
     """
 
     metric: str
     scores: tuple[str, ...]
     options: dict[str, Any]
     lines: str | None = None
+    key: str = "--metric"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -74,47 +78,51 @@ class Gain(NamedTuple):
         return {package: version for package, version in found.items() if version is not None}
 
 
-def metric_of(name: str) -> str:
-    """The metric of this name, or the one that has a score of this name. Raises if there is none."""
+def metric_of(name: str, key: str = "--metric") -> str:
+    """The metric of this name, or the one that has a score of this name. Raises if there is none.
+
+    ``key`` is the option or setting that names it.
+    """
     if name in METRICS:
         METRICS.entry(name)  # raises if the package that adds it has a problem
         return name
     owners = score_owners(metric for metric in METRICS if not METRICS.problem(metric))
     if name not in owners:
         raise UserError(
-            f"--metric: unknown metric or score {name!r}. {nearest(name, [*METRICS, *owners], 0.6)}Choose "
+            f"{key}: unknown metric or score {name!r}. {nearest(name, [*METRICS, *owners], 0.6)}Choose "
             f"from {', '.join(METRICS)}, or one of their scores."
         )
     return owners[name]
 
 
-def gain_of(name: str, options: Mapping[str, Any], *, lines: str | None = None) -> Gain:
+def gain_of(name: str, options: Mapping[str, Any], *, lines: str | None = None, key: str = "--metric") -> Gain:
     """The gain by a metric, or by one score of a metric.
 
     Args:
         name: of a metric, such as ``rouge`` or ``chrf``, or of a score, such as ``rouge2``.
         options: of the metric.
         lines: as in :class:`Gain`.
+        key: likewise.
 
     Raises:
         UserError: there is no such metric or score, it lacks something, or its values are not gains.
     """
-    metric = metric_of(name)
+    metric = metric_of(name, key)
     scores = MEANS.get(name) or (name,)
     if metric == name and not set(scores) <= set(scores_of(metric)):
         better = [score for score, about in scores_of(metric).items() if about.better == "higher"]
         which = f"Choose one of its scores: {', '.join(better)}." if better else _OTHER
-        raise UserError(f"--metric {name} is not a single score. {which}")
+        raise UserError(f"{key} {name} is not a single score. {which}")
     for score in scores:
         if scores_of(metric)[score].better != "higher":
-            raise UserError(f"--metric {name}: higher values of {score} are not better, so it is not a gain. {_OTHER}")
+            raise UserError(f"{key} {name}: higher values of {score} are not better, so it is not a gain. {_OTHER}")
     if needed := METRICS[metric].packages_needed:
-        raise UserError(f"--metric {name} {needed}.")
+        raise UserError(f"{key} {name} {needed}.")
     checked = checked_options(metric, options)
     if lacking := missing_options(metric, checked):
         given = ", ".join(f"--set {metric}.{option}=…" for option in lacking)
-        raise UserError(f"--metric {name} needs {given}; docs/metrics.md says what to give.")
-    return Gain(metric, scores, checked, lines)
+        raise UserError(f"{key} {name} needs {given}; docs/metrics.md says what to give.")
+    return Gain(metric, scores, checked, lines, key)
 
 
 _OTHER = "Use rouge, bleu or chrf."
@@ -165,14 +173,57 @@ def gains_of(
         for part in _each(parts, workers):
             found += part
             progress.update(len(part))
-    for example, values in zip(examples, found, strict=True):
-        for number, value in enumerate(values, 1):
+    _raise_unless_gains(gain, examples, texts, found)
+    return found
+
+
+def gains_at_once(gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> list[list[float]]:
+    """As :func:`gains_of`, for few texts: in this process, without progress.
+
+    If the metric of a plugin raises, texts are scored one by one, and the error names the first for which it does.
+    """
+    try:
+        found = _part((gain, list(examples), [list(each) for each in texts]))
+    except Exception as reason:
+        if METRICS.origin(gain.metric):
+            _raise_with_text(gain, examples, texts, reason)
+        raise
+    _raise_unless_gains(gain, examples, texts, found)
+    return found
+
+
+def _raise_with_text(
+    gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]], reason: Exception
+) -> None:
+    """Raise an error that names the first text which cannot be scored alone, if there is one."""
+    for example, text in ((example, text) for example, group in zip(examples, texts, strict=True) for text in group):
+        try:
+            _part((gain, [example], [[text]]))
+        except Exception as alone:
+            what = f"{type(alone).__name__}: {alone}"
+            raise UserError(
+                f"{gain.key} {gain.metric} cannot score a text of {example.id!r}, {_shown(text)}: {what}. Correct its "
+                "plugin."
+            ) from reason
+
+
+def _raise_unless_gains(
+    gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]], found: Sequence[Sequence[float]]
+) -> None:
+    """Raise if a candidate has no score between 0 and 100."""
+    for example, own, values in zip(examples, texts, found, strict=True):
+        for number, (text, value) in enumerate(zip(own, values, strict=True), 1):
             if isnan(value) or not 0 <= value <= 1:
                 what = "no score" if isnan(value) else f"a score of {100 * value:g}, not between 0 and 100,"
                 raise UserError(
-                    f"--metric {gain.metric} has {what} for candidate {number} of {example.id!r}. Use another metric."
+                    f"{gain.key} {gain.metric} has {what} for candidate {number} of {example.id!r}, {_shown(text)}. "
+                    "Use another metric."
                 )
-    return found
+
+
+def _shown(text: str) -> str:
+    """A text in a message."""
+    return repr(text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…")
 
 
 def _workers(gain: Gain, texts: int, processes: int | None) -> int:
@@ -208,10 +259,10 @@ def _part(part: Part) -> list[list[float]]:
     try:
         scores = scores_on(gain.metric, owners, scored, gain.options)
     except Absent as reason:
-        raise UserError(f"--metric {gain.metric}: {reason}") from None
+        raise UserError(f"{gain.key} {gain.metric}: {reason}") from None
     if lacking := [name for name in gain.scores if name not in scores.values]:
         raise UserError(
-            f"--metric {gain.metric} has no {', '.join(lacking)} of each document with these options. {_OTHER}"
+            f"{gain.key} {gain.metric} has no {', '.join(lacking)} of each document with these options. {_OTHER}"
         )
     columns = [scores.values[name] for name in gain.scores]
     means = iter([_unit(fsum(values) / len(columns)) for values in zip(*columns, strict=True)])

@@ -23,6 +23,8 @@ class CandidateStats(NamedTuple):
     """What each candidate scores against the reference, from 0 to 1, [B, K]."""
     baseline: Tensor | None = None
     """What the greedy output scores, for self-critical training, [B]. No objective reads it yet."""
+    greedy: Tensor | None = None
+    """Which candidate is the greedy output, if one is, [B, K]. No objective reads it yet."""
 
     @property
     def present(self) -> Tensor:
@@ -51,7 +53,8 @@ def checked_candidates(stats: CandidateStats) -> CandidateStats:
     dtype = torch.promote_types(stats.logp.dtype, torch.float32)
     gain = stats.gain if stats.gain.is_floating_point() else stats.gain.to(dtype)   # [B, K]
     return CandidateStats(
-        stats.logp.to(dtype).where(present, 0.0), stats.length.to(dtype), gain.where(present, 0.0), stats.baseline
+        stats.logp.to(dtype).where(present, 0.0), stats.length.to(dtype), gain.where(present, 0.0), stats.baseline,
+        stats.greedy,
     )
 
 
@@ -65,6 +68,9 @@ def _check_shapes(stats: CandidateStats) -> None:
         if given.shape != stats.logp.shape:
             raise ValueError(f"candidates: `{name}` must be [B, K] like `logp`, {list(stats.logp.shape)}, got "
                              f"{list(given.shape)}.")
+    if stats.greedy is not None and stats.greedy.shape != stats.logp.shape:
+        raise ValueError(f"candidates: `greedy` must be [B, K] like `logp`, {list(stats.logp.shape)}, got "
+                         f"{list(stats.greedy.shape)}.")
     if stats.baseline is not None and stats.baseline.shape != stats.logp.shape[:1]:
         raise ValueError(f"candidates: `baseline` must be [B], {list(stats.logp.shape[:1])}, got "
                          f"{list(stats.baseline.shape)}.")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ngramloss.errors import UserError
 from ngramloss.stats import IGNORE_INDEX
-from ngramloss.steps.padding import Batch, candidates_of, names_beside, numbers_beside
+from ngramloss.steps.padding import Batch, candidates_of, names_beside, numbers_beside, of_own_texts
 from ngramloss.steps.plan import Size, copies
 
 Ids = NDArray[np.int64]
@@ -51,12 +51,19 @@ class JoinedPadder:
         multiple: where no size is given, lengths are rounded up to a multiple of this.
         always_mask: whether a batch has an ``attention_mask``, which only experts with a router need.
         beside: as in :class:`Padder`.
+        own: likewise.
     """
 
     def __init__(
-        self, pad: int, *, multiple: int = 1, always_mask: bool = False, beside: Collection[str] | None = None
+        self,
+        pad: int,
+        *,
+        multiple: int = 1,
+        always_mask: bool = False,
+        beside: Collection[str] | None = None,
+        own: Collection[str] = (),
     ) -> None:
-        self.pad, self.multiple, self.always_mask, self.beside = pad, multiple, always_mask, beside
+        self.pad, self.multiple, self.always_mask, self.beside, self.own = pad, multiple, always_mask, beside, own
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them."""
@@ -111,6 +118,7 @@ class JoinedPadder:
                 "candidate_positions": of_texts["label_positions"][:, 1:],  # [B, K − 1, T]
                 "gains": torch.from_numpy(gains),
             }
+            | of_own_texts(rows, self.own, B, K - 1)
         )
 
     def _smallest(self, rows: Sequence[dict[str, Any]], parts: Sequence[tuple[Ids, list[range]]]) -> Size:

@@ -45,6 +45,9 @@ class Padder:
             which attention takes its slowest.
         beside: the names of numbers beside the labels that every batch has, also one without rows; without it, those
             that the rows have.
+        own: those of ``OWN_TEXTS`` that every batch with candidates has.
+        start: the token that candidates start with, if the model has written them; without it, inputs are derived from
+            their labels as for the reference.
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class Padder:
         multiple: int = 1,
         always_mask: bool = False,
         beside: Collection[str] | None = None,
+        own: Collection[str] = (),
+        start: int | None = None,
     ) -> None:
         self.pad, self.decoder_inputs, self.multiple, self.always_mask = pad, decoder_inputs, multiple, always_mask
-        self.beside = beside
+        self.beside, self.own, self.start = beside, own, start
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them.
@@ -99,8 +104,33 @@ class Padder:
             labels[index], _ = padded(texts, K, size.target, IGNORE_INDEX)
             gains[index, : len(texts)] = scores
         ids = torch.from_numpy(labels)  # [B, K, T]
-        inputs = self.decoder_inputs(ids.flatten(0, 1)).view(ids.shape)  # [B, K, T]
-        return {"candidates": ids, "candidate_inputs": inputs, "gains": torch.from_numpy(gains)}
+        made = {"candidates": ids, "candidate_inputs": self._inputs(ids), "gains": torch.from_numpy(gains)}
+        return made | of_own_texts(rows, self.own, size.rows, K)
+
+    def _inputs(self, ids: Tensor) -> Tensor:
+        """What the decoder reads of candidates, [B, K, T]."""
+        if self.start is None:
+            return self.decoder_inputs(ids.flatten(0, 1)).view(ids.shape)
+        # mBART would start with the last label, which a text that the model has written lacks.
+        read = torch.cat([torch.full_like(ids[..., :1], self.start), ids[..., :-1]], -1)  # [B, K, T]
+        return read.masked_fill(read == IGNORE_INDEX, self.pad)
+
+
+OWN_TEXTS = ("greedy", "baseline")
+"""What a batch may have besides candidates that the model has written: which of them is the greedy text, the first,
+[B, K], and what the greedy text gains, [B]."""
+
+
+def of_own_texts(rows: Sequence[Mapping[str, Any]], names: Collection[str], B: int, K: int) -> Batch:
+    """Those of ``OWN_TEXTS`` that are named, of B rows with K candidates."""
+    made: Batch = {}
+    if "greedy" in names:
+        made["greedy"] = torch.zeros(B, K, dtype=torch.bool)  # [B, K]
+        made["greedy"][: len(rows), 0] = True
+    if "baseline" in names:
+        made["baseline"] = torch.zeros(B)  # [B]
+        made["baseline"][: len(rows)] = torch.tensor([row["baseline"] for row in rows])
+    return made
 
 
 def candidates_of(row: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[float]]:

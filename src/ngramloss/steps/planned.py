@@ -158,11 +158,19 @@ class PlannedSteps:
         return ahead(self._steps(done), begin=begin)
 
     def _steps(self, done: int) -> Iterator[Step]:
+        return (self.step(rows, number) for number, rows in self.rows_from(done))
+
+    def rows_from(self, done: int) -> Iterator[tuple[int, list[int]]]:
+        """The number and the rows, of all processes, of each step after those that are done."""
         while done < self.total:
             epoch, first = divmod(done, self.epochs.steps)
             for rows in self.epochs[epoch][first : first + self.total - done]:
                 done += 1
-                yield self.step(rows, done)
+                yield done, rows
+
+    def own(self, rows: Sequence[int]) -> Sequence[int]:
+        """The rows of a step that this process has."""
+        return rows[self.process :: self.processes]
 
     def step(self, rows: Sequence[int], number: int = 0) -> Step:
         """What this process does of a step."""
@@ -174,7 +182,7 @@ class PlannedSteps:
         return Step(batches, counts, number)
 
     def _pieces(self, rows: Sequence[int]) -> list[MicroBatch]:
-        own = self.plan.cut(rows[self.process :: self.processes])
+        own = self.plan.cut(self.own(rows))
         if not self.equally_many:
             return own
         most = max(len(self.plan.cut(rows[process :: self.processes])) for process in range(self.processes))

@@ -191,7 +191,7 @@ def best_of(settings: Recipe) -> Best:
         return Best(name)
     metric = metric_of(name, "train.best", terms)
     better = scores_of(metric)[name].better
-    return Best(name, metric, better == "higher", _options(metric, settings.train.best_options))
+    return Best(name, metric, better == "higher", options_of(metric, settings.train.best_options, "train.best_options"))
 
 
 def metric_of(name: str, key: str, terms: Sequence[str] = ()) -> str:
@@ -220,14 +220,15 @@ def _choices(metrics: Iterable[str]) -> list[str]:
     names = [
         name
         for metric in metrics
-        if not _has_own_model(metric)
+        if not has_own_model(metric)
         for name, score in scores_of(metric).items()
         if score.better != "neither"
     ]
     return [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
 
 
-def _has_own_model(metric: str) -> bool:
+def has_own_model(metric: str) -> bool:
+    """Whether a metric needs a model or a file of its own."""
     return "model" in METRICS[metric].options or bool(missing_options(metric, {}))
 
 
@@ -236,7 +237,7 @@ def _raise_unless_usable(name: str, metric: str, key: str, choices: str) -> None
         raise UserError(
             f"{key}: {name} only describes texts: neither high nor low values are better. Choose {choices}."
         )
-    if _has_own_model(metric):
+    if has_own_model(metric):
         raise UserError(
             f"{key}: {name} needs a model or a file of its own, which is not loaded beside the model "
             f"in training. Choose {choices}. Score the finished run with {metric}: ngramloss score RUN --metrics "
@@ -246,19 +247,19 @@ def _raise_unless_usable(name: str, metric: str, key: str, choices: str) -> None
         raise UserError(f"{key}: {name} {needed}.")
 
 
-def _options(metric: str, given: Sequence[str]) -> dict[str, Any]:
+def options_of(metric: str, given: Sequence[str], key: str) -> dict[str, Any]:
+    """Options of a metric, each written ``METRIC.OPTION=VALUE``, checked; ``key`` is the setting that has them."""
     options = {}
     for text in given:
-        key, equals, value = text.partition("=")
-        owner, _, option = key.strip().partition(".")
+        name, equals, value = text.partition("=")
+        owner, _, option = name.strip().partition(".")
         if not equals or owner != metric:
             raise UserError(
-                f"train.best_options: takes OPTION=VALUE of the metric {metric}, such as "
-                f"'{metric}.OPTION=VALUE', got {text!r}."
+                f"{key}: takes OPTION=VALUE of the metric {metric}, such as '{metric}.OPTION=VALUE', got {text!r}."
             )
         described = METRICS[metric].options.get(option)
         options[option] = described.read(value) if described else toml_value(value)
     try:
         return checked_options(metric, options)
     except UserError as mistake:
-        raise UserError(f"train.best_options: {mistake}") from None
+        raise UserError(f"{key}: {mistake}") from None

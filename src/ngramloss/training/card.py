@@ -14,6 +14,7 @@ from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
 from ngramloss.terms.parser import parse
 from ngramloss.training.best import best_of, weights_text
+from ngramloss.training.online import gain_online, writes_texts
 from ngramloss.training.prepared import Prepared, PreparedCandidates, PreparedLanguageModel
 from ngramloss.version import __version__, installed
 
@@ -74,6 +75,7 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
             )
         ),
         *_candidates(prepared.candidates),
+        *_own_texts(settings),
         *_language_model(prepared.language_model),
         "",
         "## Deviations from the paper",
@@ -112,6 +114,20 @@ def _candidates(compared: PreparedCandidates | None) -> list[str]:
     ]
 
 
+def _own_texts(settings: Recipe) -> list[str]:
+    """What the model wrote while it was trained."""
+    if not writes_texts(settings):
+        return []
+    gain = gain_online(settings)
+    given = {name: value for name, value in dataclasses.asdict(settings.online).items() if value}
+    return [
+        "",
+        "The objective compares texts that the model wrote while it was trained, with the weights that it had then "
+        f"({', '.join(f'{name} {value}' for name, value in given.items())}), scored with "
+        f"{', '.join(map(as_code, gain.scores))}.",
+    ]
+
+
 def _language_model(asked: PreparedLanguageModel | None) -> list[str]:
     """Which language model the objective reads."""
     if asked is None:
@@ -137,6 +153,7 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         "model",
         "data.candidates",
         "data.language_model",
+        "online",
         "train.log_every",
         "train.keep",
         "train.report_to",

@@ -25,7 +25,7 @@ FOREIGN_STATE = "trainer_state.json"
 """What Hugging Face's trainer saves in place of ``state.json``."""
 
 _NOT_MODEL = re.compile(
-    r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data|state|ema)(\.|_\d)"
+    r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data|state|ema|online)(\.|_\d)"
 )
 
 

@@ -51,12 +51,11 @@ class Log:
         """Write a line with the means of the steps since the last one. Returns it."""
         assert self._values is not None
         means = (self.here.total(self._values) / (step - self._since)).tolist()  # a step's terms add up over processes
-        spent = (self._pause or time.perf_counter()) - self._began - self._paused
         line = {
             **dict(zip(self.names, means, strict=True)),
             "grad_norm": float(norm),
             "learning_rate": rate,
-            "docs_per_second": self._sequences / max(spent, 1e-9),
+            "docs_per_second": self._sequences / max(self.spent, 1e-9),
             "memory_gib": peak_memory(self.here.device),
             **more,
             "epoch": step / self.steps.epochs.steps,
@@ -64,6 +63,11 @@ class Log:
         self._write(line, step)
         self._count_from(step)
         return line
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the last line, without pauses."""
+        return (self._pause or time.perf_counter()) - self._began - self._paused
 
     def write_validation(self, step: int, values: Mapping[str, float]) -> None:
         """Write a line with the terms and scores of a validation."""

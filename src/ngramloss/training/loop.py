@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +26,12 @@ from ngramloss.hf.teachers import frozen_start
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
-from ngramloss.recipe import LAST, NOTHING_IMPROVES, Train, broken_averages
+from ngramloss.recipe import LAST, NOT_WRITTEN, NOTHING_IMPROVES, Train, broken_averages
 from ngramloss.stats import BESIDE_LABELS
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens
 from ngramloss.steps.joined import JoinedPadder
-from ngramloss.steps.padding import Batch, Pad, Padder
+from ngramloss.steps.padding import Batch, Pad, Padder, Step
 from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
@@ -39,6 +39,7 @@ from ngramloss.steps.twins import twins
 from ngramloss.training import averaging, checkpoints
 from ngramloss.training.best import Best, is_better
 from ngramloss.training.log import Log
+from ngramloss.training.online import FreshTexts, OwnTexts
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
@@ -123,6 +124,7 @@ class Job(NamedTuple):
         logs: get every line of the log, with its step; only in the first process.
         on_step: called after each step with its number and the log's values of it, if it is logged.
         teacher: the model that ``distill`` compares with.
+        own_texts: what the model writes while it is trained, if it does, for terms that compare candidates.
     """
 
     model: Any
@@ -139,11 +141,14 @@ class Job(NamedTuple):
     logs: Sequence[Callable[[Mapping[str, float], int], object]] = ()
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None
     teacher: Any = None
+    own_texts: OwnTexts | None = None
 
 
 def run(job: Job, here: Processes) -> Outcome:
     """Train. Every process calls this."""
     settings = job.settings
+    if settings.fsdp and job.own_texts is not None:
+        raise UserError(NOT_WRITTEN)
     check_settings(settings, here.count, here.device)
     precision = precision_of(settings, here.device)
 
@@ -172,6 +177,9 @@ def run(job: Job, here: Processes) -> Outcome:
             layer.compile(dynamic=True)
     if settings.fsdp:
         shard(model)
+    fresh: FreshTexts | None = None
+    if job.own_texts is not None:
+        fresh = FreshTexts(job.own_texts, model, job.tokenizer, job.examples, objective, seed=settings.seed, here=here)
     optimiser = optimiser_of(model, settings, here.device)
     ema = averaging.MovingAverage(model, settings.ema) if settings.ema else None
 
@@ -192,7 +200,7 @@ def run(job: Job, here: Processes) -> Outcome:
     why_not_captured = _why_not_captured(settings, here.device, teacher=teacher is not None)
     if remark := _capture_remark(settings, here.device, teacher=teacher is not None):
         logger.info(remark)
-    steps, largest = _plan(job, model, here, autocast, captures=not why_not_captured)
+    steps, largest = _plan(job, model, here, autocast, fresh, captures=not why_not_captured)
     if not steps.total:
         raise UserError("there are no examples to train on.")
     state = State(teacher=mark)
@@ -202,6 +210,8 @@ def run(job: Job, here: Processes) -> Outcome:
         if ema is not None:
             ema.restore(job.continued_from)
         raise_unless_same_teacher(state.teacher, mark)
+        if fresh is not None:
+            fresh.restore(job.continued_from)
         if scaler is not None:
             scaler.load_state_dict(
                 {**scaler.state_dict(), "scale": state.scale, "_growth_tracker": state.scale_grows_in}
@@ -228,7 +238,11 @@ def run(job: Job, here: Processes) -> Outcome:
             found |= {f"eval_{name}": value for name, value in job.score(model).items()}
         return found
 
-    remaining = () if state.ended_early else steps.from_(state.step, begin=_begin_thread(here.device))
+    remaining: Iterable[Step] = ()
+    if not state.ended_early and fresh is not None:
+        remaining = fresh.steps(steps, state.step)  # the model writes when the first step of a refresh is asked for
+    elif not state.ended_early:
+        remaining = steps.from_(state.step, begin=_begin_thread(here.device))
     with Stopping(here) as stop:
         for step in remaining:
             seed_step(settings.seed, step.number, here.rank)
@@ -263,6 +277,8 @@ def run(job: Job, here: Processes) -> Outcome:
             if step.number == 1 or step.ends(settings.log_every) or saves or evaluates:
                 with log.paused():
                     more = diagnostics(model, objective, runner.last_batch, autocast) | scheduled_weights(loss_fn)
+                    if fresh is not None:
+                        more |= fresh.values(log.spent)
                     if settings.encoder_learning_rate:
                         more["encoder_learning_rate"] = encoder_rate
                     line = log.write(step.number, norm=norm, rate=rate, more=more)
@@ -288,7 +304,7 @@ def run(job: Job, here: Processes) -> Outcome:
                         optimiser,
                         state,
                         here,
-                        more=job.saved_with,
+                        more={**job.saved_with, **({} if fresh is None else fresh.saved(state.step))},
                         finished=last or state.ended_early,
                         keep=settings.keep,
                         sharded=settings.fsdp,
@@ -313,6 +329,7 @@ def train(
     validation: Any = None,
     folder: str | Path | None = None,
     teacher: Any = None,
+    own_texts: OwnTexts | None = None,
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None,
     **changes: Any,
 ) -> Outcome:
@@ -330,6 +347,7 @@ def train(
         folder: where to save checkpoints; a training in a folder with checkpoints continues from the last.
         teacher: the model that ``distill`` compares with, as in :func:`attach`. ``keep`` takes none: it compares with
             ``model`` as it is passed here, so a continued training must be given that model again.
+        own_texts: what the model writes while it is trained, as in the section ``online`` of a recipe.
         on_step: called after every step with its number and, if the step is logged, the values.
         changes: settings to change: ``train(..., max_steps=1000, learning_rate=1e-4)``.
 
@@ -365,6 +383,7 @@ def train(
         continued_from=None if checkpoint_folder is None else _newest(checkpoint_folder, here),
         on_step=on_step,
         teacher=teacher,
+        own_texts=own_texts,
     )
     return run(job, here)
 
@@ -559,15 +578,18 @@ def _joined(model: Any) -> bool:
     return not has_encoder(model)
 
 
-def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False) -> Pad:
+def _padder(
+    job: Job, model: Any, here: Processes, *, always_mask: bool = False, fresh: FreshTexts | None = None
+) -> Pad:
     pad = next(
         (x.pad_token_id for x in (job.tokenizer, model.config) if getattr(x, "pad_token_id", None) is not None), None
     )
     multiple = MULTIPLE if here.device.type == "cuda" else 1
     beside = [name for name in BESIDE_LABELS if name in attached_loss(model).needs]
+    own = [] if fresh is None else fresh.keys
     if _joined(model):  # padding follows the text, so any id will do
         routed = hasattr(model.config, "output_router_logits")
-        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=routed, beside=beside)
+        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=routed, beside=beside, own=own)
     if pad is None:
         raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
     return Padder(
@@ -576,22 +598,31 @@ def _padder(job: Job, model: Any, here: Processes, *, always_mask: bool = False)
         multiple=multiple,
         always_mask=always_mask,
         beside=beside,
+        own=own,
+        start=None if fresh is None else fresh.search.start,
     )
 
 
 def _plan(
-    job: Job, model: Any, here: Processes, autocast: Callable[[], Any], *, captures: bool
+    job: Job,
+    model: Any,
+    here: Processes,
+    autocast: Callable[[], Any],
+    fresh: FreshTexts | None = None,
+    *,
+    captures: bool,
 ) -> tuple[PlannedSteps, Batch | None]:
     """The steps of the training, and a micro-batch of the largest shape on a GPU."""
     settings, cuda = job.settings, here.device.type == "cuda"
-    lengths = lengths_of(job.examples, joined=_joined(model))
+    joins = _joined(model)
+    lengths = lengths_of(job.examples, joined=joins) if fresh is None else fresh.lengths(joined=joins)
     sources, targets, texts = lengths[:3]
     joined: Any = ""
-    if _joined(model):
+    if joins:
         joined = "candidates" if attached_loss(model).needs_candidates else "turns"
     step = settings.batch_size * settings.accumulate
     epochs = Epochs(sources, step=step, seed=settings.seed, grouped=settings.group_by_length)
-    padder = _padder(job, model, here, always_mask=captures and cuda)
+    padder = _padder(job, model, here, always_mask=captures and cuda, fresh=fresh)
     copies = 2 if settings.twins else 1
     padder = twins(padder) if settings.twins else padder
     most_tokens = settings.max_tokens // copies
@@ -621,7 +652,7 @@ def _plan(
         each = -(-settings.batch_size // here.count)
         plan = Plan(sources, targets, rows if most_tokens else each, most_tokens or None, texts=texts, joined=joined)
     steps = PlannedSteps(
-        job.examples,
+        job.examples if fresh is None else fresh,
         epochs,
         plan,
         padder,

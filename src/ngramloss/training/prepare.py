@@ -36,6 +36,7 @@ from ngramloss.training.identity import raise_unless_same
 from ngramloss.training.language_model import NAME as LM_LOGP
 from ngramloss.training.language_model import load_language_model, prepare_numbers, terms_of_language_model
 from ngramloss.training.loop import precision_of
+from ngramloss.training.online import check_online, gain_online, writes_texts
 from ngramloss.training.prepared import Machine, Prepared, PreparedCandidates, PreparedLanguageModel, PreparedSplit
 from ngramloss.training.processes import Processes
 from ngramloss.training.validation import notes_on
@@ -44,10 +45,12 @@ from ngramloss.training.validation import notes_on
 def resolve_candidates(settings: Recipe, run: RunFolder) -> Recipe:
     """The recipe with the whole path of its candidates. Raises if the objective needs candidates and has none."""
     named, terms = settings.data.candidates, _terms_of_candidates(settings)
-    if terms and not named:
+    check_online(settings)
+    if terms and not named and not writes_texts(settings):
         raise UserError(
             f"{terms[0]} compares candidates, but data.candidates is empty. Make candidates of the training split with "
-            "ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER."
+            "ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER. Or let the model "
+            "write them while it is trained: --set online.samples=4."
         )
     if not named:
         return settings
@@ -116,13 +119,19 @@ def prepare(
     Returns:
         What is prepared, and the validation examples for which texts are generated.
     """
-    candidates = read_candidates(Path(settings.data.candidates)) if _terms_of_candidates(settings) else None
+    compares = _terms_of_candidates(settings) and not writes_texts(settings)
+    candidates = read_candidates(Path(settings.data.candidates)) if compares else None
     splits = read_splits(settings)
     judged = _judged(settings, splits.get("validation"))
     if judged and splits["train"].column == MESSAGES:
         raise UserError(
             f"train.best: {settings.train.best} would be the score of a text behind a prompt, and conversations have "
             "several texts. Choose a term, such as ce, or use columns prompt and completion."
+        )
+    if writes_texts(settings) and splits["train"].column == MESSAGES:
+        raise UserError(
+            "online: the model would write one text behind a prompt, and conversations have several texts. Use columns "
+            "prompt and completion, or leave the section online out."
         )
     train = splits["train"]
     tokenizer, tokenizer_folder = loading.load_tokenizer(
@@ -176,6 +185,14 @@ def _read(settings: Recipe, split: str, limit: int, on_bad_row: str) -> Split:
         validation_fraction=data.validation_fraction,
         test_fraction=data.test_fraction,
     )
+
+
+def read_scored(settings: Recipe, prepared: Prepared) -> list[Example]:
+    """The training examples, whose references score what the model writes, in the order of the prepared rows."""
+    split = _read(settings, "train", settings.data.limit, settings.data.on_bad_row)
+    if split.fingerprint != prepared.splits["train"].fingerprint:
+        raise UserError("the train data have changed since they were prepared. Start the training again.")
+    return split.examples
 
 
 def read_splits(settings: Recipe) -> dict[str, Split]:
@@ -293,6 +310,6 @@ def model_identity(model: Model, config: Any) -> dict[str, str]:
 
 
 def _metric_source(settings: Recipe) -> dict[str, str]:
-    """The metric that selects the best checkpoint, if it comes from a plugin → a hash of its code."""
-    name = best_of(settings).metric
-    return {name: METRICS.source(name)} if name and METRICS.origin(name) else {}
+    """The metrics of plugins that select the best checkpoint or score the model's texts → a hash of their code."""
+    names = [best_of(settings).metric, *([gain_online(settings).metric] if writes_texts(settings) else [])]
+    return {name: METRICS.source(name) for name in names if name and METRICS.origin(name)}

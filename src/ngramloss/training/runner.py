@@ -40,7 +40,8 @@ from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import IDENTITY
 from ngramloss.training.language_model import resolve_language_model
 from ngramloss.training.log import LogFile, show_lines
-from ngramloss.training.prepare import prepare_once, resolve_candidates
+from ngramloss.training.online import own_texts, writes_texts
+from ngramloss.training.prepare import prepare_once, read_scored, resolve_candidates
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.teacher import load_teacher, resolve_teacher
@@ -123,7 +124,7 @@ def _run(
         settings,
         run,
         here,
-        terms=check_names(parse(settings.objective)),
+        terms=[*check_names(parse(settings.objective)), *(["gain"] if writes_texts(settings) else [])],
         score=best.name if best.metric else "",
         steps=loop.total_steps(settings.train, len(examples)),
         since=began,
@@ -141,6 +142,7 @@ def _run(
             saved_with={IDENTITY: json.dumps(prepared.identity)},
             continued_from=newest,
             teacher=teacher,
+            own_texts=own_texts(settings, read_scored(settings, prepared)) if writes_texts(settings) else None,
             **logs,
         )
         try:

@@ -82,8 +82,8 @@ def differences(model: Any, search: Search, *, precision: str) -> list[str]:
     return []
 
 
-def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Ids]], list[list[list[int]]]]:
-    """A function from sources to the texts of each, best first, as ids."""
+def load(model: Any, search: Search, *, precision: str) -> Callable[..., list[list[list[int]]]]:
+    """A function from sources to the texts of each, best first, as ids. It reads the weights as they are then."""
     model.eval()
     apart = difference(model)
     if not apart <= TOLERANCES.get(model.dtype, 1e-3):  # also if it is NaN
@@ -92,14 +92,16 @@ def load(model: Any, search: Search, *, precision: str) -> Callable[[Sequence[Id
             f"(log-probabilities differ by {apart:.2g})."
         )
 
-    new = partial(Searcher, model, search, head=padded_head(model))
+    head = padded_head(model)
+    new = partial(Searcher, model, search, head=head)
     searcher = _searchers_on_gpu(new, model.device) if model.device.type == "cuda" else new
 
-    def write(sources: Sequence[Ids]) -> list[list[list[int]]]:
+    def write(sources: Sequence[Ids], *, seed: int | None = None) -> list[list[list[int]]]:
+        """``seed`` of the samples, if it is not that of the search."""
         length = max(map(len, sources))
-        return [
-            [ended(row, search.ends) for row in rows] for rows in found(lambda count: searcher(count, length), sources)
-        ]
+        head.refresh(model)
+        texts = found(lambda count: searcher(count, length), sources, seed=seed)
+        return [[ended(row, search.ends) for row in rows] for rows in texts]
 
     return write
 
@@ -176,8 +178,11 @@ class Searcher:
         caches = self.decoder.keys, self.decoder.values, self.decoder.source_keys, self.decoder.source_values
         return sum(cache.nbytes for cache in caches)
 
-    def begin(self, sources: Sequence[Ids]) -> None:
-        """Read the sources. Where there are fewer than there is room for, the others are blank."""
+    def begin(self, sources: Sequence[Ids], *, seed: int | None = None) -> None:
+        """Read the sources. Where there are fewer than there is room for, the others are blank.
+
+        ``seed`` is that of the samples, if it is not that of the search.
+        """
         B, S = self.decoder.source_keys.shape[1], self.decoder.source_keys.shape[3]
         search, device, most = self.search, self.seeds.device, self.decoder.most_positions
         longest = max(map(len, sources)) + search.max_length - 2  # the last token has no position
@@ -188,7 +193,7 @@ class Searcher:
             )
         rows = [*sources, *[[search.pad]] * (B - len(sources))]
         if search.sample:
-            self.seeds.copy_(text_seeds(search, rows))
+            self.seeds.copy_(text_seeds(search, rows, seed=seed))
         self.is_blank.copy_(torch.arange(B) >= len(sources))
         starts = torch.tensor([row[-1] if search.start is None else search.start for row in rows], device=device)  # [B]
         for group in self.groups:
@@ -250,7 +255,9 @@ class Searcher:
 
 
 @torch.inference_mode()
-def found(searcher_of: Callable[[int], Searcher], sources: Sequence[Ids]) -> list[list[list[int]]]:
+def found(
+    searcher_of: Callable[[int], Searcher], sources: Sequence[Ids], *, seed: int | None = None
+) -> list[list[list[int]]]:
     """The texts of each source, with what fills them up.
 
     When half of the sources are done, the others continue in a smaller search.
@@ -258,10 +265,11 @@ def found(searcher_of: Callable[[int], Searcher], sources: Sequence[Ids]) -> lis
     Args:
         searcher_of: a number of sources → a search with room for them, of this length.
         sources: ids, each not longer than there is room for.
+        seed: of the samples, if it is not that of the search.
     """
     searcher, rows = searcher_of(len(sources)), list(range(len(sources)))
     texts: list[list[list[int]]] = [[]] * len(sources)
-    searcher.begin(sources)
+    searcher.begin(sources, seed=seed)
     for count in range(1, searcher.search.max_length):
         searcher.token()
         if count % LOOKED:

@@ -7,6 +7,7 @@ passed to ``generate``.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -215,11 +216,13 @@ def load(model: Any, search: Search, *, precision: str) -> Callable[..., list[li
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()
 
-    def write(sources: Sequence[Ids], **more: Tensor) -> list[list[list[int]]]:
-        """``more`` is what else the model reads of each source, such as a guidance, [B, …]."""
+    def write(sources: Sequence[Ids], *, seed: int | None = None, **more: Tensor) -> list[list[list[int]]]:
+        """``seed`` is of the samples, if it is not that of the search; ``more`` is what else the model reads of each
+        source, such as a guidance, [B, …]."""
         sent = {name: value.to(model.device) for name, value in more.items()}
         own = not search.sample or search.seed is None  # also if the model's own settings sample
-        rows = (_generated if own else _sampled)(model, sources, search, **sent)
+        asked = search if seed is None else dataclasses.replace(search, seed=seed)
+        rows = (_generated if own else _sampled)(model, sources, asked, **sent)
         texts = [ended(row, search.ends) for row in rows]
         return [texts[start : start + search.texts] for start in range(0, len(texts), search.texts)]
 

@@ -1,0 +1,418 @@
+"""a model in training and the sources of its next steps → texts that it writes of them now, their gains, and the steps.
+
+Every ``refresh`` steps the model writes texts of the sources of as many steps, with the weights that it has then. They
+are scored in the same process, and trained on as candidates. The ids are those that were drawn, so log-probabilities in
+training are those of the drawn texts.
+
+Random numbers come from the seed, the step and the source. A checkpoint between two refreshes has the texts that its
+next steps train on, so a continued training is one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ngramloss.data import Example
+from ngramloss.engine_registry import AUTO, ENGINES, STANDARD
+from ngramloss.errors import UserError
+from ngramloss.generation import engines
+from ngramloss.generation.batches import CPU_TOKENS, Budget, batches, budget_for
+from ngramloss.generation.engines.hf import search_of
+from ngramloss.generation.job import has_several_sentences
+from ngramloss.generation.search import Options, Search
+from ngramloss.generation.writer import decoded
+from ngramloss.loss import JointLoss
+from ngramloss.metrics import gains
+from ngramloss.metrics.gains import Gain
+from ngramloss.output.console import logger
+from ngramloss.recipe import Generation, Online, Recipe
+from ngramloss.steps.padding import Step
+from ngramloss.steps.plan import Lengths
+from ngramloss.steps.planned import ExampleLengths, PlannedSteps, lengths_of
+from ngramloss.storage.files import read_object
+from ngramloss.terms.parser import parse
+from ngramloss.training.best import has_own_model, options_of
+from ngramloss.training.processes import Processes
+from ngramloss.training.validation import unchanged
+
+FILE = "online.json"
+"""The file of a checkpoint with the texts of the steps after it."""
+METRIC = "online.metric"
+ON_POLICY = ("policy",)
+"""Terms whose gradient is right only if texts are drawn from the model as it is."""
+
+Gains = Callable[[Sequence[int], Sequence[Sequence[str]]], list[list[float]]]
+"""Numbers of rows, and texts of each → what each text gains, 0 to 1."""
+
+
+class Needs(NamedTuple):
+    """Which texts of the model an objective reads.
+
+    Attributes:
+        samples: texts that are compared with each other.
+        greedy_text: the greedy text, as the first candidate.
+        baseline: what the greedy text gains.
+    """
+
+    samples: bool
+    greedy_text: bool
+    baseline: bool
+
+
+def own_needs(loss: JointLoss) -> Needs:
+    """Which texts of the model the terms of an objective read. Every term that compares candidates reads samples."""
+    return Needs(samples=loss.needs_candidates, greedy_text=False, baseline=False)
+
+
+# Checks
+
+
+def writes_texts(settings: Recipe) -> bool:
+    """Whether the model writes texts while it is trained: those that its objective reads."""
+    needs = own_needs(JointLoss(settings.objective))
+    return needs.greedy_text or (needs.samples and settings.online.samples > 0)
+
+
+def check_online(settings: Recipe) -> None:
+    """Raise if texts that the model would write cannot be scored here. Logs if nothing reads them."""
+    online = settings.online
+    if online.samples and not own_needs(JointLoss(settings.objective)).samples:  # such as the baseline of a study
+        logger.info(f"online.samples is not used: no term of {settings.objective!r} compares candidates.")
+    if not writes_texts(settings):
+        return
+    gain_online(settings)
+    exact = [term.name for term in parse(settings.objective) if term.name in ON_POLICY]
+    if exact and (online.temperature, online.top_p) != (1.0, 1.0):
+        logger.warning(
+            f"{exact[0]} is right for samples of the model as it is, and online.temperature = {online.temperature:g} "
+            f"and online.top_p = {online.top_p:g} draw from another distribution. Leave both at 1."
+        )
+
+
+def gain_online(settings: Recipe) -> Gain:
+    """What scores the texts. Raises if it is not a gain, or needs a model of its own."""
+    name = settings.online.metric or gains.BY_TASK[settings.task]
+    metric = gains.metric_of(name, METRIC)
+    if has_own_model(metric):
+        raise UserError(
+            f"{METRIC}: {name} needs a model or a file of its own, which is not loaded beside the model in training. "
+            "Use rouge, bleu, chrf, one of their scores, or a metric of a plugin without such an option."
+        )
+    options = options_of(metric, settings.online.metric_options, "online.metric_options")
+    lines = settings.data.language if has_several_sentences(settings.data.name) else None
+    return gains.gain_of(name, options, lines=lines, key=METRIC)
+
+
+class OwnTexts(NamedTuple):
+    """What the model writes while it is trained, and what that gains.
+
+    Attributes:
+        settings: how many texts, and how often.
+        gains: scores texts.
+        generation: of which only the greatest length and the engine are used: texts are those of the model alone.
+    """
+
+    settings: Online
+    gains: Gains
+    generation: Generation = Generation()
+
+
+def own_texts(settings: Recipe, examples: Sequence[Example]) -> OwnTexts:
+    """Those of a recipe. Tries the metric on a few references first.
+
+    Args:
+        settings: the resolved recipe.
+        examples: of the training split, in the order of its rows.
+    """
+    gain = gain_online(settings)
+    for note in gains.check_gain(gain, examples):
+        logger.info(f"{METRIC}: {note} In a recipe, online.metric_options has such options.")
+    return OwnTexts(
+        settings.online,
+        lambda rows, texts: gains.gains_at_once(gain, [examples[row] for row in rows], texts),
+        settings.generation,
+    )
+
+
+# Writing
+
+
+class _Writer(NamedTuple):
+    """An engine, its search, and how much one batch may contain."""
+
+    engine: engines.Loaded
+    search: Search
+    budget: Budget
+
+    def write(self, sources: Sequence[Sequence[int]], seed: int) -> list[list[list[int]]]:
+        """The texts of each source, as ids that begin with the start token."""
+        found: list[list[list[int]]] = [[]] * len(sources)
+        order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
+        more = {"seed": seed} if self.search.sample else {}
+        for rows, texts in batches(
+            order,
+            lambda rows: [list(sources[row]) for row in rows],
+            lambda _, ids: self.engine.write(ids, **more),
+            self.budget,
+        ):
+            for row, own in zip(rows, texts, strict=True):
+                found[row] = own
+        return found
+
+
+def _writer(model: Any, options: Options, generation: Generation) -> _Writer:
+    """What writes by a search without any rule of the recipe: the model's own probabilities decide alone."""
+    plain = Generation(num_beams=1, max_length=generation.max_length, early_stopping=False)
+    search = search_of(model, plain, options)
+    name = generation.engine
+    named = name in ENGINES and ENGINES[name].in_torch
+    try:
+        load = engines.load if named or search.groups > 1 else engines.load_in_training
+        engine = load(name, model, search)
+    except UserError as mistake:
+        raise UserError(f"online: {mistake}") from None
+    if model.device.type == "cuda":
+        return _Writer(engine, search, budget_for(model, [search], 0))
+    # Not by the free memory: batches would differ from start to start, and with them the rounding.
+    return _Writer(engine, search, Budget(padded=max(CPU_TOKENS // search.rows, 1)))
+
+
+def _without_start(row: Sequence[int], search: Search) -> tuple[list[int], bool]:
+    """The ids that were drawn, and whether the text ended by itself.
+
+    A last token that the search forces at the greatest length was not drawn, so it is left out.
+    """
+    if len(row) == search.max_length and search.last is not None:
+        return list(row[1:-1]), False
+    return list(row[1:]), len(row) > 1 and row[-1] in search.ends
+
+
+class FreshTexts:
+    """Examples with the texts that the model has written of them, and the steps that train on these.
+
+    Args:
+        own: what is written.
+        model: in training, on its device.
+        tokenizer: turns ids into texts.
+        examples: rows with ``input_ids`` and ``labels``.
+        loss_fn: the objective.
+        seed: of the training.
+        here: this process; it writes texts of its own rows.
+    """
+
+    def __init__(
+        self,
+        own: OwnTexts,
+        model: Any,
+        tokenizer: Any,
+        examples: Any,
+        loss_fn: JointLoss,
+        *,
+        seed: int,
+        here: Processes,
+    ) -> None:
+        settings, self.needs = own.settings, own_needs(loss_fn)
+        self.samples = settings.samples if self.needs.samples else 0
+        if not self.samples and not self.needs.greedy_text:
+            raise UserError(f"no text of the model is read: {str(loss_fn)!r} with {settings.samples} samples.")
+        self.own, self.model, self.tokenizer, self.examples = own, model, tokenizer, examples
+        self.seed, self.here = seed, here
+        self.sampler: _Writer | None = None
+        self.greedy: _Writer | None = None
+        with unchanged(model):
+            if self.samples:
+                self.sampler = _writer(model, _options(settings), own.generation)
+            if self.needs.greedy_text or self.needs.baseline:
+                self.greedy = _writer(model, Options(beams=1), own.generation)
+        self.search = (self.sampler or self.greedy).search  # type: ignore[union-attr]  # one of them is there
+        self.drawn: dict[int, dict[str, Any]] = {}
+        """Row → ``candidates``, ``gains``, perhaps ``baseline``, and ``unended``, how many texts have no end."""
+        self.first = 0
+        """Steps that were done when these texts were written."""
+        self._warned: set[str] = set()
+        self._restart()
+        self._introduce()
+
+    # Examples of the planned steps
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {**self.examples[row], **self.drawn[row]}
+
+    @property
+    def keys(self) -> list[str]:
+        """What batches have besides candidates and gains."""
+        return ["greedy"] * self.needs.greedy_text + ["baseline"] * self.needs.baseline
+
+    def lengths(self, *, joined: bool) -> ExampleLengths:
+        """Numbers of each example, as if every text had the greatest length."""
+        known = lengths_of(self.examples, joined=joined)
+        if known.texts is not None:
+            raise UserError(
+                "the model writes one text behind a source, but rows have several turns, or candidates already. Leave "
+                "the section online out."
+            )
+        targets: Lengths = np.maximum(known.targets, self.search.max_length - 1)
+        count = 1 + self.samples + self.needs.greedy_text
+        sources: Lengths = known.sources + (targets - known.targets) if joined else known.sources
+        return known._replace(sources=sources, targets=targets, texts=np.full(len(self), count))
+
+    # Steps
+
+    def steps(self, planned: PlannedSteps, done: int) -> Iterator[Step]:
+        """The steps after those that are done. Each is made when it is asked for: the model writes at a refresh."""
+        refresh, ahead = self.own.settings.refresh, planned.rows_from(done)
+        while some := list(islice(ahead, refresh - done % refresh)):
+            own = {row for _, rows in some for row in planned.own(rows)}
+            if done % refresh == 0:
+                self.drawn = {}
+            if missing := sorted(own - self.drawn.keys()):  # all, unless a checkpoint had texts
+                self._draw(missing, done)
+            for number, rows in some:
+                self._count(planned.own(rows), number)
+                yield planned.step(rows, number)
+                done = number
+
+    def _draw(self, rows: list[int], done: int) -> None:
+        """Write the texts of these rows with the weights as they are, and score them."""
+        began, self.first = time.perf_counter(), done
+        sources = [np.asarray(self.examples[row]["input_ids"]).tolist() for row in rows]
+        seed = int.from_bytes(hashlib.sha256(f"{self.seed} {done}".encode()).digest()[:4], "big")
+        found: list[list[tuple[list[int], bool]]] = [[] for _ in rows]
+        with unchanged(self.model):
+            self.model.eval()
+            for writer in (self.greedy, self.sampler):  # the greedy text comes first
+                if writer is not None:
+                    for texts, written in zip(found, writer.write(sources, seed), strict=True):
+                        texts += [_without_start(row, writer.search) for row in written]
+        flat = iter(decoded(self.tokenizer, [ids for texts in found for ids, _ in texts]))
+        scores = self.own.gains(rows, [[next(flat) for _ in texts] for texts in found])
+        self.drawn |= {row: self._drawn(texts, values) for row, texts, values in zip(rows, found, scores, strict=True)}
+        self._remark()
+        self._seconds += time.perf_counter() - began
+        self._texts += sum(map(len, found))
+
+    def _drawn(self, texts: Sequence[tuple[list[int], bool]], values: Sequence[float]) -> dict[str, Any]:
+        first = int(self.greedy is not None and not self.needs.greedy_text)  # it is only a baseline
+        made = {
+            "candidates": [ids for ids, _ in texts[first:]],
+            "gains": [float(value) for value in values[first:]],
+            "unended": sum(not ended for _, ended in texts[first:]),
+        }
+        return made | ({"baseline": float(values[0])} if self.needs.baseline else {})
+
+    # Checkpoints
+
+    def saved(self, step: int) -> dict[str, str]:
+        """File name → text for a checkpoint: the texts of the steps after it. Every process calls this."""
+        if step % self.own.settings.refresh == 0:
+            return {}
+        shares: list[Any] = [self.drawn]
+        if self.here.count > 1:
+            shares = [None] * self.here.count
+            torch.distributed.all_gather_object(shares, self.drawn)
+        rows = {row: drawn for share in shares for row, drawn in share.items()}
+        return {FILE: json.dumps({"first": self.first, "rows": rows})}
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take the texts of the steps after a checkpoint from it, if they were written before."""
+        if not (checkpoint / FILE).exists():  # nothing waits: its seal would know of a file that is missing
+            return
+        saved = read_object(checkpoint / FILE, f"Delete {checkpoint} to continue from the previous checkpoint.")
+        self.first, self.drawn = saved["first"], {int(row): drawn for row, drawn in saved["rows"].items()}
+
+    # The log
+
+    def _count(self, rows: Sequence[int], number: int) -> None:
+        """Add up what the log has of a step."""
+        drawn = [self.drawn[row] for row in rows]
+        self._gain += sum(sum(each["gains"]) for each in drawn)
+        self._trained += sum(len(each["gains"]) for each in drawn)
+        self._unended += sum(each["unended"] for each in drawn)
+        self._age += number - 1 - self.first
+        self._steps += 1
+
+    def values(self, spent: float) -> dict[str, float]:
+        """Numbers of the steps since the last call, for the log. Every process calls this.
+
+        Args:
+            spent: seconds since the last line of the log.
+        """
+        counted = [self._gain, self._unended, self._trained, self._texts, self._seconds]
+        total = torch.tensor(counted, dtype=torch.float32, device=self.here.device)  # [5]
+        gain, unended, trained, texts, seconds = self.here.total(total).tolist()
+        seconds /= self.here.count
+        found = {"gain": gain / max(trained, 1), "unended": unended / max(trained, 1)}
+        found["writing_share"] = min(seconds / max(spent, 1e-9), 1.0)
+        if texts:
+            found["texts_per_second"] = texts / max(seconds, 1e-9)
+        if self.own.settings.refresh > 1:
+            found["text_age"] = self._age / max(self._steps, 1)
+        self._restart()
+        return found
+
+    def _restart(self) -> None:
+        self._gain = self._seconds = 0.0
+        self._unended = self._trained = self._age = self._steps = self._texts = 0
+
+    def _introduce(self) -> None:
+        """Say what is written, with what, and how old it becomes."""
+        settings = self.own.settings
+        by = f"texts by {settings.groups} groups of beams" if settings.groups else "samples"
+        texts = [f"{self.samples} {by}"] * (self.samples > 0) + ["the greedy text"] * (self.greedy is not None)
+        often = "at every step" if settings.refresh == 1 else f"every {settings.refresh} steps"
+        last = "1 step" if settings.refresh == 2 else f"{settings.refresh - 1} steps"
+        old = f" Steps train on texts that are up to {last} old." * (settings.refresh > 1)
+        writer = self.sampler or self.greedy
+        assert writer is not None
+        logger.info(
+            f"{often} the model writes {' and '.join(texts)} of each source, with at most {self.search.max_length - 1} "
+            f"tokens, by the engine {writer.engine.name}.{old}"
+        )
+        if writer.engine.name == STANDARD and writer.engine.note:  # why not a faster one
+            logger.info(writer.engine.note)
+        if self.own.generation.engine not in (AUTO, writer.engine.name):
+            logger.info(f"generation.engine = {self.own.generation.engine} cannot write for a model in training.")
+        if others := writer.search.others:
+            logger.info(f"the model's own generation settings also change its texts: {', '.join(others)}.")
+
+    def _remark(self) -> None:
+        """Warn, one time each, if texts teach nothing, or do not end."""
+        groups = [each["gains"][self.needs.greedy_text :] for each in self.drawn.values()]
+        if self.samples > 1 and groups and all(min(group) == max(group) for group in groups):
+            self._warn(
+                "gains",
+                f"all texts of each source gain the same after {self.first} steps, so comparing them teaches nothing. "
+                "If that stays, raise online.temperature or online.samples, or choose another online.metric.",
+            )
+        texts = sum(len(each["gains"]) for each in self.drawn.values())
+        if texts and sum(each["unended"] for each in self.drawn.values()) == texts:
+            self._warn(
+                "ends",
+                f"none of the {texts} texts written after {self.first} steps ended within generation.max_length. They "
+                "are trained on as they are, without an end; the log counts them as unended.",
+            )
+
+    def _warn(self, about: str, sentence: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            logger.warning(sentence)
+
+
+def _options(settings: Online) -> Options:
+    """What is asked of the search for the texts that are compared."""
+    if settings.groups:
+        beams = settings.samples
+        return Options(beams, groups=settings.groups, diversity=settings.diversity, beams=beams)
+    return Options(settings.samples, True, settings.temperature, settings.top_p)

@@ -1,0 +1,698 @@
+"""Texts that a model writes while it is trained: drawn with its present weights, scored, trained on, continued exactly."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import models
+import numpy as np
+import pytest
+import torch
+from forks import fork_ranks
+from looped import assert_same_log
+from models import TINY_MODEL
+from own_texts import OBJECTIVE, Numbers, overlap, trained_online, writing_model, written
+from safetensors.torch import load_file
+from trainings import assert_same_weights, rows
+
+from ngramloss import METRICS, JointLoss, Metric, Scores, attach, cli, recipe
+from ngramloss.errors import UserError
+from ngramloss.generation import decoders
+from ngramloss.generation.engines import graph, hf
+from ngramloss.generation.engines.hf import search_of
+from ngramloss.generation.search import Options
+from ngramloss.hf.attach import attached_loss
+from ngramloss.stats import CandidateStats
+from ngramloss.steps.planned import Epochs, PlannedSteps
+from ngramloss.storage.run_folder import RunFolder
+from ngramloss.training import checkpoints, loop, online, prepare
+from ngramloss.training.online import FILE, FreshTexts, Needs, own_needs
+from ngramloss.training.processes import Processes, start_processes
+
+FAMILIES = ["bart", "mbart", "t5", "llama", "gpt2"]
+HERE = Processes(0, 1, torch.device("cpu"))
+LOGGED = ("loss", "ce", "risk(sharpness=1)", "gain", "unended", "text_age", "grad_norm")
+
+
+def fresh(family="bart", data=None, seed=3, **settings):
+    """A model with its objective, and what it writes."""
+    data = rows(9) if data is None else data
+    model = attach(writing_model(family), OBJECTIVE).train()
+    return FreshTexts(written(data, **settings), model, Numbers(), data, attached_loss(model), seed=seed, here=HERE)
+
+
+def moved(model):
+    """The weights of a model, without those that change nothing, which only rounding moves: a bias of all keys."""
+    weights = model if isinstance(model, dict) else model.state_dict()
+    return {name: value for name, value in weights.items() if not name.endswith("k_proj.bias")}
+
+
+def drawn(texts, numbers=range(9), done=0):
+    texts.drawn = {}
+    texts._draw(list(numbers), done)
+    return {row: each["candidates"] for row, each in texts.drawn.items()}
+
+
+# What is drawn
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_trained_on_is_what_was_drawn_with_its_log_probability(family, monkeypatch):
+    """Candidates of a batch have the log-probabilities that the model gives the drawn ids, one text at a time."""
+    texts = fresh(family, samples=2, max_length=7)
+    model, data = texts.model, texts.examples
+    own = drawn(texts)
+    search, engine = texts.sampler.search, texts.sampler.engine
+    seed = int.from_bytes(hashlib.sha256(b"3 0").digest()[:4], "big")
+    raw = engine.write([row["input_ids"] for row in data], seed=seed)
+    forced = [ids[-1:] if search.last is not None and len(ids) == 7 else [] for group in raw for ids in group]
+    assert [ids for group in own.values() for ids in group] == [
+        ids[1 : len(ids) - len(last)] for ids, last in zip([ids for group in raw for ids in group], forced, strict=True)
+    ]
+    job = loop.Job(model, Numbers(), data, loop.Train(batch_size=4, accumulate=1), OBJECTIVE)
+    steps, _ = loop._plan(job, model, HERE, None, texts, captures=False)
+    seen = []
+    monkeypatch.setattr(
+        "ngramloss.hf.candidates.CandidateStats",
+        lambda *args, **more: seen.append(args) or CandidateStats(*args, **more),
+    )
+    numbers = [2, 5, 7]
+    (batch,) = steps.step(numbers).batches
+    model.eval()(**batch)
+    expected = []
+    with torch.no_grad():
+        for row in numbers:
+            for ids in own[row]:
+                if search.start is None:
+                    logits = model(input_ids=torch.tensor([data[row]["input_ids"] + ids])).logits[:, -len(ids) - 1 : -1]
+                else:
+                    read = torch.tensor([[search.start, *ids[:-1]]])
+                    logits = model(input_ids=torch.tensor([data[row]["input_ids"]]), decoder_input_ids=read).logits
+                expected.append(logits.log_softmax(-1).gather(-1, torch.tensor([ids]).unsqueeze(-1)).sum())
+    logp, lengths, gains = seen[0][:3]
+    torch.testing.assert_close(logp.flatten(), torch.stack(expected), atol=1e-4, rtol=1e-4)
+    assert lengths.flatten().tolist() == [len(ids) for row in numbers for ids in own[row]]
+    assert gains.flatten().tolist() == pytest.approx(
+        np.array(
+            overlap(data)(numbers, [Numbers().batch_decode(own[row], skip_special_tokens=True) for row in numbers])
+        ).ravel()
+    )
+
+
+@pytest.mark.parametrize("engine", ["hf", "graph"])
+@pytest.mark.parametrize("family", ["bart", "t5", "llama"])
+def test_a_changed_weight_changes_the_next_text_and_an_unchanged_one_does_not(family, engine):
+    texts = fresh(family, engine=engine, samples=4)
+    assert texts.sampler.engine.name == engine
+    before = drawn(texts)
+    assert drawn(texts) == before
+    with torch.no_grad():
+        texts.model.get_output_embeddings().weight.neg_()
+    assert drawn(texts) != before
+    assert texts.model.training
+
+
+def test_a_text_depends_on_seed_step_and_source_and_not_on_the_batch():
+    texts = fresh(samples=4)
+    before = drawn(texts)
+    assert drawn(texts, [4]) == {4: before[4]}
+    assert drawn(texts, done=1) != before
+    assert drawn(fresh(samples=4, seed=4)) != before
+    assert drawn(fresh(samples=4, engine="graph")) == before
+
+
+def test_drawing_changes_no_random_number_and_no_mode():
+    texts = fresh()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    drawn(texts)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_texts_are_written_without_dropout():
+    texts = fresh(engine="graph")
+    before = drawn(texts)
+    for part in texts.model.modules():
+        if isinstance(getattr(part, "dropout", None), float):
+            part.dropout = 0.9
+    assert drawn(texts) == before
+
+
+def test_a_kept_search_reads_the_present_weights_where_it_has_copies():
+    """On a GPU searches are kept, and the head is a copy with more rows: here both are made by hand."""
+    model = models.tiny("t5").eval()
+    search = search_of(model, None, Options(3, True, seed=1), max_new_tokens=8)
+    live = decoders.padded_head(model)
+    copy = live._replace(weight=live.weight.detach().clone())
+    kept = graph.Searcher(model, search, 4, 6, head=copy)
+    sources = [[5, 6, 7, 2], [9, 2], [4, 8, 2], [7, 7, 2]]
+
+    def texts():
+        copy.refresh(model)
+        return graph.found(lambda count: kept, sources)
+
+    before = texts()
+    assert texts() == before
+    table = model.get_decoder().block[0].layer[0].SelfAttention.relative_attention_bias.weight
+    for weight in (table, model.get_output_embeddings().weight):
+        with torch.no_grad():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)), alpha=3)
+        new = graph.found(lambda count: graph.Searcher(model, search, count, 6), sources)
+        assert texts() == new != before
+        before = new
+
+
+def test_a_bias_of_the_head_that_is_0_at_first_is_read_when_it_is_trained():
+    model = models.tiny("phi").eval()  # its head has a bias
+    bias = model.get_output_embeddings().bias
+    with torch.no_grad():
+        bias.zero_()
+    search = search_of(model, None, Options(beams=1), max_new_tokens=6)
+    write = graph.load(model, search, precision="fp32")
+    with torch.no_grad():
+        bias[7] = 1e4
+    assert write([[5, 6]]) == hf.load(model, search, precision="fp32")([[5, 6]]) == [[[6, *[7] * 6]]]
+
+
+def test_a_forced_end_was_not_drawn():
+    assert online._without_start([3, 5, 6, 2], search_with(max_length=4, last=2)) == ([5, 6], False)
+    assert online._without_start([3, 5, 2], search_with(max_length=4, last=2)) == ([5, 2], True)
+    assert online._without_start([3, 5, 6, 7], search_with(max_length=4, last=None)) == ([5, 6, 7], False)
+    assert online._without_start([2], search_with(max_length=4, last=None)) == ([], False)
+
+
+def search_with(**changes):
+    return dataclasses.replace(search_of(models.tiny("bart")), ends=(2,), **changes)
+
+
+def test_texts_are_those_of_the_model_alone_whatever_the_recipe_forbids():
+    """Rules of the search would make texts improbable to the model that is trained on them."""
+    model = writing_model()
+    model.generation_config.update(no_repeat_ngram_size=2, min_length=5, num_beams=4)
+    own = written(rows(9))._replace(generation=recipe.Generation(max_length=8, min_length=5, no_repeat_ngram_size=1))
+    texts = FreshTexts(own, attach(model, OBJECTIVE), Numbers(), rows(9), JointLoss(OBJECTIVE), seed=3, here=HERE)
+    search = texts.sampler.search
+    assert (search.min_length, search.no_repeat_ngram_size, search.num_beams, search.max_length) == (0, 0, 1, 8)
+    assert drawn(texts) == drawn(fresh())
+
+
+def test_groups_of_beams_may_write_instead():
+    texts = fresh(samples=4, groups=2, diversity=2.0)
+    assert texts.sampler.engine.name == "graph"
+    assert (texts.sampler.search.groups, texts.sampler.search.num_beams) == (2, 4)
+    found = drawn(texts)
+    assert {len(group) for group in found.values()} == {4}
+    assert drawn(texts, done=7) == found, "a search has no random numbers"
+
+
+def test_what_a_model_cannot_write_by_groups_is_a_sentence():
+    with pytest.raises(UserError, match="online: groups of beams need the engine graph"):
+        fresh("led", samples=4, groups=2)
+
+
+# Steps
+
+
+@pytest.mark.parametrize("family", ["bart", "llama"])
+def test_texts_of_a_refresh_are_written_once_before_its_first_step(family, monkeypatch):
+    asked = []
+    whole = FreshTexts._draw
+    monkeypatch.setattr(
+        FreshTexts, "_draw", lambda self, numbers, done: asked.append((done, numbers)) or whole(self, numbers, done)
+    )
+    got = trained_online(family=family, online={"refresh": 4})
+    assert [done for done, _ in asked] == [0, 4]
+    assert asked[0][1] == list(range(22)), "an epoch of 22 rows has 3 steps, so a row of the fourth is there twice"
+    assert len(asked[1][1]) == 22 - 8
+    assert [line["text_age"] for line in got.log] == [0, 1, 2, 3, 0, 1]
+
+
+def test_a_step_trains_on_texts_of_the_weights_before_it(monkeypatch):
+    """With a refresh of 1: the model that writes is the one that the step changes."""
+    sums = []
+    whole = FreshTexts._draw
+
+    def draw(self, numbers, done):
+        sums.append(float(sum(p.detach().double().sum() for p in self.model.parameters())))
+        whole(self, numbers, done)
+
+    monkeypatch.setattr(FreshTexts, "_draw", draw)
+    trained_online()
+    assert len(sums) == len(set(sums)) == 6
+
+
+def test_the_log_has_gains_ends_and_costs_of_writing():
+    got = trained_online(online={"max_length": 3})
+    for line in got.log:
+        assert 0 <= line["gain"] <= 1
+        assert 0 < line["unended"] <= 1
+        assert 0 < line["writing_share"] <= 1
+        assert line["texts_per_second"] > 0
+        assert "text_age" not in line, "every text is new"
+
+
+def test_the_gain_of_the_log_is_the_mean_of_the_texts_of_its_steps():
+    seen = []
+
+    def gains(numbers, texts):
+        seen.append(overlap(rows(22))(numbers, texts))
+        return seen[-1]
+
+    got = trained_online(gains=gains, log_every=2, save_every=100)
+    means = [np.mean([value for group in found for value in group]) for found in seen]
+    counts = [sum(map(len, found)) for found in seen]
+    by_line = {line["step"]: line["gain"] for line in got.log if "gain" in line}
+    assert by_line[1] == pytest.approx(means[0])
+    assert by_line[4] == pytest.approx(np.average(means[2:4], weights=counts[2:4]))
+
+
+def test_learning_from_samples_raises_their_gain():
+    """A reward for one id alone: without cross-entropy, the model learns to write it."""
+
+    def gains(numbers, texts):
+        return [[text.split().count("7") / max(len(text.split()), 1) for text in group] for group in texts]
+
+    got = trained_online(
+        objective="0*ce + risk(sharpness=1)", gains=gains, max_steps=60, learning_rate=2e-2, online={"samples": 6}
+    )
+    assert got.log[0]["gain"] < 0.2
+    assert np.mean([line["gain"] for line in got.log[-5:]]) > 0.8
+
+
+@pytest.mark.parametrize("family", ["bart", "llama"])
+@pytest.mark.parametrize("cut", [{"batch_size": 4, "accumulate": 2}, {"max_tokens": 150}], ids=str)
+def test_any_cut_of_a_step_ends_at_the_same_weights(family, cut):
+    whole, other = trained_online(family=family), trained_online(family=family, **cut)
+    assert_same_weights(moved(other.model), moved(whole.model), 1e-4)
+    assert_same_log(other.log, whole.log, LOGGED, 1e-3)
+
+
+# The greedy text
+
+
+def test_only_samples_are_written_if_no_term_reads_more():
+    assert own_needs(JointLoss("ce + risk")) == Needs(samples=True, greedy_text=False, baseline=False)
+    assert own_needs(JointLoss("ce")) == Needs(samples=False, greedy_text=False, baseline=False)
+    texts = fresh()
+    assert texts.greedy is None
+    assert texts.keys == []
+
+
+@pytest.mark.parametrize("family", ["bart", "llama"])
+@pytest.mark.parametrize(
+    "needs", [Needs(True, True, False), Needs(True, False, True), Needs(True, True, True)], ids=str
+)
+def test_the_greedy_text_is_the_first_candidate_and_its_gain_a_baseline(family, needs, monkeypatch):
+    monkeypatch.setattr(online, "own_needs", lambda loss: needs)
+    texts = fresh(family, samples=2)
+    own = drawn(texts)
+    model, data = texts.model, texts.examples
+    job = loop.Job(model, Numbers(), data, loop.Train(batch_size=4, accumulate=1), OBJECTIVE)
+    steps, _ = loop._plan(job, model, HERE, None, texts, captures=False)
+    (batch,) = steps.step([1, 2]).batches
+    expected = texts.greedy.engine.write([row["input_ids"] for row in data])
+    if needs.greedy_text:
+        assert [own[row][0] for row in range(9)] == [online._without_start(ids[0], texts.search)[0] for ids in expected]
+        assert batch["greedy"].tolist() == [[True, False, False]] * 2
+        assert batch["candidates"].shape[:2] == (2, 3)
+    else:
+        assert "greedy" not in batch
+        assert batch["candidates"].shape[:2] == (2, 2)
+    samples = [Numbers().batch_decode(own[row][needs.greedy_text :], skip_special_tokens=True) for row in (1, 2)]
+    assert batch["gains"][:, int(needs.greedy_text) :].flatten().tolist() == pytest.approx(
+        [value for group in overlap(data)([1, 2], samples) for value in group]
+    )
+    if needs.baseline:
+        first = [Numbers().batch_decode([ids[0]], skip_special_tokens=True) for ids in expected]
+        gains = overlap(data)(range(9), first)
+        assert batch["baseline"].tolist() == pytest.approx([gains[1][0], gains[2][0]])
+    seen = []
+    monkeypatch.setattr(
+        "ngramloss.hf.candidates.CandidateStats",
+        lambda *args, **more: seen.append(more) or CandidateStats(*args, **more),
+    )
+    model(**batch).loss.backward()
+    assert (seen[0]["greedy"] is not None) == needs.greedy_text
+    assert (seen[0]["baseline"] is not None) == needs.baseline
+    blank = steps.padder([], steps.plan._blank)
+    assert set(blank) == set(batch) - {"attention_mask"} | set(blank) & {"attention_mask"}
+
+
+def test_a_training_may_read_the_greedy_text_alone(monkeypatch):
+    monkeypatch.setattr(online, "own_needs", lambda loss: Needs(False, True, False))
+    texts = fresh(samples=0)
+    assert {len(group) for group in drawn(texts).values()} == {1}
+
+
+# Remarks
+
+
+def test_gains_that_are_all_equal_are_said_once(messages):
+    trained_online(gains=lambda numbers, texts: [[0.5] * len(group) for group in texts])
+    said = [line for line in messages if "gain the same" in line]
+    assert said == [
+        "all texts of each source gain the same after 0 steps, so comparing them teaches nothing. If that stays, raise "
+        "online.temperature or online.samples, or choose another online.metric."
+    ]
+
+
+def test_texts_that_never_end_are_trained_on_and_said_once(messages):
+    model = writing_model()
+    model.final_logits_bias[0, models.EOS] = -1e4
+    got = trained_online(model=model)
+    assert [line["unended"] for line in got.log] == [1.0] * 6
+    said = [line for line in messages if "ended within" in line]
+    assert said == [
+        "none of the 24 texts written after 0 steps ended within generation.max_length. They are trained on as they "
+        "are, without an end; the log counts them as unended."
+    ]
+
+
+def test_the_beginning_says_what_is_written_and_how_old_it_becomes(messages):
+    fresh(refresh=5)
+    assert messages[-1] == (
+        "every 5 steps the model writes 3 samples of each source, with at most 7 tokens, by the engine hf. Steps train "
+        "on texts that are up to 4 steps old."
+    )
+    fresh(samples=4, groups=2)
+    assert messages[-1] == (
+        "at every step the model writes 4 texts by 2 groups of beams of each source, with at most 7 tokens, by the "
+        "engine graph."
+    )
+
+
+def test_an_engine_that_converts_weights_does_not_write_and_that_is_said(messages):
+    texts = fresh(engine="ctranslate2")
+    assert texts.sampler.engine.name == "hf"
+    assert messages[-1] == "generation.engine = ctranslate2 cannot write for a model in training."
+
+
+def test_settings_of_the_model_that_change_its_texts_are_said(messages):
+    model = writing_model()
+    model.generation_config.repetition_penalty = 1.5
+    FreshTexts(written(rows(9)), attach(model, OBJECTIVE), Numbers(), rows(9), JointLoss(OBJECTIVE), seed=3, here=HERE)
+    assert messages[-1] == "the model's own generation settings also change its texts: repetition_penalty."
+
+
+def test_what_cannot_be_written_is_refused():
+    with pytest.raises(UserError, match="no text of the model is read: 'ce' with 3 samples"):
+        trained_online(objective="ce")
+    with pytest.raises(UserError, match=r"sharded \(train.fsdp\) cannot write while it is trained"):
+        trained_online(fsdp=True)
+    with_candidates = [{**row, "candidates": [[5]], "gains": [0.5]} for row in rows(22)]
+    with pytest.raises(UserError, match="rows have several turns, or candidates already"):
+        trained_online(data=with_candidates)
+
+
+# Continuing
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("family", ["bart", "llama"])
+def test_a_training_continues_between_two_refreshes_with_the_same_bits(tmp_path, family, dropout):
+    def model():
+        made = writing_model(family)
+        for part in made.modules():
+            if isinstance(getattr(part, "dropout", None), float):
+                part.dropout = dropout
+        return made
+
+    settings = {"model": None, "data": rows(30), "online": {"refresh": 3}, "clip": 0.5, "epochs": 2.0}
+    whole = trained_online(tmp_path / "whole", **settings | {"model": model()})
+    for step in (2, 3, 4):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        moved = (tmp_path / "whole" / f"checkpoint-{step}").rename(folder / f"checkpoint-{step}")
+        assert (moved / FILE).exists() == (step != 3), "at a refresh, nothing waits"
+        again = trained_online(folder, **settings | {"model": model()})
+        assert again.outcome[:4] == (8, 8, True, step)
+        assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0)
+        assert_same_log(again.log, whole.log[step:], LOGGED, 0)
+
+
+def test_a_checkpoint_without_the_texts_that_wait_is_damaged_and_an_earlier_one_continues(tmp_path):
+    whole = trained_online(tmp_path, online={"refresh": 4})
+    for step in (3, 4, 5, 6):
+        shutil.rmtree(tmp_path / f"checkpoint-{step}")
+    (tmp_path / "checkpoint-2" / FILE).unlink()
+    again = trained_online(tmp_path, online={"refresh": 4})
+    assert again.outcome.continued_from == 1
+    assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0)
+
+
+def test_a_longer_training_continues_one_that_ended_between_two_refreshes(tmp_path):
+    trained_online(tmp_path, online={"refresh": 4}, max_steps=2)
+    again = trained_online(tmp_path, online={"refresh": 4}, max_steps=6)
+    assert again.outcome[:4] == (6, 6, True, 2)
+    assert [line["text_age"] for line in again.log] == [0, 1, 0, 1], "what was not written yet is written now"
+
+
+def test_what_waits_is_no_part_of_the_model(tmp_path):
+    trained_online(tmp_path, online={"refresh": 4}, max_steps=2)
+    (tmp_path / "model").mkdir()
+    checkpoints.copy_model(tmp_path / "checkpoint-2", tmp_path / "model")
+    assert FILE not in {path.name for path in (tmp_path / "model").iterdir()}
+
+
+WORKER = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import test_online
+test_online.work(sys.argv[1], **json.loads(sys.argv[2]))
+"""
+
+
+def work(folder, **changes):
+    """What one process of two does: train, and save the log in the first."""
+    got = trained_online(Path(folder) / "checkpoints", **changes)
+    if start_processes().rank == 0:
+        Path(folder, "log.json").write_text(json.dumps(got.log))
+
+
+def in_two_processes(folder, **changes):
+    folder.mkdir(exist_ok=True)
+    codes, err = fork_ranks(
+        WORKER.format(tests=str(Path(__file__).parent)),
+        [str(folder), json.dumps(changes)],
+        environment={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert codes == [0, 0], err[-3000:]
+    newest = checkpoints.find(folder / "checkpoints").newest
+    return load_file(newest / "model.safetensors"), json.loads((folder / "log.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bart", "llama"])
+def test_two_processes_end_at_the_weights_of_one_and_continue_in_one(tmp_path, family):
+    settings = {"family": family, "online": {"refresh": 4}, "data": rows(17), "epochs": 2.0}
+    weights, log = in_two_processes(tmp_path, **settings)  # the last step of an epoch has one row
+    alone = trained_online(**settings)
+    assert_same_weights(moved(weights), moved(alone.model), 1e-4)
+    assert_same_log(log, alone.log, LOGGED, 1e-3)
+    for step in (3, 4, 5, 6):
+        shutil.rmtree(tmp_path / "checkpoints" / f"checkpoint-{step}")
+    saved = json.loads((tmp_path / "checkpoints" / "checkpoint-2" / FILE).read_text())
+    assert len(saved["rows"]) == 17, "those of both processes"
+    again = trained_online(tmp_path / "checkpoints", **settings)
+    assert again.outcome.continued_from == 2
+    assert_same_weights(moved(again.model), moved(alone.model), 1e-4)
+
+
+# A recipe
+
+
+RECIPE = """
+objective = "ce + risk(sharpness=0.5)"
+[data]
+name = "newswire"
+limit = 24
+validation_limit = 4
+separator = "none"
+max_source = 64
+max_target = 24
+[train]
+max_steps = 4
+batch_size = 4
+accumulate = 1
+warmup_steps = 0
+log_every = 1
+eval_every = 2
+save_every = 2
+[generation]
+num_beams = 1
+max_length = 12
+[online]
+samples = 2
+"""
+
+
+@pytest.fixture
+def place(own_cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(RECIPE + TINY_MODEL)
+    return tmp_path
+
+
+def train(*settings, run="run"):
+    return cli.main(["train", "tiny.toml", "--run", run, *(word for each in settings for word in ("--set", each))])
+
+
+@pytest.mark.parametrize("architecture", ["bart", "mbart", "llama"])
+def test_a_recipe_trains_on_what_the_model_writes(place, capsys, architecture):
+    assert train(f"model.architecture={architecture}", "online.refresh=3", "online.metric=chrf") == 0
+    said = capsys.readouterr().err
+    assert "every 3 steps the model writes 2 samples of each source" in said
+    lines = [json.loads(line) for line in (place / "run" / "log.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "gain" in line]
+    assert [line["text_age"] for line in steps] == [0, 1, 2, 0]
+    assert all(0 <= line["gain"] <= 1 for line in steps)
+    assert (place / "run" / "model" / "model.safetensors").exists()
+    assert not (place / "run" / "model" / FILE).exists()
+    assert (
+        "texts that the model wrote while it was trained, with the weights that it had then (samples 2, refresh 3, "
+        "temperature 1.0, top_p 1.0, diversity 1.0, metric chrf), scored with `chrf`."
+    ) in (place / "run" / "card.md").read_text()
+
+
+def metric(function):
+    return Metric(function, reads=("ids", "predictions"), scores={})
+
+
+def count_words(ids, predictions):
+    return Scores({"words": [min(100.0, 10.0 * len(text.split())) for text in predictions]}, "words")
+
+
+def test_a_metric_of_ones_own_scores_and_needs_no_references(place):
+    METRICS["words"] = metric(count_words)
+    assert train("online.metric=words") == 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (float("nan"), "online.metric words has no score for candidate 1 of 'newswire-train-"),
+        (
+            float("inf"),
+            "online.metric words has a score of inf, not between 0 and 100, for candidate 1 of 'newswire-train-",
+        ),
+        (ValueError("no verb"), "online.metric words cannot score a text of 'newswire-train-"),
+    ],
+    ids=["nan", "inf", "raises"],
+)
+def test_a_metric_that_fails_for_one_text_names_it_and_nothing_is_lost(place, capsys, broken, sentence):
+    calls = []
+
+    def failing(ids, predictions):
+        calls.append(1)
+        values = count_words(ids, predictions).values["words"]
+        if failing.on and len(calls) > 3:
+            if isinstance(broken, Exception):
+                raise broken
+            values[0] = broken
+        return Scores({"words": values}, "words")
+
+    failing.on = True
+    METRICS["words"] = metric(failing)
+    settings = "online.metric=words", "train.save_every=1"
+    assert train(*settings) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "no verb" in said or not isinstance(broken, Exception)
+    assert checkpoints.find(place / "run" / "checkpoints").newest is not None
+    failing.on = False
+    assert train(*settings) == 0
+    assert "continuing run from step" in capsys.readouterr().err
+    assert train(*settings, run="whole") == 0
+    one, other = (load_file(place / run / "model" / "model.safetensors") for run in ("run", "whole"))
+    assert_same_weights(one, other, 0)
+
+
+REFUSED = [
+    (
+        ["data.candidates=some.jsonl"],
+        "online.samples: the model writes its candidates while it is trained, and data.candidates names a file of them. "
+        "Leave one of them out.",
+    ),
+    (["online.metric=bertscore"], "online.metric: bertscore needs a model or a file of its own"),
+    (["online.metric=shape"], "online.metric shape is not a single score."),
+    (["online.metric=nothing"], "online.metric: unknown metric or score 'nothing'."),
+    (["online.metric_options=['bleu.x=1']"], "online.metric_options: takes OPTION=VALUE of the metric rouge"),
+    (["train.fsdp=true"], "online.samples: a model whose weights are sharded (train.fsdp) cannot write"),
+    (["online.groups=1"], "online.groups: one group is a plain beam search"),
+    (["online.groups=3"], "online.samples: must be a multiple of the 3 groups of online.groups, got 2."),
+    (["online.groups=2", "online.top_p=0.9"], "online.temperature: this and online.top_p are of samples"),
+    (["online.temperature=0"], "online.temperature: must be above 0, got 0"),
+    (["system=simcls"], "online.samples: simcls is a system of its own"),
+    (
+        ["online.samples=0"],
+        "--set data.candidates=FOLDER. Or let the model write them while it is trained: --set online.samples=4.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "sentence"), REFUSED, ids=[" ".join(settings) for settings, _ in REFUSED])
+def test_what_contradicts_the_section_is_refused_before_anything_is_loaded(place, capsys, settings, sentence):
+    assert train(*settings) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (place / "run" / "model").exists()
+
+
+def test_an_objective_that_reads_no_text_trains_without_writing_and_that_is_said(place, capsys):
+    """So that a study may have a row without such a term."""
+    assert train("objective=ce") == 0
+    assert "online.samples is not used: no term of 'ce' compares candidates." in capsys.readouterr().err
+    assert '"gain"' not in (place / "run" / "log.jsonl").read_text()
+    assert train("objective=ce", "online.samples=0", run="plain") == 0
+    one, other = (load_file(place / run / "model" / "model.safetensors") for run in ("run", "plain"))
+    assert_same_weights(one, other, 0)
+
+
+def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages, monkeypatch):
+    monkeypatch.setattr(online, "ON_POLICY", ("risk",))
+    settings = recipe.load("tiny.toml", ["online.temperature=0.7"])
+    online.check_online(settings)
+    assert messages == [
+        "risk is right for samples of the model as it is, and online.temperature = 0.7 and online.top_p = 1 draw from "
+        "another distribution. Leave both at 1."
+    ]
+    online.check_online(recipe.load("tiny.toml"))
+    assert len(messages) == 1
+
+
+def test_conversations_are_refused(place, capsys):
+    rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]}] * 4
+    Path("talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = "data.name=train=talk.jsonl,validation=talk.jsonl", "model.architecture=llama", "data.limit=0"
+    assert train(*settings) == 2
+    assert "online: the model would write one text behind a prompt" in capsys.readouterr().err
+
+
+def test_a_run_is_not_continued_with_another_plugin_of_its_gains(place, capsys):
+    METRICS["words"] = metric(count_words)
+    assert train("online.metric=words", "train.max_steps=2") == 0
+    shutil.rmtree(place / "run" / "model")
+    checkpoint = place / "run" / "checkpoints" / "checkpoint-2"
+    known = json.loads((checkpoint / "data.json").read_text())["metrics"]
+    assert list(known) == ["words"]
+
+
+def test_each_process_reads_the_training_examples_that_were_prepared(place):
+    settings = recipe.load("tiny.toml")
+    prepared, _ = prepare.prepare(settings, RunFolder(Path("new")), HERE, None, trust_remote_code=False)
+    assert len(prepare.read_scored(settings, prepared)) == 24
+    with pytest.raises(UserError, match="the train data have changed since they were prepared"):
+        prepare.read_scored(recipe.load("tiny.toml", ["data.limit=23"]), prepared)
+
+
+def test_steps_know_their_rows_and_those_of_a_process():
+    lengths = np.full(10, 5)
+    epochs = Epochs(lengths, step=4, seed=1, grouped=False)
+    steps = PlannedSteps([], epochs, None, None, lengths=None, total=5, process=1, processes=2)
+    found = list(steps.rows_from(1))
+    assert [number for number, _ in found] == [2, 3, 4, 5]
+    assert [rows for _, rows in found] == [*epochs[0][1:], *epochs[1][:2]]
+    assert steps.own([4, 5, 6, 7]) == [5, 7]
