@@ -77,7 +77,7 @@ def credits(stats: CandidateStats, labels: Tensor, *, n: tuple[int, ...]) -> Cre
         credited = credited + _over_tokens(hit, length, sample)          # [B·K, L]
         covering = covering + _over_tokens(real, length, sample)         # [B·K, L]
     shares = credited.to(stats.token_logp.dtype) / covering.clamp_min(1)   # [B·K, L]
-    found = shares.view(B, K, -1)[..., :T]                               # [B, K, T]
+    found = shares.view(B, K, sample.shape[-1])[..., :T]                  # [B, K, T]
     counts = stats.tokens != IGNORE_INDEX                                # [B, K, T]
     number = stats.present.sum(-1)[:, None, None] * counts.sum(-1, keepdim=True)   # [B, K, 1]
     share = counts.to(found.dtype) / number.clamp_min(1)                 # [B, K, T]
