@@ -215,7 +215,7 @@ def raise_if_not_compared(others: Sequence[str], objectives: Sequence[JointLoss]
                 f"{str(loss_fn)!r} reads a second model's probabilities or further streams, which a pair of sentences "
                 "does not have. Leave out margin and future."
             )
-    if others and not any(loss_fn.needs_candidates for loss_fn in objectives):
+    if others and not any(loss_fn.needs_samples for loss_fn in objectives):
         listed = " or ".join(repr(str(loss_fn)) for loss_fn in objectives)
         raise UserError(f"no term of {listed} compares outputs: add rank, risk or prefer, or leave --others out.")
 

@@ -53,9 +53,10 @@ def precision_student(stats: CandidateStats, labels: Tensor, *, n: int) -> Tenso
     over the distinct n-grams g of the model's own greedy text c; C(g) is the count in the reference. Shao et al.
     (2018), *Greedy Search with Probabilistic N-gram Matching*, whose P-P2 is n = 2.
 
-    Their code, GS4NMT, writes c with dropout, in the same pass that is trained, so that c has the most probable tokens.
-    Here c is written without dropout, maybe some steps before, and p is that of the pass in training: a token of c need
-    not be the most probable one any more. Their mask also counts one position after the end token; ours ends with it.
+    Their code, GS4NMT, writes a text in the pass that is trained, and takes for c the most probable tokens after
+    dropout, which may be others than those of the text. Here c is the text, written without dropout, maybe some steps
+    before: its tokens need not be the most probable ones any more. Their mask also counts one position after the end
+    token; ours ends with it.
 
     Args:
         stats: with the own text, as :func:`checked_candidates` returns it.
