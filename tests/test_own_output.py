@@ -14,7 +14,7 @@ from own_logits import assert_same_gradients
 import ngramloss as ng
 from ngramloss import OBJECTIVES, CandidateStats, JointLoss, Objective, Term, TokenStats, UserError
 from ngramloss.explaining.explain import explain
-from ngramloss.stats import checked_candidates
+from ngramloss.stats import checked_candidates, triton_is_installed
 from ngramloss.steps.joined import JoinedPadder
 
 STUDENTS = ["matches", "precision", "bag"]
@@ -619,16 +619,20 @@ def all_logits(model, inputs, compared):
     return loss, model
 
 
+FUSED = pytest.param("fused", marks=pytest.mark.skipif(not triton_is_installed(), reason="needs Triton"))
+
+
 @pytest.mark.parametrize("family", ["bart", "t5"])
-@pytest.mark.parametrize("backend", ["plain", "chunked"])
+@pytest.mark.parametrize("backend", ["plain", "chunked", FUSED])
 def test_an_attached_model_has_the_loss_of_all_its_logits(family, backend):
     model, inputs, compared = tiny(family, dtype=torch.float64), batch(family), with_candidates()
     expected, other = all_logits(model, inputs, compared)
-    attached = ng.attach(model, ALL, backend=backend)
+    attached = ng.attach(model.float() if backend == "fused" else model, ALL, backend=backend)
     loss = attached(**inputs, **compared).loss
     loss.backward()
-    torch.testing.assert_close(loss, expected)
-    assert_same_gradients(model, other)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if backend == "fused" else {}  # that of fp32
+    torch.testing.assert_close(loss.double(), expected, **tolerance)
+    assert_same_gradients(model.double(), other, **tolerance)
 
 
 def test_a_greedy_text_alone_needs_one_pass_over_the_head():
@@ -714,6 +718,37 @@ def test_in_evaluation_without_candidates_the_other_terms_are_left():
         torch.testing.assert_close(
             model(**batch("bart")).loss, ng.attach(tiny("bart"), "ce").eval()(**batch("bart")).loss
         )
+
+
+@pytest.mark.parametrize(
+    "written", ["policy", "policy(baseline=others,scale=std)", "policy(baseline=greedy)", "credit(1,2)", *WRITTEN[-3:]]
+)
+def test_a_model_trained_with_a_term_alone_writes_more_of_the_reference(written):
+    """A table of logits for each position is the model. A wrong sign would make its texts worse."""
+    source, labels = torch.Generator().manual_seed(1), torch.tensor([[0, 1, 2, 3, 0, 4]])
+    table = torch.randn(1, 6, 6, generator=source).requires_grad_()
+    optimiser, loss_fn = torch.optim.Adam([table], lr=0.1), JointLoss(written)
+
+    def common(tokens):  # the share of the reference's pairs of neighbours that a text has
+        pairs = [{tuple(text[t : t + 2]) for t in range(5)} for text in (tokens.tolist(), labels[0].tolist())]
+        return len(pairs[0] & pairs[1]) / 5
+
+    def expected():
+        drawn = torch.multinomial(table.detach()[0].softmax(-1), 400, True, generator=source).T
+        return (
+            sum(common(text) + (text.unsqueeze(-1) == labels[0]).any(-1).float().mean().item() for text in drawn) / 400
+        )
+
+    before = expected()
+    for _ in range(80):
+        samples = torch.multinomial(table.detach()[0].softmax(-1), 8, True, generator=source).T  # [8, 6]
+        tokens = torch.cat([table.detach().argmax(-1), samples]).unsqueeze(0)  # [1, 9, 6]
+        gain = torch.tensor([[common(text) for text in tokens[0]]])
+        stats = candidates(table.expand(9, -1, -1).unsqueeze(0), tokens, labels, gain, own=0, baseline=gain[:, 0])
+        optimiser.zero_grad()
+        loss_fn(table, labels, candidates=stats).backward()
+        optimiser.step()
+    assert expected() > before + 0.1
 
 
 # Explained
