@@ -288,6 +288,70 @@ def prefer(logp, length, gain, beta=0.1, alpha=0.0, margin=0.0):
     return (1 + (margin - beta * (best - worst)).exp()).log()
 
 
+def policy(logp, length, gain, baseline="mean", scale="none", alpha=0.0, greedy=0.0):
+    total, present = 0.0 * sum(logp), by_gain(gain, length)
+    for k in present:
+        others = [gain[j] for j in present if j != k]
+        mean = sum(gain[j] for j in present) / len(present)
+        against = {"mean": mean, "others": sum(others) / len(others) if others else gain[k], "greedy": greedy}
+        advantage = gain[k] - against[baseline]
+        if scale == "std":
+            deviation = (sum((gain[j] - mean) ** 2 for j in present) / len(present)) ** 0.5
+            advantage = advantage / (deviation + 1e-6) if len({gain[j] for j in present}) > 1 else 0.0
+        total = total - advantage * logp[k] / length[k] ** alpha / len(present)
+    return total
+
+
+def credit(samples, logp, labels, n):
+    """Samples are lists of ids, and ``logp[k][t]`` is that of token t of sample k. One without ids is absent."""
+
+    def credited(text, t, m):
+        g = gram(text, t, m)
+        before = sum(gram(text, s, m) == g for s in windows(text, m) if s < t)
+        return before < sum(gram(labels, u, m) == g for u in windows(labels, m))
+
+    present = [k for k, text in enumerate(samples) if windows(text, 1)]
+    credits = {}
+    for k in present:
+        for t in windows(samples[k], 1):
+            over = [(s, m) for m in n for s in windows(samples[k], m) if s <= t < s + m]
+            credits[k, t] = sum(credited(samples[k], s, m) for s, m in over) / len(over) if over else 0.0
+    share = {(k, t): 1 / len(present) / len(windows(samples[k], 1)) for k, t in credits}
+    mean = sum(credits[at] * share[at] for at in credits)
+    return sum((-(credits[k, t] - mean) * share[k, t] * logp[k][t] for k, t in credits), 0.0 * logp[0][0])
+
+
+def matches_student(own, p, labels, n):
+    """``p[t][v]`` is at position t of the own text."""
+    spans, wanted = windows(own, n), [gram(labels, u, n) for u in windows(labels, n)]
+    copies, total = Counter(gram(own, t, n) for t in spans), 0.0 * p[0][0]
+    for t in spans:
+        if gram(own, t, n) in wanted:
+            total = total + prod(p[t + i][own[t + i]] for i in range(n)) / copies[gram(own, t, n)]
+    return 1 - total / max(len(spans), len(wanted), 1)
+
+
+def precision_student(own, p, labels, n):
+    counts = Counter(gram(labels, u, n) for u in windows(labels, n))
+    expected = {}
+    for t in windows(own, n):
+        product = prod(p[t + i][own[t + i]] for i in range(n))
+        expected[gram(own, t, n)] = expected.get(gram(own, t, n), 0.0) + product
+    if not expected:
+        return 0.0 * p[0][0]
+    clipped = sum(x if x.item() < counts[g] else 0.0 * x + counts[g] for g, x in expected.items())
+    return -clipped / sum(expected.values())
+
+
+def bag_student(own, p, labels, n):
+    spans, counts = windows(own, n), Counter(gram(labels, u, n) for u in windows(labels, n))
+    total, every = 0.0 * p[0][0], len(spans) + counts.total()
+    for g, count in counts.items():
+        expected = sum((prod(p[t + i][g[i]] for i in range(n)) for t in spans), 0.0 * p[0][0])
+        total = total + (expected if expected.item() < count else 0.0 * expected + count)
+    return (every - 2 * total) / every if every else 1 - total
+
+
 def focal(p, labels, gamma=2.0):
     """The gradient goes through both factors."""
     return sum((-((1 - p[t][labels[t]]) ** gamma) * p[t][labels[t]].log() for t in windows(labels, 1)), 0.0 * p[0][0])

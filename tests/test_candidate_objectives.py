@@ -358,8 +358,8 @@ def test_an_objective_of_ones_own_may_read_candidates(monkeypatch):
     logits, labels, stats = example()
     counted = stats.logp.where(stats.present, 0.0)[(labels != -100).any(-1)]
     torch.testing.assert_close(JointLoss("unsure")(logits, labels, candidates=stats), counted.sum() / 7)
-    for options in ({}, {"least_n": None, "per": "token"}, {"least_n": None, "needs": ("entropy",)}):
-        with pytest.raises(UserError, match="an objective that reads candidates has no n"):
+    for options in ({"least_n": None, "per": "token"}, {"least_n": None, "needs": ("entropy",)}):
+        with pytest.raises(UserError, match="an objective that reads candidates has no statistics of tokens"):
             Objective(len, reads="candidates", **options)
     with pytest.raises(UserError, match="an objective reads 'tokens' or 'candidates', got 'rows'"):
         Objective(len, reads="rows")

@@ -289,7 +289,7 @@ def test_copies_and_pickles():
         ("lcs(x=1)", r"lcs has no option 'x'\. It takes none\."),
         ("ce(smoothing=2)", r"ce\(smoothing\): must be at most 1, got 2\.0"),
         ("ce(smoothing 1)", r"expected '=' after an option, got '1'"),
-        ("ce(smoothing=x)", r"expected a number, got 'x'"),
+        ("ce(smoothing=x)", r"ce\(smoothing\): must be a number, got 'x'"),
         (
             "ce + matches(2) + matches(3,2)",
             r"matches\(2\) is given twice in .*Write it once, with the sum of the weights",

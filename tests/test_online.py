@@ -37,6 +37,9 @@ HERE = Processes(0, 1, torch.device("cpu"))
 LOGGED = ("loss", "ce", "risk(sharpness=1)", "gain", "unended", "text_age", "grad_norm")
 
 
+EVERY_TERM = "ce + policy(baseline=greedy) + credit(1,2) + 0.5*matches(2):student + bag(2):student"
+
+
 def fresh(family="bart", data=None, seed=3, **settings):
     """A model with its objective, and what it writes."""
     data = rows(9) if data is None else data
@@ -270,23 +273,36 @@ def test_the_gain_of_the_log_is_the_mean_of_the_texts_of_its_steps():
     assert by_line[4] == pytest.approx(np.average(means[2:4], weights=counts[2:4]))
 
 
-def test_learning_from_samples_raises_their_gain():
+@pytest.mark.parametrize(
+    "term", ["risk(sharpness=1)", "policy", "policy(baseline=others,scale=std)", "policy(baseline=greedy)"]
+)
+def test_learning_from_samples_raises_their_gain(term):
     """A reward for one id alone: without cross-entropy, the model learns to write it."""
 
     def gains(numbers, texts):
         return [[text.split().count("7") / max(len(text.split()), 1) for text in group] for group in texts]
 
     got = trained_online(
-        objective="0*ce + risk(sharpness=1)", gains=gains, max_steps=60, learning_rate=2e-2, online={"samples": 6}
+        objective=f"0*ce + {term}", gains=gains, max_steps=60, learning_rate=2e-2, online={"samples": 6}
     )
     assert got.log[0]["gain"] < 0.2
     assert np.mean([line["gain"] for line in got.log[-5:]]) > 0.8
 
 
+@pytest.mark.parametrize("term", ["credit(1)", "bag(1):student", "precision(1):student"])
+def test_terms_of_the_own_text_raise_its_overlap_with_the_reference(term):
+    """One reference for all sources, so that there is something to learn without cross-entropy."""
+    data = [{**row, "labels": rows(1)[0]["labels"]} for row in rows(22)]
+    settings = {"max_steps": 60, "learning_rate": 1e-2, "online": {"samples": 6 if "credit" in term else 0}}
+    got = trained_online(objective=f"0*ce + {term}", data=data, **settings)
+    assert np.mean([line["gain"] for line in got.log[-5:]]) > got.log[0]["gain"] + 0.1
+
+
 @pytest.mark.parametrize("family", ["bart", "llama"])
+@pytest.mark.parametrize("objective", [OBJECTIVE, EVERY_TERM])
 @pytest.mark.parametrize("cut", [{"batch_size": 4, "accumulate": 2}, {"max_tokens": 150}], ids=str)
-def test_any_cut_of_a_step_ends_at_the_same_weights(family, cut):
-    whole, other = trained_online(family=family), trained_online(family=family, **cut)
+def test_any_cut_of_a_step_ends_at_the_same_weights(family, objective, cut):
+    whole, other = (trained_online(family=family, objective=objective, **more) for more in ({}, cut))
     assert_same_weights(moved(other.model), moved(whole.model), 1e-4)
     assert_same_log(other.log, whole.log, LOGGED, 1e-3)
 
@@ -297,6 +313,9 @@ def test_any_cut_of_a_step_ends_at_the_same_weights(family, cut):
 def test_only_samples_are_written_if_no_term_reads_more():
     assert own_needs(JointLoss("ce + risk")) == Needs(samples=True, greedy_text=False, baseline=False)
     assert own_needs(JointLoss("ce")) == Needs(samples=False, greedy_text=False, baseline=False)
+    assert own_needs(JointLoss("ce + policy(baseline=greedy)")) == Needs(True, False, True)
+    assert own_needs(JointLoss("ce + matches(2):student")) == Needs(False, True, False)
+    assert own_needs(JointLoss(EVERY_TERM)) == Needs(True, True, True)
     texts = fresh()
     assert texts.greedy is None
     assert texts.keys == []
@@ -332,12 +351,11 @@ def test_the_greedy_text_is_the_first_candidate_and_its_gain_a_baseline(family, 
         assert batch["baseline"].tolist() == pytest.approx([gains[1][0], gains[2][0]])
     seen = []
     monkeypatch.setattr(
-        "ngramloss.hf.candidates.CandidateStats",
-        lambda *args, **more: seen.append(more) or CandidateStats(*args, **more),
+        "ngramloss.hf.candidates.CandidateStats", lambda *args: seen.append(CandidateStats(*args)) or seen[-1]
     )
     model(**batch).loss.backward()
-    assert (seen[0]["greedy"] is not None) == needs.greedy_text
-    assert (seen[0]["baseline"] is not None) == needs.baseline
+    assert (seen[0].greedy is not None) == needs.greedy_text
+    assert (seen[0].baseline is not None) == needs.baseline
     blank = steps.padder([], steps.plan._blank)
     assert set(blank) == set(batch) - {"attention_mask"} | set(blank) & {"attention_mask"}
 
@@ -411,9 +429,9 @@ def test_what_cannot_be_written_is_refused():
 # Continuing
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(("dropout", "objective"), [(0.0, OBJECTIVE), (0.3, OBJECTIVE), (0.3, EVERY_TERM)])
 @pytest.mark.parametrize("family", ["bart", "llama"])
-def test_a_training_continues_between_two_refreshes_with_the_same_bits(tmp_path, family, dropout):
+def test_a_training_continues_between_two_refreshes_with_the_same_bits(tmp_path, family, dropout, objective):
     def model():
         made = writing_model(family)
         for part in made.modules():
@@ -422,6 +440,7 @@ def test_a_training_continues_between_two_refreshes_with_the_same_bits(tmp_path,
         return made
 
     settings = {"model": None, "data": rows(30), "online": {"refresh": 3}, "clip": 0.5, "epochs": 2.0}
+    settings["objective"] = objective
     whole = trained_online(tmp_path / "whole", **settings | {"model": model()})
     for step in (2, 3, 4):
         folder = tmp_path / str(step)
@@ -651,16 +670,25 @@ def test_an_objective_that_reads_no_text_trains_without_writing_and_that_is_said
     assert_same_weights(one, other, 0)
 
 
-def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages, monkeypatch):
-    monkeypatch.setattr(online, "ON_POLICY", ("risk",))
-    settings = recipe.load("tiny.toml", ["online.temperature=0.7"])
-    online.check_online(settings)
+def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages):
+    for setting in ("online.temperature=0.7", "online.groups=2"):
+        online.check_online(recipe.load("tiny.toml", ["objective=ce + policy", setting]))
     assert messages == [
-        "risk is right for samples of the model as it is, and online.temperature = 0.7 and online.top_p = 1 draw from "
-        "another distribution. Leave both at 1."
+        "policy is right for samples of the model as it is, and online.temperature = 0.7 and online.top_p = 1 draw "
+        "from another distribution. Leave both at 1.",
+        "policy is right for samples of the model as it is, and online.groups = 2 writes beams. Leave it at 0.",
     ]
-    online.check_online(recipe.load("tiny.toml"))
-    assert len(messages) == 1
+    online.check_online(recipe.load("tiny.toml", ["objective=ce + policy"]))
+    online.check_online(recipe.load("tiny.toml", ["online.temperature=0.7"]))
+    assert len(messages) == 2
+
+
+@pytest.mark.parametrize("objective", ["ce + credit(1,2)", "ce + bag(2):student", "ce + policy(baseline=greedy)"])
+def test_a_recipe_trains_with_every_term_of_own_texts(place, capsys, objective):
+    samples = f"online.samples={0 if 'student' in objective else 2}"
+    assert train(f"objective={objective}", samples) == 0
+    lines = [json.loads(line) for line in (place / "run" / "log.jsonl").read_text().splitlines()]
+    assert [0 <= line["gain"] <= 1 for line in lines if "loss" in line] == [True] * 4
 
 
 def test_conversations_are_refused(place, capsys):

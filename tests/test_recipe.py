@@ -572,6 +572,15 @@ OBJECTIVES = [
     "ce + prefer",
     "ce + prefer(beta=0.1,alpha=1,margin=0.5)",
     "rank",
+    "ce + policy",
+    "ce + policy(baseline=others)",
+    "ce + policy(baseline=others,scale=std)",
+    "ce + policy(baseline=greedy)",
+    "ce + credit(2)",
+    "ce + credit(2,3)",
+    "ce + matches(2):student",
+    "ce + precision(1):student",
+    "ce + bag(2):student",
 ]
 
 

@@ -30,7 +30,7 @@ from ngramloss.stats import (
     with_given,
 )
 from ngramloss.terms.parser import parse
-from ngramloss.terms.registry import START, TEACHER_STATISTICS, TWIN_STATISTICS
+from ngramloss.terms.registry import CANDIDATE_STATISTICS, START, TEACHER_STATISTICS, TWIN_STATISTICS
 from ngramloss.terms.term import Part, Term, check_names
 from ngramloss.weights import current_weights, refresh_device_weights, weights_on_device
 
@@ -58,10 +58,11 @@ class JointLoss(torch.nn.Module):
     that contains only padding is not a sequence: it is not counted in any denominator and adds nothing. NaN in the
     logits makes the loss NaN, as in ``F.cross_entropy``, and so does NaN in a candidate.
 
-    ``rank``, ``risk`` and ``prefer`` read the candidates of each row, which are passed as ``candidates``. ``margin``
-    reads what a language model says of each label, which is passed as ``lm_logp``. ``rdrop``, ``rewards:twin`` and
-    ``gated:twin`` compare twins: rows 2i and 2i + 1 are one example, each with its own dropout. ``distill`` and
-    ``keep`` compare with a teacher, which is passed as ``teacher``.
+    ``rank``, ``risk``, ``prefer``, ``policy``, ``credit`` and the variants ``:student`` read the candidates of each
+    row, which are passed as ``candidates``. ``margin`` reads what a language model says of each label,
+    which is passed as ``lm_logp``. ``rdrop``, ``rewards:twin`` and ``gated:twin`` compare twins: rows 2i and 2i + 1 are
+    one example, each with its own dropout. ``distill`` and ``keep`` compare with a teacher, which is passed as
+    ``teacher``.
 
     If a row contains several texts, as trainers of decoder-only models pack them, ``segments`` says which position
     belongs to which. Then every text is a sequence of its own, as if it had a row to itself.
@@ -105,7 +106,7 @@ class JointLoss(torch.nn.Module):
         check_names(self.terms)
         self.progress: float | None = None
         """The share of optimiser steps done, from 0 to 1. Terms with a schedule read it; a trainer sets it."""
-        self.needs = frozenset(need for term in self.terms for need in term.needs)
+        self.needs = frozenset(need for term in self.terms for need in term.needs) - CANDIDATE_STATISTICS
         self.temperature = _temperature(self.terms)
         """What the logits of model and teacher are divided by before they are compared."""
 
@@ -128,7 +129,8 @@ class JointLoss(torch.nn.Module):
             num_tokens: the denominator of ``ce`` and other terms per token; by default the number of labels that count.
             num_sequences: the denominator of the other terms; by default the number of rows, or of texts in packed
                 rows, with such a label.
-            candidates: what ``rank``, ``risk`` and ``prefer`` read, a row for each row of the labels.
+            candidates: texts of the model itself, which ``rank``, ``policy`` and others read, a row for each row of
+                the labels.
             segments: the text of each label in packed rows: integers [B, T], equal neighbours belong together. Labels
                 with a negative segment belong to no text: only terms that are plain sums over positions (``ce``,
                 ``dft``, ``tailr``, ``mixce``, ``focal``, ``eaft``, ``rdrop``) count them. Finding the texts reads two
@@ -308,6 +310,26 @@ class JointLoss(torch.nn.Module):
         return any(part.reads == "candidates" for part in self.parts)
 
     @property
+    def candidate_needs(self) -> frozenset[str]:
+        """The optional statistics of candidates that a term reads."""
+        return frozenset(need for part in self.parts for need in part.needs if need in CANDIDATE_STATISTICS)
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether a term reads candidates other than the model's own greedy text."""
+        return any(part.reads == "candidates" and "greedy" not in part.needs for part in self.parts)
+
+    @property
+    def needs_own_text(self) -> bool:
+        """Whether a term reads the model's own greedy text, such as ``precision(2):student``."""
+        return "greedy" in self.candidate_needs
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether a term compares gains with that of the greedy text: ``policy(baseline=greedy)``."""
+        return "baseline" in self.candidate_needs
+
+    @property
     def needs_twins(self) -> bool:
         """Whether a term compares each row with its twin, so that rows 2i and 2i + 1 must be one example."""
         return not self.needs.isdisjoint(TWIN_STATISTICS)
@@ -388,6 +410,7 @@ class JointLoss(torch.nn.Module):
             raise UserError(f"candidates were given, but no term of {str(self)!r} reads them: add rank, risk or "
                             "prefer to the objective, or leave the candidates out.")
         candidates = checked_candidates(candidates)
+        self._refuse_missing_of_candidates(candidates, labels)
         if len(candidates.logp) != len(labels):
             raise UserError(f"candidates must have one row for each row of the labels: got {len(candidates.logp)} rows "
                             f"of candidates and {len(labels)} of labels.")
@@ -396,12 +419,23 @@ class JointLoss(torch.nn.Module):
                             "segments out, with one text in each row, or leave out the terms that compare candidates.")
         return candidates
 
+    def _refuse_missing_of_candidates(self, candidates: CandidateStats, labels: Tensor) -> None:
+        """Raise if a term reads what these candidates do not have."""
+        for part in self.parts:
+            for need in sorted(part.needs & CANDIDATE_STATISTICS):
+                if getattr(candidates, need) is None:
+                    raise UserError(f"{part.name} reads {MISSING[need]}")
+        cross = candidates.greedy_cross_logp                             # [B, T, U]
+        if cross is not None and cross.shape[-1] != labels.shape[-1]:
+            raise ValueError(f"candidates: `greedy_cross_logp` must be [B, T, U] with the U of the labels, "
+                             f"{labels.shape[-1]}, got {list(cross.shape)}.")
+
     def _refuse_weights(self, stats: TokenStats) -> None:
-        """Raise if tokens have weights, and a term cannot weight them. Terms of candidates do not read labels."""
+        """Raise if tokens have weights, and a term cannot weight them. Some terms of candidates do not read labels."""
         if stats.weights is None:
             return
         for term in self.terms:
-            if term.reads == "tokens" and not term.weighted:
+            if term.reads_labels and not term.weighted:
                 raise UserError(f"{term.names[0]} cannot weight single tokens, because it is not a sum over tokens or "
                                 "windows of the reference. Leave the weights or this term out.")
 
@@ -422,6 +456,18 @@ class JointLoss(torch.nn.Module):
         """Numbers to log during training; gradients are not changed. See :func:`diagnostics.diagnose`."""
         return diagnostics.diagnose(self, logits, labels, packing_of(labels, segments), given)
 
+
+_ONLINE = "Draw texts as the training goes, with a section [online] in the recipe, or give "
+MISSING = {
+    "token_logp": "the tokens of each candidate: pass `tokens` and `token_logp` [B, K, T] to CandidateStats.",
+    "greedy": "the model's own greedy text, and these candidates do not say which one it is. " + _ONLINE
+    + "`greedy` [B, K], which is true for it.",
+    "baseline": "what the model's greedy text scores, and these candidates do not have it. " + _ONLINE
+    + "`baseline` [B] beside `gains`.",
+    "greedy_cross_logp": "the probabilities of the reference's tokens along the model's own greedy text: pass "
+    "`greedy_cross_logp` [B, T, U] to CandidateStats.",
+}
+"""Statistics of candidates → the end of the error if they are missing."""
 
 INSTEAD = {
     "label_smoothing": "Write the smoothing in the objective: JointLoss('ce(smoothing=0.1) + matches(2)').",
@@ -452,7 +498,9 @@ def _row_values(part: Part, stats: TokenStats, labels: Tensor, candidates: Candi
         return replay.fastest(part, stats)(stats, labels)
     assert candidates is not None
     broken = candidates.logp.isnan() | candidates.length.isnan() | candidates.gain.isnan()   # [B, K]
-    return (part.function(candidates) + torch.where(broken.any(-1), float("nan"), 0.0)).to(stats.lse.dtype)
+    read = candidates if "greedy" in part.needs else candidates.samples()
+    value = part.function(read, labels) if part.reads_labels else part.function(read)   # [B]
+    return (value + torch.where(broken.any(-1), float("nan"), 0.0)).to(stats.lse.dtype)
 
 
 def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:

@@ -106,7 +106,8 @@ class Setting:
             return value
         if self.kind is int and isinstance(value, int) and number:
             return value
-        raise UserError(f"{key}: must be {_KINDS[self.kind]}, got {value!r}.")
+        expected = f"one of {', '.join(self.allowed)}" if self.kind is str and self.allowed else _KINDS[self.kind]
+        raise UserError(f"{key}: must be {expected}, got {value!r}.")
 
     def _check_bounds(self, key: str, value: float) -> None:
         if self.least is not None and value < self.least:

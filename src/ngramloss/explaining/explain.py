@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain, compress
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ngramloss.errors import UserError
 from ngramloss.loss import JointLoss
 from ngramloss.objectives import ngrams
-from ngramloss.objectives.candidates import by_gain, rank, risk
+from ngramloss.objectives.candidates import by_gain, credit, policy, rank, risk, student
 from ngramloss.objectives.tokens import unlikelihood
 from ngramloss.objectives.windows import bag, bleu, eisl, gated, matches, near, precision, rewards, soft
 from ngramloss.output.tabular import aligned
-from ngramloss.stats import GIVEN, CandidateStats, TokenStats, packing, token_stats
+from ngramloss.stats import GIVEN, IGNORE_INDEX, CandidateStats, TokenStats, packing, token_stats
 from ngramloss.terms import OBJECTIVES, Term
 
 FILLER = "_"
@@ -58,16 +59,30 @@ class Sentence(NamedTuple):
         """
         if not loss_fn.needs_candidates:
             return None
-        if len(self.outputs) == 1:
+        if loss_fn.needs_samples and len(self.outputs) == 1:
             raise UserError(
                 f"{str(loss_fn)!r} compares outputs of a model, and there is only the candidate. Give more "
                 "with --others."
             )
         logp = logits[0].log_softmax(-1).clamp_min(-1e30)  # [T, V]
-        sums = [logp[: len(ids)].gather(-1, ids.unsqueeze(-1)).sum() for ids in self.output_ids]
-        length, gain = zip(*((len(words), _f1(words, self.reference)) for words in self.outputs), strict=True)
-        lengths, gains = (torch.tensor([values], dtype=logp.dtype) for values in (length, gain))  # [1, K] each
-        return CandidateStats(torch.stack(sums)[None], lengths, gains)
+        tokens = pad_sequence(self.output_ids, batch_first=True, padding_value=IGNORE_INDEX)  # [K, T']
+        real = tokens != IGNORE_INDEX  # [K, T']
+        per_token = logp[: tokens.shape[-1]].expand(len(tokens), -1, -1)  # [K, T', V]
+        token_logp = per_token.gather(-1, tokens.clamp_min(0).unsqueeze(-1)).squeeze(-1).where(real, 0.0)  # [K, T']
+        gain = torch.tensor([_f1(words, self.reference) for words in self.outputs], dtype=logp.dtype)  # [K]
+        if loss_fn.needs_own_text:  # the candidate, once more, after all outputs
+            tokens, token_logp, gain = (torch.cat([values, values[:1]]) for values in (tokens, token_logp, gain))
+        own = torch.arange(len(tokens)) >= len(self.outputs)  # [K]
+        length = (tokens != IGNORE_INDEX).sum(-1)  # [K]
+        cross = logp[: tokens.shape[-1], self.labels[0]]  # [T', T]
+        found = (token_logp.sum(-1), length, gain, gain[0], own, tokens, token_logp, cross)
+        return CandidateStats(*(values[None] for values in found))
+
+    def samples(self, candidates: CandidateStats) -> CandidateStats:
+        """The outputs without the own text after them."""
+        names = ("logp", "length", "gain", "tokens", "token_logp")
+        K = len(self.outputs)
+        return candidates._replace(greedy=None, **{name: getattr(candidates, name)[:, :K] for name in names})
 
 
 def explain(
@@ -83,8 +98,9 @@ def explain(
     short is filled with ``_`` and one that is too long is truncated. The candidate's word at a position has the given
     confidence; the remaining probability is divided evenly among the other words and one unknown word.
 
-    Objectives that compare candidates (``rank``, ``risk``, ``prefer``) read the candidate and ``others``, which are
-    more outputs of the same model, with at most as many words as the reference.
+    Objectives that compare candidates (``rank``, ``risk``, ``prefer``, ``policy``, ``credit``) read the candidate and
+    ``others``, which are more outputs of the same model, with at most as many words as the reference. The candidate is
+    also the model's own greedy text, which variants ``:student`` read.
 
     Several references, with a candidate for each, are documents that a trainer packs into one row. Each is shown by
     itself; the last line has the loss of the row. A confidence for each word is given in the order of the row.
@@ -156,8 +172,12 @@ def _term_blocks(
     blocks = []
     for term in loss_fn.terms:
         for part, n in zip(term.parts, term.n if len(term.n) == len(term.parts) else [1], strict=True):
-            if term.reads == "candidates" and candidates is not None:
-                block = _candidate_block(sentence, term, candidates)
+            if term.variant == "student" and candidates is not None:
+                block = _student_block(sentence, term, n, candidates)
+            elif term.name == "credit" and candidates is not None:
+                block = _credit_block(sentence, term, sentence.samples(candidates))
+            elif term.reads == "candidates" and candidates is not None:
+                block = _candidate_block(sentence, term, sentence.samples(candidates))
             else:
                 block = _token_block(sentence, term, n)
             tables = [*_columns(block.table), *(_columns(list(block.sums)) if block.sums else [])]
@@ -195,7 +215,7 @@ def raise_if_not_compared(others: Sequence[str], objectives: Sequence[JointLoss]
                 f"{str(loss_fn)!r} reads a second model's probabilities or further streams, which a pair of sentences "
                 "does not have. Leave out margin and future."
             )
-    if others and not any(loss_fn.needs_candidates for loss_fn in objectives):
+    if others and not any(loss_fn.needs_samples for loss_fn in objectives):
         listed = " or ".join(repr(str(loss_fn)) for loss_fn in objectives)
         raise UserError(f"no term of {listed} compares outputs: add rank, risk or prefer, or leave --others out.")
 
@@ -286,6 +306,7 @@ def _table(first: str, second: str, names: Sequence[str], columns: Columns) -> l
 def _windows(sentence: Sentence, term: Term, n: int) -> Windows | None:
     stats, labels, released = sentence.stats, sentence.labels, term.variant == "released"
     T, S = len(sentence.reference), max(len(sentence.reference) - n + 1, 1)
+    options: dict[str, Any] = dict(term.options)
     probability, best = (ngrams.sums(logp, n).exp() for logp in (stats.label_logp, stats.best_logp))  # [1, S] each
     columns: dict[str, Tensor | Sequence[str]]
     match term.name:
@@ -339,10 +360,10 @@ def _windows(sentence: Sentence, term: Term, n: int) -> Windows | None:
             title = "mean of −log p of the reference's n-grams, each where the model prefers it"
             return title, "reference", {"log p where it fits": fit, "costs": -fit / S}
         case "soft":
-            earns = soft.powers(stats, labels, n=n, **term.options)  # [1, S]
+            earns = soft.powers(stats, labels, n=n, **options)  # [1, S]
             return _REFERENCE_EARNS, "reference", {"probability": probability, "earns": earns}
         case "near":
-            probability, near_weight = near.nearness(stats, labels, n=n, **term.options)  # [1, S] each
+            probability, near_weight = near.nearness(stats, labels, n=n, **options)  # [1, S] each
             earns = near_weight * probability / S  # [1, S]
             return _REFERENCE_EARNS, "reference", {"probability": probability, "weight": near_weight, "earns": earns}
     return None
@@ -363,6 +384,10 @@ def _occurrences(sentence: Sentence, n: int) -> list[str]:
     """How often each window of the candidate is in the reference."""
     candidate, reference = ngrams.ids(sentence.stats.best_token, sentence.labels, n=n)  # [1, S] each
     counts = ngrams.count(candidate, among=reference, where=torch.ones_like(candidate).bool())  # [1, S]
+    return _times(counts)
+
+
+def _times(counts: Tensor) -> list[str]:
     return [f"×{count}" if count else "–" for count in counts[0].tolist()]
 
 
@@ -407,24 +432,30 @@ _SUMMARIES: dict[str, Callable[[Sentence, Term], _Block]] = {"bleu": _bleu, "lcs
 
 def _candidate_block(sentence: Sentence, term: Term, candidates: CandidateStats) -> _Block:
     """The outputs of the model in the order of their gains, and what an objective that compares them computes."""
-    alpha = _option(term, "alpha") if term.name in ("rank", "prefer") else 1
+    alpha = _option(term, "alpha") if term.name in ("rank", "prefer", "policy") else 1
     score, order, _ = by_gain.ranked(candidates, alpha=alpha)  # [1, K] each
     gain, logp = candidates.gain[:, order[0]], candidates.logp[:, order[0]]  # [1, K] each
     outputs = [sentence.outputs[k] for k in order[0].tolist()]
     columns: dict[str, Tensor | Sequence[str]] = {"gain": gain, "log p": logp}
     if term.name == "risk":
-        share = risk.shares(candidates, **term.options)[:, order[0]]  # [1, K]
+        share = risk.shares(candidates, sharpness=_option(term, "sharpness"))[:, order[0]]  # [1, K]
         columns |= {"share": share, "costs": share * (1 - gain)}
+    elif term.name == "policy":
+        chosen = {name: str(_choice(term, name)) for name in ("baseline", "scale")}
+        advantage = policy.advantages(candidates, **chosen)[:, order[0]]  # [1, K]
+        columns |= {"words": [str(len(words)) for words in outputs], "advantage": advantage}
+        columns |= {"costs": -advantage * score / len(outputs)}
     else:
         columns |= {"words": [str(len(words)) for words in outputs], "f": score}
     titles = {
         "rank": "sum over d of the mean of max(0, f(worse) − f(better) + d·margin), for outputs d places apart",
         "risk": "sum over the outputs of their share of the probability^sharpness, times 1 − gain",
         "prefer": "−log σ(beta · (f(first) − f(last)) − margin)",
+        "policy": "− mean over the outputs of the advantage times log p / words^alpha",
     }
     sums = []
     if term.name == "rank":
-        costs = rank.costs(candidates, **term.options)[0]  # [K, K]
+        costs = rank.costs(candidates, margin=_option(term, "margin"), alpha=alpha)[0]  # [K, K]
         distances = range(1, len(costs))
         sums = [["places apart", "pairs", "costs"]]
         sums += [[str(d), str(len(costs) - d), _decimal(costs.diagonal(d).sum().item())] for d in distances]
@@ -432,8 +463,59 @@ def _candidate_block(sentence: Sentence, term: Term, candidates: CandidateStats)
     return _Block(titles.get(term.name, "your own objective"), table, sums)
 
 
+def _credit_block(sentence: Sentence, term: Term, samples: CandidateStats) -> _Block:
+    """The words of each output, and what a policy gradient with credit for each of them computes."""
+    assert samples.token_logp is not None
+    found = credit.credits(samples, sentence.labels, n=term.n)
+    costs = -(found.credit - found.mean) * found.share * samples.token_logp  # [1, K, T']
+    table = [["output", "word", "credit", "log p", "costs"]]
+    for k, words in enumerate(sentence.outputs):
+        numbers = (x[0, k, : len(words)].tolist() for x in (found.credit, samples.token_logp, costs))
+        table += [[str(k + 1), *row] for row in zip(words, *(map(_decimal, x) for x in numbers), strict=True)]
+    mean = _decimal(found.mean.item())
+    return _Block(f"− mean of (credit − {mean}) · log p over the words of each output, then over outputs", table)
+
+
+def _student_block(sentence: Sentence, term: Term, n: int, candidates: CandidateStats) -> _Block:
+    """The windows of the own text, or for a bag those of the reference, and what each earns."""
+    tokens, logp = candidates.own_text()  # [1, T'] each
+    own, reference = ngrams.same_length(tokens, sentence.labels)  # [1, L] each
+    ids, wanted = ngrams.ids(own, reference, n=n)  # [1, S] each
+    of_reference = ngrams.real(reference, n)  # [1, S]
+    columns: dict[str, Tensor | Sequence[str]]
+    if term.name == "bag":
+        words, side = sentence.reference, "reference"
+        title = "1 − what the n-grams of the reference earn along the own text"
+        found = student.found(candidates, sentence.labels, n=n)
+        copies = ngrams.count(wanted, among=wanted, where=of_reference)  # [1, S]
+        columns = {"copies": _whole(copies), "expected": found.expected, "earns": found.amount}
+    else:
+        words, side = sentence.outputs[0], "own text"
+        columns = {"in reference": _times(ngrams.count(ids, among=wanted, where=of_reference))}
+        columns |= {"probability": ngrams.sums(logp, n).exp()}
+        if term.name == "matches":
+            title = "1 − what the windows of the own text earn"
+            earned = student.matched(candidates, sentence.labels, n=n)
+            columns |= {"copies": _whole(earned.copies), "earns": _where(earned.hit, earned.amount)}
+        else:
+            title = "− what the windows of the own text add to the precision"
+            columns |= {"adds": student.covered(candidates, sentence.labels, n=n)}
+    windows = [" ".join(words[t : t + n]) for t in range(len(words) - n + 1)]
+    shown = {
+        name: column[..., : len(windows)] if isinstance(column, Tensor) else column[: len(windows)]
+        for name, column in columns.items()
+    }  # without the windows over padding
+    return _Block(title, _table("at", side, windows, shown))
+
+
 def _option(term: Term, name: str) -> float:
-    return float(term.options.get(name, OBJECTIVES.entry(term.name).options[name].default))
+    return float(_choice(term, name))
+
+
+def _choice(term: Term, name: str) -> float | str:
+    """The value of an option, given or by default."""
+    value: float | str = term.options.get(name, OBJECTIVES.entry(term.name).options[name].default)
+    return value
 
 
 def _f1(words: list[str], reference: list[str]) -> float:
@@ -467,6 +549,7 @@ def _header(sentence: Sentence) -> list[str]:
 def _columns(table: list[list[str]], names: int = 2) -> list[str]:
     """Lines with aligned columns: the first ``names`` to the left, numbers to the right."""
     if len(table) == 1 and len(table[0]) > 1:
-        return ["  the reference is shorter than n, so there are no windows"]
+        text = "own text" if "own text" in table[0] else "reference"
+        return [f"  the {text} is shorter than n, so there are no windows"]
     left = (0,) if names == 1 else (1,) if table[0][0] in ("at", "order") else ()
     return [f"  {line}" for line in aligned(table, left)]

@@ -46,6 +46,7 @@ from ngramloss.stats import (
     CandidateStats,
     Labelled,
     Packing,
+    Texts,
     TokenStats,
     at_positions,
     labelled,
@@ -99,7 +100,9 @@ def attach(
     encoder runs once for a source. Candidates are further rows of the decoder, which is what other outputs of the
     decoder show; their logits are computed in blocks, and not kept. Inside ``torch.compile`` of the whole model they
     are. In evaluation without candidates, the loss and its parts are those of the other terms. A stock Trainer passes
-    such inputs on with ``remove_unused_columns=False``.
+    such inputs on with ``remove_unused_columns=False``. Terms of the model's own greedy text, such as
+    ``precision(2):student``, need that text among the candidates, and ``greedy``, bool [B, K], which is true for it.
+    All other terms leave it out. ``policy(baseline=greedy)`` needs ``baseline`` [B], what the greedy text scores.
 
     ``margin`` needs one more input, ``lm_logp``: a log-probability for each label, in the shape of ``labels``.
     ``future`` reads the further streams of a ProphetNet, which the model itself computes.
@@ -345,9 +348,7 @@ class _State:
         compared: CandidateStats | None = None
         if candidates is not None:
             made, others = candidates.split(made, labels.shape[-1], places)  # [B, T, …], [B·K, T', …]
-            compared = candidates.stats(
-                _row_stats(loss_fn, others, candidates.labels.flatten(0, 1), head, memory="lean").label_logp
-            )
+            compared = _candidate_stats(loss_fn, candidates, others, labels, head)
         elif places is not None:
             made = at_positions(made, places)  # [S, T, …]
         given |= _stream_stats(loss_fn, streams, aligned, head)
@@ -603,8 +604,39 @@ def _router_loss(model: Any, outputs: Outputs, labels: Tensor, num_tokens: Any) 
     return loss * float(_router_weight(model) or 0.0)
 
 
+def _candidate_stats(
+    loss_fn: JointLoss, candidates: CandidateRows, rows: Tensor, references: Tensor, head: Head | None
+) -> CandidateStats:
+    """The statistics of the candidates that the objective reads.
+
+    Args:
+        loss_fn: the objective.
+        candidates: of the batch.
+        rows: hidden states of the candidates, or logits if there is no head, [B·K, T', …].
+        references: labels, [B, T].
+        head: the output head.
+    """
+    labels, needs = candidates.labels.flatten(0, 1).to(rows.device), loss_fn.candidate_needs  # [B·K, T']
+    every = functools.partial(_row_stats, loss_fn, head=head, memory="lean")
+    if "greedy_cross_logp" not in needs or candidates.greedy is None:
+        return candidates.stats(every(rows, labels).label_logp, needs)
+    row = torch.arange(len(references), device=rows.device)  # [B]
+    texts = Texts(references.to(rows.device), row.unsqueeze(-1).expand(-1, labels.shape[-1]))  # [B, T], [B, T']
+    own = every(candidates.own(rows), candidates.own(labels), needs=("cross_logp",), texts=texts)
+    # Only greedy texts need `cross_logp`, which is large. If there are samples, too, the head runs twice for them.
+    of_all = own if candidates.labels.shape[1] == 1 else every(rows, labels)
+    return candidates.stats(of_all.label_logp, needs)._replace(greedy_cross_logp=own.cross_logp)
+
+
 def _row_stats(
-    loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | None, *, memory: str, needs: Collection[str] = ()
+    loss_fn: JointLoss,
+    rows: Tensor,
+    labels: Tensor,
+    head: Head | None,
+    *,
+    memory: str,
+    needs: Collection[str] = (),
+    texts: Texts | None = None,
 ) -> TokenStats:
     """Statistics of further rows: candidates, or streams; from hidden states without ever having all logits.
 
@@ -615,11 +647,12 @@ def _row_stats(
         head: the output head.
         memory: as in :class:`JointLoss`.
         needs: optional statistics.
+        texts: whose tokens ``cross_logp`` has, if not those of the rows themselves.
     """
     labels = labels.to(rows.device)  # [N, T]
     if head is None:
-        return token_stats(rows, labels, needs=needs, check=loss_fn.check)
-    settings: dict[str, Any] = {"check": loss_fn.check, "backend": loss_fn.backend, "memory": memory}
+        return token_stats(rows, labels, needs=needs, check=loss_fn.check, texts=texts)
+    settings: dict[str, Any] = {"check": loss_fn.check, "backend": loss_fn.backend, "memory": memory, "texts": texts}
     return token_stats_from_hidden(rows, labels=labels, **head._asdict(), needs=needs, **settings)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import has_encoder
-from ngramloss.stats import IGNORE_INDEX, CandidateStats, at_positions
+from ngramloss.stats import IGNORE_INDEX, CandidateStats, at_positions, own_rows
 
 KEYS = ("candidates", "candidate_inputs", "candidate_positions", "gains", "greedy", "baseline")
 """What a batch with candidates has besides the inputs of a model."""
@@ -40,9 +40,9 @@ class CandidateRows(NamedTuple):
     positions: Tensor | None
     """Indices of the positions of a decoder-only model that predict them, [B, K, T']."""
     greedy: Tensor | None = None
-    """Which candidate is the greedy text, [B, K]."""
+    """Whether a candidate is the model's own greedy text, bool [B, K]."""
     baseline: Tensor | None = None
-    """What the greedy text scores, [B]."""
+    """What that text scores, [B]."""
 
     def beside(self, references: Tensor, pad: int) -> Tensor:
         """The decoder's input with a row for each text; ``references`` are the rows of the references, [B, T].
@@ -72,7 +72,17 @@ class CandidateRows(NamedTuple):
         texts = rows.unflatten(0, (-1, 1 + self.labels.shape[1]))  # [B, 1 + K, T'', …]
         return texts[:, 0, :length], texts[:, 1:, : self.labels.shape[-1]].flatten(0, 1)
 
-    def stats(self, label_logp: Tensor) -> CandidateStats:
+    def own(self, rows: Tensor) -> Tensor:
+        """What was computed for the greedy text of each source, [B, T', …]; for some text of it if there is none.
+
+        Args:
+            rows: of all candidates, [B·K, T', …].
+        """
+        assert self.greedy is not None
+        marked = self.greedy & (self.labels != IGNORE_INDEX).any(-1)  # [B, K]
+        return rows.index_select(0, own_rows(marked).to(rows.device))
+
+    def stats(self, label_logp: Tensor, needs: Collection[str] = ()) -> CandidateStats:
         """Sums over the tokens of each candidate, in fp32 or better.
 
         Every label counts, in the log-probability and in the length: also the end token, and the start token where a
@@ -80,12 +90,15 @@ class CandidateRows(NamedTuple):
 
         Args:
             label_logp: log-probabilities of the labels, 0 where none counts, [B·K, T'].
+            needs: optional statistics of candidates; those of single tokens are left out otherwise.
         """
-        labels = self.labels.to(label_logp.device)  # [B, K, T']
-        logp = label_logp.view(labels.shape).sum(-1)  # [B, K]
-        given = {name: getattr(self, name) for name in ("baseline", "greedy")}
-        more = {name: None if value is None else value.to(logp.device) for name, value in given.items()}
-        return CandidateStats(logp, (labels != IGNORE_INDEX).sum(-1), self.gains.to(logp.device), **more)
+        device = label_logp.device
+        labels, token_logp = self.labels.to(device), label_logp.view(self.labels.shape)  # [B, K, T'] each
+        baseline, greedy = (None if x is None else x.to(device) for x in (self.baseline, self.greedy))  # [B], [B, K]
+        stats = CandidateStats(
+            token_logp.sum(-1), (labels != IGNORE_INDEX).sum(-1), self.gains.to(device), baseline, greedy
+        )
+        return stats._replace(tokens=labels, token_logp=token_logp) if "token_logp" in needs else stats
 
 
 def candidate_rows(
@@ -99,9 +112,9 @@ def candidate_rows(
         references: labels, [B, T].
         decoder_inputs: (model, labels [N, T]) → the decoder's input, [N, T]. Called if the inputs have none.
     """
-    labels, ready, positions, gains, *own = (inputs.pop(name, None) for name in KEYS)  # [B, K, T'] each, [B, K]
+    labels, ready, positions, gains, greedy, baseline = (inputs.pop(name, None) for name in KEYS)
     if labels is None:
-        if any(value is not None for value in (ready, positions, gains, *own)):
+        if any(value is not None for value in (ready, positions, gains, greedy, baseline)):
             raise UserError("the inputs have `gains` or other inputs of candidates, but `candidates` are missing.")
         return None
     if labels.ndim != 3 or len(labels) != len(references):
@@ -115,6 +128,17 @@ def candidate_rows(
             f"candidates need `gains` [B, K] = {list(labels.shape[:2])}, what each scores against the "
             f"reference, got {actual}."
         )
+    if greedy is not None and (greedy.shape != labels.shape[:2] or greedy.dtype != torch.bool):
+        raise UserError(
+            f"`greedy` must be true or false for each candidate, {list(labels.shape[:2])}, got {greedy.dtype} of shape "
+            f"{list(greedy.shape)}."
+        )
+    if baseline is not None and baseline.shape != labels.shape[:1]:
+        raise UserError(
+            f"`baseline` must be what the greedy text of each source scores, {list(labels.shape[:1])}, got a tensor of "
+            f"shape {list(baseline.shape)}."
+        )
+    greedy = greedy if labels.shape[1] else None  # without room for candidates there is no greedy text
     if refused := [name for name in FOR_ONE_TEXT if inputs.get(name) is not None]:
         raise UserError(
             f"{refused[0]} is not known for the candidates, which become rows of the decoder like the "
@@ -127,15 +151,15 @@ def candidate_rows(
                 f"`candidate_positions` in the shape of the candidates, {list(labels.shape)}. `ngramloss train` and "
                 "ng.train make such batches."
             )
-        return CandidateRows(labels, None, gains, positions, *own)
-    read = inputs.get("decoder_input_ids")  # [B, T]
-    if read is not None and read.shape != references.shape:
+        return CandidateRows(labels, None, gains, positions, greedy, baseline)
+    own = inputs.get("decoder_input_ids")  # [B, T]
+    if own is not None and own.shape != references.shape:
         raise UserError(
-            f"decoder_input_ids and labels must have one shape, got {list(read.shape)} and {list(references.shape)}."
+            f"decoder_input_ids and labels must have one shape, got {list(own.shape)} and {list(references.shape)}."
         )
     if ready is None:
         ready = decoder_inputs(model, labels.flatten(0, 1)).view(labels.shape)  # [B, K, T']
-    return CandidateRows(labels, ready, gains, None, *own)
+    return CandidateRows(labels, ready, gains, None, greedy, baseline)
 
 
 def without_candidates(inputs: Mapping[str, Any]) -> dict[str, Any]:

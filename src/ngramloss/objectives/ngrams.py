@@ -30,14 +30,19 @@ def sums(values: Tensor, n: int) -> Tensor:
 
 
 def diagonal_sums(values: Tensor, n: int) -> Tensor:
-    """Sum of ``values[:, t+i, u+i]`` over i < n, for each pair of windows t and u, [B, S, S]."""
-    S = max(values.shape[1] - n + 1, 0)
-    if S == 0:
-        return values[:, :0, :0]                                         # [B, 0, 0]
-    total = values[:, :S, :S]                                            # [B, S, S]
-    for i in range(1, n):
-        total = total + values[:, i : i + S, i : i + S]                  # [B, S, S]
+    """Sum of ``values[:, t+i, u+i]`` over i < n, for each pair of windows t and u, [B, S, R]. Values are [B, T, U]."""
+    S, R = (max(length - n + 1, 0) for length in values.shape[1:])
+    total = values[:, :S, :R]                                            # [B, S, R]
+    for i in range(1, n if S and R else 0):
+        total = total + values[:, i : i + S, i : i + R]                  # [B, S, R]
     return total
+
+
+def same_length(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two batches of token ids, the shorter one padded to the length of the longer, [B, L] each."""
+    L = max(one.shape[-1], other.shape[-1])
+    padded = [F.pad(ids, (0, L - ids.shape[-1]), value=IGNORE_INDEX) for ids in (one, other)]   # [B, L] each
+    return padded[0], padded[1]
 
 
 def real(labels: Tensor, n: int) -> Tensor:
@@ -152,16 +157,18 @@ def _numbered(keys: Tensor) -> Tensor:
     return (_first_equal(flat) if _compares_pairs(flat) else _dense_rank(flat)).view_as(keys)
 
 
-MOST_KEYS_IN_PAIRS = 1024
+MOST_KEYS_IN_PAIRS, MOST_PAIRS = 1024, 2**26
 
 
 def _compares_pairs(keys: Tensor) -> bool:
-    """Whether comparing all pairs of a row is faster than sorting it.
+    """Whether comparing all pairs of a row is faster than sorting it, and takes memory for at most ``MOST_PAIRS``.
 
     On a GPU it takes fewer launches and is faster for rows of up to 1,024 keys (T = 512). On a CPU it never gained more
-    than a tenth of a millisecond (docs/dev/log.md has the measurements).
+    than a tenth of a millisecond (docs/dev/log.md has the measurements). With the samples of each source there are
+    many rows: 64 of 1,024 keys already take half a gigabyte for a moment.
     """
-    return keys.device.type != "cpu" and 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS
+    short = 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS and keys.numel() * keys.shape[1] <= MOST_PAIRS
+    return keys.device.type != "cpu" and short
 
 
 def _dense_rank(keys: Tensor) -> Tensor:

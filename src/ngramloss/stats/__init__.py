@@ -7,6 +7,7 @@ from ngramloss.stats.backends import token_stats_from_hidden as token_stats_from
 from ngramloss.stats.backends import triton_is_installed as triton_is_installed
 from ngramloss.stats.candidate_stats import CandidateStats as CandidateStats
 from ngramloss.stats.candidate_stats import checked_candidates as checked_candidates
+from ngramloss.stats.candidate_stats import own_rows as own_rows
 from ngramloss.stats.given import BESIDE_LABELS as BESIDE_LABELS
 from ngramloss.stats.given import GIVEN as GIVEN
 from ngramloss.stats.given import WEIGHTS as WEIGHTS
@@ -22,6 +23,7 @@ from ngramloss.stats.segments import packing as packing
 from ngramloss.stats.segments import unpack as unpack
 from ngramloss.stats.teachers import Teacher as Teacher
 from ngramloss.stats.token_stats import LOGITS_ONLY as LOGITS_ONLY
+from ngramloss.stats.token_stats import Texts as Texts
 from ngramloss.stats.token_stats import TokenStats as TokenStats
 from ngramloss.stats.token_stats import head_logits as head_logits
 from ngramloss.stats.token_stats import token_stats as token_stats

@@ -23,7 +23,7 @@ def parse(written: str) -> list[Term]:
     """Read a joint objective.
 
     An objective is a sum of terms: ``weight*name(n, …, option=value):variant@schedule``. Everything but the name is
-    optional. A schedule is ``@from(share)`` or ``@ramp(share, share)``.
+    optional. A value is a number or a word. A schedule is ``@from(share)`` or ``@ramp(share, share)``.
 
     Example:
         >>> parse("ce(smoothing=0.1) + 0.5*matches(2, 3) + bag(2):original")[1]
@@ -95,9 +95,9 @@ class _Reader:
     def share(self) -> float:
         return (-1 if self.take("-") else 1) * float(self.number("a share of the training from 0 to 1"))
 
-    def arguments(self) -> tuple[tuple[int, ...], dict[str, float]]:
+    def arguments(self) -> tuple[tuple[int, ...], dict[str, float | str]]:
         n: list[int] = []
-        options: dict[str, float] = {}
+        options: dict[str, float | str] = {}
         if self.take(")"):
             return (), {}
         while True:
@@ -106,12 +106,17 @@ class _Reader:
                     self.expected("each option once")
                 option = self.word("an option")
                 self.take("=") or self.expected("'=' after an option")
-                options[option] = (-1 if self.take("-") else 1) * _as_number(self.number("a number"))
+                options[option] = self.value()
             else:
                 n.append(self.whole())
             if self.take(")"):
                 return tuple(n), options
             self.take(",") or self.expected("',' or ')'")
+
+    def value(self) -> float | str:
+        if self.tokens[0].kind == "name":   # the term knows which words there are
+            return self.word("a word")
+        return (-1 if self.take("-") else 1) * _as_number(self.number("a number"))
 
     def whole(self) -> int:
         sign = -1 if self.take("-") else 1

@@ -23,7 +23,8 @@ class Objective:
 
     function: str | Formula
     """A function ``(stats, labels, *, n) → [B]``, or ``module:name``. It has no ``n`` if ``least_n`` is None. If it
-    ``reads`` candidates, it is ``(stats) → [B]``. An entry turns ``module:name`` into a function that imports it."""
+    ``reads`` candidates and has no n, it is ``(stats) → [B]``. An entry turns ``module:name`` into a function that
+    imports it."""
     variants: Mapping[str, str | Formula] = field(default_factory=dict)
     """Name → another function with the same arguments, written after a colon: ``bag(2):original``."""
     least_n: int | None = 1
@@ -33,9 +34,10 @@ class Objective:
     joint: bool = False
     """Whether several n give one value (``function`` takes a tuple) instead of one value each."""
     options: Mapping[str, Setting] = field(default_factory=dict)
-    """Options that are numbers, such as in ``ce(smoothing=0.1)``."""
+    """Options that are numbers, such as in ``ce(smoothing=0.1)``, or words, such as in ``policy(scale=std)``."""
     option_needs: Mapping[str, str] = field(default_factory=dict)
-    """Option → the optional statistic that the formula reads when the option is not 0."""
+    """Option → the optional statistic that the formula reads when the option is not 0; of an option that is a word,
+    ``option=word`` → the statistic that it reads then."""
     needs: tuple[str, ...] = ()
     """The optional statistics that the formula always reads."""
     variant_needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -46,7 +48,8 @@ class Objective:
     """Whether the value is a plain sum over positions, so that it does not matter which text a position belongs to. All
     other formulas get one text a row, also where rows are packed."""
     reads: Literal["tokens", "candidates"] = "tokens"
-    """Whether the formula reads TokenStats and labels, or CandidateStats. Candidates have no n."""
+    """Whether the formula reads TokenStats and labels, or CandidateStats. A variant reads candidates, too, if it needs
+    one of ``CANDIDATE_STATISTICS``."""
     weighted: bool = False
     """Whether the formula reads ``stats.weights``, the weights of single tokens. All others refuse them."""
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -60,11 +63,16 @@ class Objective:
             raise UserError(f"an objective reads 'tokens' or 'candidates', got {self.reads!r}.")
         if self.by_position and self.per != "token":
             raise UserError("an objective that is a sum over positions is averaged over tokens: give per='token'.")
-        if self.reads == "candidates" and (self.least_n is not None or self.per != "sequence" or self.needs):
-            raise UserError("an objective that reads candidates has no n, no statistics of tokens, and one value a "
-                            "sequence: give least_n=None, and neither `needs` nor per='token'.")
+        if self.reads == "candidates" and (self.per != "sequence" or not CANDIDATE_STATISTICS.issuperset(self.needs)):
+            raise UserError("an objective that reads candidates has no statistics of tokens, and one value a sequence: "
+                            f"give `needs` of {', '.join(sorted(CANDIDATE_STATISTICS))} only, and not per='token'.")
         object.__setattr__(self, "function", _callable(self.function))
         object.__setattr__(self, "variants", {name: _callable(function) for name, function in self.variants.items()})
+
+    def variant_reads(self, variant: str | None = None) -> Literal["tokens", "candidates"]:
+        """What the formula or a variant of it reads."""
+        needs = self.variant_needs.get(variant or "", self.needs)
+        return self.reads if CANDIDATE_STATISTICS.isdisjoint(needs) else "candidates"
 
     def formula(self, variant: str | None = None) -> Formula:
         """The function; imported if the entry gives ``module:name``."""
@@ -85,6 +93,13 @@ TWIN_STATISTICS = frozenset({"twin_kl", "twin_token"})
 
 TEACHER_STATISTICS = frozenset({"teacher_kl", "teacher_reverse_kl"})
 """Optional statistics that compare with a teacher. A formula that needs one of them needs a teacher."""
+
+CANDIDATE_STATISTICS = frozenset({"token_logp", "greedy", "greedy_cross_logp", "baseline"})
+"""Optional statistics of candidates. A formula that needs one of them reads candidates; one that needs ``greedy`` reads
+the model's own greedy text, and no other does."""
+
+OWN_TEXT = ("greedy", "token_logp")
+"""What the variants ``:student`` need: the greedy text and its log-probabilities."""
 
 START = "keep"
 """The objective whose teacher is the model itself before training."""
@@ -109,12 +124,18 @@ _BUILTIN = {
         about={"": "Cross-entropy: negative log-likelihood of the reference tokens."},
     ),
     "matches": Objective(
-        f"{_FORMULAS}.windows.matches:matches", {"released": f"{_FORMULAS}.windows.matches:matches_released"},
+        f"{_FORMULAS}.windows.matches:matches",
+        {
+            "released": f"{_FORMULAS}.windows.matches:matches_released",
+            "student": f"{_FORMULAS}.candidates.student:matches_student",
+        },
+        variant_needs={"student": OWN_TEXT},
         kernels={"": f"{_KERNELS}:matches", "released": f"{_KERNELS}:matches_released"},
         weighted=True,
         about={
             "": "One minus the mean probability of n-grams found anywhere in the reference.",
             "released": "As matches, but for n of 3 or more only the first three matched windows of an n-gram count.",
+            "student": "As matches, on the model's own greedy text instead of the forced path. Reads candidates.",
         },
     ),
     "rewards": Objective(
@@ -128,21 +149,32 @@ _BUILTIN = {
         weighted=True,
     ),
     "precision": Objective(
-        f"{_FORMULAS}.windows.precision:precision", {"released": f"{_FORMULAS}.windows.precision:precision_released"},
+        f"{_FORMULAS}.windows.precision:precision",
+        {
+            "released": f"{_FORMULAS}.windows.precision:precision_released",
+            "student": f"{_FORMULAS}.candidates.student:precision_student",
+        },
+        variant_needs={"student": OWN_TEXT},
         kernels={"": f"{_KERNELS}:precision", "released": f"{_KERNELS}:precision_released"},
         about={
             "": "P-P2: minus the share of the predicted n-grams, counted by probability, that the reference covers.",
             "released": "As precision, but an n-gram's count is its probability at its last occurrence only.",
+            "student": "GS4NMT: as precision, on the model's own greedy text. Reads candidates.",
         },
     ),
     "bag": Objective(
         f"{_FORMULAS}.windows.bag:bag",
-        {"released": f"{_FORMULAS}.windows.bag:bag_released", "original": f"{_FORMULAS}.windows.bag:bag_original"},
-        needs=("cross_logp",),
+        {
+            "released": f"{_FORMULAS}.windows.bag:bag_released",
+            "original": f"{_FORMULAS}.windows.bag:bag_original",
+            "student": f"{_FORMULAS}.candidates.student:bag_student",
+        },
+        needs=("cross_logp",), variant_needs={"student": (*OWN_TEXT, "greedy_cross_logp")},
         about={
             "": "BoN: one minus half the share of the reference's n-grams that the model expects.",
             "released": "Minus the mean over the reference's n-grams of their expected counts, each at most 1.",
             "original": "The L1 distance of the two bags of n-grams, as Shao et al. (2020) scale it.",
+            "student": "BoN-NAT: the same distance at the positions of the model's own greedy text. Reads candidates.",
         },
     ),
     "bleu": Objective(
@@ -283,6 +315,20 @@ _BUILTIN = {
             "margin": Setting(0.0, least=0, most=1000, help="by how much beta times the difference should exceed 0"),
         },
         about={"": "CPO, SimPO: contrast of the best candidate with the worst one. Reads candidates."},
+    ),
+    "policy": Objective(
+        f"{_FORMULAS}.candidates.policy:policy", least_n=None, reads="candidates",
+        options={
+            "baseline": Setting("mean", choices=("mean", "others", "greedy"), help="what a gain is compared with"),
+            "scale": Setting("none", choices=("none", "std"), help="what divides the difference"),
+            "alpha": _length_exponent(0.0),
+        },
+        option_needs={"baseline=greedy": "baseline"},
+        about={"": "Policy gradient: log-probability of each sample times its advantage. Reads candidates."},
+    ),
+    "credit": Objective(
+        f"{_FORMULAS}.candidates.credit:credit", joint=True, reads="candidates", needs=("token_logp",),
+        about={"": "Policy gradient with credit for each token: its n-grams found in the reference. Reads candidates."},
     ),
 }
 

@@ -26,7 +26,7 @@ class Part:
 
     name: str
     function: Callable[..., Tensor]
-    """``(stats, labels) → [B]``, or ``(candidates) → [B]`` if it reads candidates."""
+    """``(stats, labels) → [B]``; of candidates ``(candidates) → [B]``, or ``(candidates, labels) → [B]`` with n."""
     weight: float
     per: Literal["sequence", "token"]
     kernel: str = ""
@@ -37,6 +37,10 @@ class Part:
     """Whether the function takes TokenStats and labels, or CandidateStats."""
     by_position: bool = False
     """Whether it is a plain sum over positions, also of packed rows. Other functions get one text a row."""
+    needs: frozenset[str] = frozenset()
+    """The optional statistics that it reads."""
+    reads_labels: bool = True
+    """Whether the function takes the labels. Functions of candidates without n do not."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Term:
     n: tuple[int, ...] = ()
     weight: float = 1.0
     variant: str | None = None
-    options: Mapping[str, float] = field(default_factory=dict, hash=False)
+    options: Mapping[str, float | str] = field(default_factory=dict, hash=False)
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
@@ -106,18 +110,24 @@ class Term:
         """The optional statistics it reads."""
         spec = OBJECTIVES.entry(self.name)
         always = spec.variant_needs.get(self.variant or "", spec.needs)
-        return {*always, *(spec.option_needs[name] for name, value in self.options.items()
-                               if value and name in spec.option_needs)}
+        chosen = [name for name, value in self.options.items() if value]
+        chosen += [f"{name}={value}" for name, value in self.options.items() if isinstance(value, str)]
+        return {*always, *(spec.option_needs[name] for name in chosen if name in spec.option_needs)}
 
     @property
     def reads(self) -> Literal["tokens", "candidates"]:
         """Whether its formula reads TokenStats and labels, or CandidateStats."""
-        return OBJECTIVES.entry(self.name).reads
+        return OBJECTIVES.entry(self.name).variant_reads(self.variant)
+
+    @property
+    def reads_labels(self) -> bool:
+        """Whether its formula reads the labels of the reference. Of candidates, only those with n do."""
+        return self.reads == "tokens" or bool(self.n)
 
     @property
     def weighted(self) -> bool:
-        """Whether its formula reads the weights of single tokens."""
-        return OBJECTIVES.entry(self.name).weighted
+        """Whether its formula reads the weights of single tokens. No formula of candidates does."""
+        return OBJECTIVES.entry(self.name).weighted and self.reads == "tokens"
 
     @property
     def requires(self) -> set[str]:
@@ -142,19 +152,19 @@ class Term:
         formula = spec.formula(self.variant)
         checked = CheckedFormula(self.name, formula) if OBJECTIVES.origin(self.name) else formula
         function = partial(checked, **self.options)
+        part = partial(
+            Part, weight=self.weight, per=spec.per, kernel=spec.kernels.get(self.variant or "", ""),
+            schedule=self.schedule, reads=self.reads, by_position=spec.by_position, needs=frozenset(self.needs),
+            reads_labels=self.reads_labels,
+        )
         if spec.least_n is None:
-            name = self._unweighted(())
-            return [Part(name, function, self.weight, spec.per, schedule=self.schedule, reads=spec.reads,
-                         by_position=spec.by_position)]
+            return [part(self._unweighted(()), function)]
         if spec.joint:
-            joint = partial(function, n=self.n)
-            return [Part(self._unweighted(self.n), joint, self.weight, spec.per, schedule=self.schedule)]
-        kernel = spec.kernels.get(self.variant or "", "")
-        return [Part(self._unweighted((n,)), partial(function, n=n), self.weight, spec.per, kernel, self.schedule)
-                for n in self.n]
+            return [part(self._unweighted(self.n), partial(function, n=self.n))]
+        return [part(self._unweighted((n,)), partial(function, n=n)) for n in self.n]
 
     def _unweighted(self, n: tuple[int, ...]) -> str:
-        inside = [str(length) for length in n] + [f"{name}={_number(value)}" for name, value in self.options.items()]
+        inside = [str(length) for length in n] + [f"{name}={_written(value)}" for name, value in self.options.items()]
         return self.name + (f"({','.join(inside)})" if inside else "") + (f":{self.variant}" if self.variant else "")
 
     def _check_weight(self) -> None:
@@ -196,7 +206,7 @@ class Term:
             raise UserError(f"{self.name}({_listed(self.n)}) has an n twice. Write each n once.")
 
     def _check_options(self, spec: Objective) -> None:
-        checked: dict[str, float] = {}
+        checked: dict[str, float | str] = {}
         for name, value in self.options.items():
             if name not in spec.options:
                 hint = f"Write {self.name}(2). " if name == "n" else nearest(name, spec.options)
@@ -206,7 +216,7 @@ class Term:
                 )
             key = f"{self.name}({name})"
             checked[name] = value = spec.options[name].check(key, value)
-            if 0 < abs(value) < FP32_TINY:
+            if not isinstance(value, str) and 0 < abs(value) < FP32_TINY:
                 raise UserError(f"{key}: must be 0 or at least {FP32_TINY:.3g}, got {value!r}: it is lost in fp32.")
         object.__setattr__(self, "options", checked)
 
@@ -224,6 +234,10 @@ def check_names(terms: Sequence[Term]) -> list[str]:
 def plugin_sources(terms: Sequence[Term]) -> dict[str, str]:
     """Objectives that come from a plugin → a hash of their code."""
     return {term.name: OBJECTIVES.source(term.name) for term in terms if OBJECTIVES.origin(term.name)}
+
+
+def _written(value: float | str) -> str:
+    return value if isinstance(value, str) else _number(value)
 
 
 def _number(value: float) -> str:

@@ -69,8 +69,8 @@ class Needs(NamedTuple):
 
 
 def own_needs(loss: JointLoss) -> Needs:
-    """Which texts of the model the terms of an objective read. Every term that compares candidates reads samples."""
-    return Needs(samples=loss.needs_candidates, greedy_text=False, baseline=False)
+    """Which texts of the model the terms of an objective read."""
+    return Needs(loss.needs_samples, loss.needs_own_text, loss.needs_baseline)
 
 
 # Checks
@@ -91,7 +91,12 @@ def check_online(settings: Recipe) -> None:
         return
     gain_online(settings)
     exact = [term.name for term in parse(settings.objective) if term.name in ON_POLICY]
-    if exact and (online.temperature, online.top_p) != (1.0, 1.0):
+    if exact and online.groups:
+        logger.warning(
+            f"{exact[0]} is right for samples of the model as it is, and online.groups = {online.groups} writes beams. "
+            "Leave it at 0."
+        )
+    elif exact and (online.temperature, online.top_p) != (1.0, 1.0):
         logger.warning(
             f"{exact[0]} is right for samples of the model as it is, and online.temperature = {online.temperature:g} "
             f"and online.top_p = {online.top_p:g} draw from another distribution. Leave both at 1."

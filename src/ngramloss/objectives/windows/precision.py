@@ -52,10 +52,26 @@ def precision_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 def covered(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Each window's contribution to :func:`precision`: its share of its n-gram's clipped count, [B, S]."""
     real = ngrams.real(labels, n)                                        # [B, S]
-    candidate, reference = ngrams.ids(stats.best_token, labels, n=n)     # [B, S] each
-    probability = ngrams.sums(stats.best_logp, n).exp().where(real, 0.0)   # [B, S]
+    return clipped_shares(stats.best_token, stats.best_logp, labels, real=real, of_reference=real, n=n)   # [B, S]
+
+
+def clipped_shares(
+    tokens: Tensor, logp: Tensor, labels: Tensor, *, real: Tensor, of_reference: Tensor, n: int
+) -> Tensor:
+    """What each window adds to the precision of a text, by the probabilities of its tokens, [B, S].
+
+    Args:
+        tokens: ids of the text, [B, T].
+        logp: their log-probabilities, [B, T].
+        labels: reference ids, [B, T].
+        real: which windows of the text count, [B, S].
+        of_reference: which windows of the reference count, [B, S].
+        n: length of the windows.
+    """
+    candidate, reference = ngrams.ids(tokens, labels, n=n)               # [B, S] each
+    probability = ngrams.sums(logp, n).exp().where(real, 0.0)            # [B, S]
     expected = ngrams.pooled(probability, ids=candidate).gather(-1, candidate)   # [B, S]
-    actual = ngrams.count(candidate, among=reference, where=real)        # [B, S]
+    actual = ngrams.count(candidate, among=reference, where=of_reference)   # [B, S]
     clipped = torch.minimum(expected, actual.to(expected.dtype)) / _positive(expected)   # [B, S]
     return probability * clipped / _positive(probability.sum(-1, keepdim=True))   # [B, S]
 
