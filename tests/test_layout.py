@@ -43,6 +43,7 @@ ORDER = [
     "doctor",
     "study",
     "reproduce",
+    "publish",
     "cli",
     "__init__",
     "__main__",
