@@ -72,7 +72,7 @@ test-oldest: .venv-oldest/ready
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt
 	test -x .venv-oldest/bin/pip || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt torch
-	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt --editable '.[hf,metrics,report,kernels,fast,test]'
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt --editable '.[hf,metrics,report,kernels,fast,test]' trl
 	touch $@
 
 # Small mistakes that the tests must notice; make mutants K=cache: those whose name contains "cache".
