@@ -160,7 +160,7 @@ def smaller(arguments, tiny_model):
             *arguments,
             "--model",
             "bart-tiny",
-            "--batch",
+            "--batch-size",
             "2",
             "--source",
             "16",
@@ -170,10 +170,10 @@ def smaller(arguments, tiny_model):
             "cpu",
         ]
     if arguments[:2] == ["bench", "train"]:
-        tiny = "--model bart-tiny --batch 2 --documents 40 --warm-up 1 --steps 2 --workers 0 --device cpu"
+        tiny = "--model bart-tiny --batch-size 2 --documents 40 --warm-up 1 --steps 2 --workers 0 --device cpu"
         return [*arguments, *tiny.split()]
     if arguments[:2] == ["bench", "generate"]:
-        tiny = "--model bart-tiny --batch 2 --source 16 --length 8 --repeats 1 --device cpu"
+        tiny = "--model bart-tiny --batch-size 2 --source 16 --length 8 --repeats 1 --device cpu"
         return [*arguments, *tiny.split()]
     if arguments[:2] == ["bench", "candidates"]:
         return [
@@ -183,7 +183,7 @@ def smaller(arguments, tiny_model):
                 "bart-tiny",
                 "--count",
                 "2",
-                "--batch",
+                "--batch-size",
                 "2",
                 "--source",
                 "16",

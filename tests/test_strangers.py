@@ -235,7 +235,20 @@ def test_a_known_architecture_is_read_without_the_code_beside_it(data, marker, t
 
 
 def test_bench_step_refuses_a_model_folder_with_code(planted, marker, capsys):
-    arguments = ["bench", "step", "--model", planted, "--batch", 1, "--source", 4, "--target", 4, "--objective", "ce"]
+    arguments = [
+        "bench",
+        "step",
+        "--model",
+        planted,
+        "--batch-size",
+        1,
+        "--source",
+        4,
+        "--target",
+        4,
+        "--objectives",
+        "ce",
+    ]
     assert ran(*arguments) == 2
     assert "pass --trust-remote-code on the command line" in capsys.readouterr().err
     assert not marker.exists()

@@ -1,4 +1,4 @@
-"""a finished run → a folder ready for a hub: weights, tokenizer, settings, and a card with data, objective and scores."""
+"""a finished run → a folder ready for a hub: weights, tokenizer, settings, and a card with data and scores."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _finished(run: RunFolder) -> Recipe:
     """The recipe of a finished run. Raises if there is none, or if only ngramloss can load its model."""
     if not run.recipe.is_file():
         raise MissingFileError(
-            f"{run.path} is not a run's folder: it has no {run.recipe.name}. Give a folder that `ngramloss train` wrote."
+            f"{run.path} is not a run's folder: it has no {run.recipe.name}. Give one that `ngramloss train` wrote."
         )
     settings = recipe.load(str(run.recipe), objective=False)
     if settings.system:
@@ -217,7 +217,12 @@ def _card(
         eval_results=_results(evaluation, pipeline) if evaluation else None,
     )
     about, section, rest = run.card.read_text(encoding="utf-8").partition("\n## ")
-    body = [about.rstrip(), _scores(evaluation), _use(settings, run, repo, is_causal=is_causal), section.lstrip() + rest]
+    body = [
+        about.rstrip(),
+        _scores(evaluation),
+        _use(settings, run, repo, is_causal=is_causal),
+        section.lstrip() + rest,
+    ]
     text = f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(part for part in body if part)
     assert ModelCard(text).data.to_dict() == data.to_dict(), "the hub reads the card as it was written"
     return text
@@ -358,7 +363,8 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
         ]
     elif data.prompt == NO_SOURCE:
         return [
-            'batch = tokenizer(tokenizer.bos_token or tokenizer.eos_token, add_special_tokens=False, return_tensors="pt")',
+            "start = tokenizer.bos_token or tokenizer.eos_token",
+            'batch = tokenizer(start, add_special_tokens=False, return_tensors="pt")',
             f"written = model.generate(**batch, max_new_tokens={settings.generation.max_length})",
             "print(tokenizer.decode(written[0], skip_special_tokens=True))",
         ]

@@ -78,7 +78,6 @@ LEAST = {
 """The smallest value of each integer option; 0 for options not listed."""
 MOST = {
     "batch_size": 2**16,
-    "batch": 2**16,
     "seeds": 1000,
     "samples": 10**6,
     "shuffles": 10**6,
