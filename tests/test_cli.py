@@ -96,9 +96,19 @@ def test_version():
     assert run("--version").stdout == f"ngramloss {ngramloss.__version__}\n"
 
 
-def test_without_a_command_all_are_shown(capsys):
-    assert main([]) == 2
-    shown = capsys.readouterr().err
+def test_without_a_command_the_first_ones_are_shown(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr()
+    assert not shown.err
+    assert [verb for verb in re.findall(r"^  ngramloss (\w+)", shown.out, re.M)] == [
+        "new", "train", "generate", "score", "report",
+    ]  # fmt: skip
+
+
+def test_help_shows_all_commands_and_a_group_its_own(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
     for module in VERBS:
         assert re.search(rf"^    {module.__name__.rpartition('.')[2].strip('_')}\s+\w+", shown, re.M), module
     for group, part in (("bench", "ngrams"), ("data", "stats")):
@@ -694,7 +704,7 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
         ),
         (
             ["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
-            "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n",
+            "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\nsee docs/settings.md#every-setting\n",
         ),
     ],
 )

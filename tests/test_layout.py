@@ -44,6 +44,7 @@ ORDER = [
     "study",
     "reproduce",
     "publish",
+    "new",
     "cli",
     "__init__",
     "__main__",

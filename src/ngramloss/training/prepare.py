@@ -47,7 +47,8 @@ def resolve_candidates(settings: Recipe, run: RunFolder) -> Recipe:
     if terms and not named:
         raise UserError(
             f"{terms[0]} compares candidates, but data.candidates is empty. Make candidates of the training split with "
-            "ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER."
+            "ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER.",
+            about="candidates",
         )
     if not named:
         return settings
