@@ -405,3 +405,30 @@ def test_every_loading_of_a_model_says_whether_code_may_run():
                 named = {keyword.arg for keyword in node.keywords}
                 bare += [] if "trust_remote_code" in named or None in named else [f"{path.name}:{node.lineno}"]
     assert not bare
+
+
+class Planted:
+    """Creates a file when it is unpickled."""
+
+    def __reduce__(self):
+        return (open, (os.environ["MARKER"], "w"))
+
+
+def test_a_pickle_in_place_of_weights_runs_no_code(data, marker, tmp_path, capsys):
+    folder = tmp_path / "pickled"
+    loading.from_scratch(SMALL, tiny_tokenizers.ours()).save_pretrained(folder)
+    tiny_tokenizers.ours().save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.shared.weight": Planted()}, folder / "pytorch_model.bin")
+    assert cli.main(["generate", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]) == 2
+    assert "contains more than tensors, which is never loaded" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("key", ["plugin", "plugins"])
+def test_a_recipe_cannot_name_a_plugin(key, data, tmp_path, marker):
+    (tmp_path / "planted.py").write_text(CODE)
+    (tmp_path / "own.toml").write_text(f'base = "demo"\n{key} = "{tmp_path / "planted.py"}"\n')
+    with pytest.raises(UserError, match=rf"{key}: unknown key"):
+        recipe.load(str(tmp_path / "own.toml"))
+    assert not marker.exists()
