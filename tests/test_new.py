@@ -66,7 +66,9 @@ def test_the_commands_of_a_new_folder_work(task, tmp_path, monkeypatch, capsys):
         more = {"train": SMALL, "generate": "--limit 3"}.get(verb, "--samples 10 --shuffles 10")
         assert cli.main([verb, *arguments, *shlex.split(more)]) == 0, capsys.readouterr().err
     assert (tmp_path / "my folder" / "report" / "index.html").is_file()
-    rows = [json.loads(line) for line in (tmp_path / "my folder" / "run" / "predictions.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "my folder" / "run" / "predictions.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == 3
 
 

@@ -7,6 +7,7 @@ the wheel from the source distribution.
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -42,7 +43,7 @@ def test_the_documentation_says_which_versions_are_supported():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = (ROOT / "README.md").read_text()
     oldest = {
-        name: re.search(rf"{name}>=([\d.]+)", " ".join(sum(project["optional-dependencies"].values(), [])))[1]
+        name: re.search(rf"{name}>=([\d.]+)", str(project["optional-dependencies"]))[1]
         for name in ("torch", "transformers")
     }
     assert f"torch {oldest['torch']} and transformers {oldest['transformers']}, or newer" in text
@@ -113,7 +114,8 @@ def test_the_distributions_have_every_file_of_the_package_and_no_other(wheel):
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
     assert packed == expected
     assert "ngramloss/py.typed" in packed
-    source = tarfile.open(DIST / f"ngramloss-{__version__}.tar.gz").getnames()
+    with tarfile.open(DIST / f"ngramloss-{__version__}.tar.gz") as archive:
+        source = archive.getnames()
     assert {f"ngramloss-{__version__}/{name}" for name in ("LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff")} <= {
         *source
     }
@@ -143,7 +145,7 @@ def test_texts_are_scored_without_torch(scoring, tmp_path):
 @pytest.mark.package
 def test_a_stranger_comes_from_the_wheel_to_a_published_model(training, tmp_path):
     assert re.search(r"transformers +\d", command(training, "ngramloss", "doctor", cwd=tmp_path).stdout)
-    few = "--set train.max_steps=4 --set train.eval_every=2 --set train.save_every=4 --set data.limit=200".split()
+    few = shlex.split("--set train.max_steps=4 --set train.eval_every=2 --set train.save_every=4 --set data.limit=200")
     command(training, "ngramloss", "train", "demo", "--run", "demo", *few, cwd=tmp_path)
     command(training, "ngramloss", "new", "mine", cwd=tmp_path)
     mine = tmp_path / "mine"

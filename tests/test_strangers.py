@@ -407,13 +407,6 @@ def test_every_loading_of_a_model_says_whether_code_may_run():
     assert not bare
 
 
-class Planted:
-    """Creates a file when it is unpickled."""
-
-    def __reduce__(self):
-        return (open, (os.environ["MARKER"], "w"))
-
-
 def test_a_pickle_in_place_of_weights_runs_no_code(data, marker, tmp_path, capsys):
     folder = tmp_path / "pickled"
     loading.from_scratch(SMALL, tiny_tokenizers.ours()).save_pretrained(folder)

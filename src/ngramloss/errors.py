@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 PAGES = {
     "candidates": "docs/candidates.md#make-candidates",
     "code": "docs/security.md#code-that-comes-with-a-model",

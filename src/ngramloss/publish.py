@@ -104,7 +104,7 @@ def _finished(run: RunFolder) -> Recipe:
 
 def _checked(repo: str) -> str:
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(repo)
@@ -224,7 +224,7 @@ def _card(
         section.lstrip() + rest,
     ]
     text = f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(part for part in body if part)
-    assert ModelCard(text).data.to_dict() == data.to_dict(), "the hub reads the card as it was written"
+    assert ModelCard(text).data.to_yaml() == data.to_yaml(), "the hub reads the card as it was written"
     return text
 
 

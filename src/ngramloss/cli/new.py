@@ -9,8 +9,8 @@ from ngramloss.cli.options import Verbs, verb
 from ngramloss.output.console import logger, print_result
 
 NEW = """\
-Write a folder to start from: a small recipe that explains its settings, and made-up data for it. It trains at once, on a
-CPU in about a minute. Then put your own data in place of data/, and a pretrained model into the recipe."""
+Write a folder to start from: a small recipe that explains its settings, and made-up data for it. It trains at once, in
+about a minute on a CPU. Then put your own data in place of data/, and a pretrained model into the recipe."""
 
 NEW_EXAMPLES = """\
 examples:
@@ -24,9 +24,7 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     new = verb(verbs, "new", "write a small recipe and data to start from", NEW, NEW_EXAMPLES)
     new.add_argument("folder", metavar="FOLDER", help="folder to write")
-    new.add_argument(
-        "--task", choices=CHOICES, default=CHOICES[0], help="what the model writes (default: %(default)s)"
-    )
+    new.add_argument("--task", choices=CHOICES, default=CHOICES[0], help="what the model writes (default: %(default)s)")
     new.set_defaults(run_verb=run)
 
 

@@ -1,4 +1,4 @@
-"""a task, a split and a number → made-up rows: sentences from word lists, different in each split, the same every time."""
+"""a task, a split and a number → made-up rows from word lists: no row in two splits, the same rows every time."""
 
 from __future__ import annotations
 
@@ -40,12 +40,10 @@ DEEDS = ("bought", "found", "lost", "sold", "painted")
 def made_up(task: str, split: str, count: int) -> Iterator[Row]:
     """Rows of a task in :data:`TASKS`. No two splits share a row.
 
-    >>> next(made_up("language-model", "test", 1))
-    {'id': 'test-0', 'prompt': 'who: Kaya; did: lost; what: some tea; where: the museum; when: Friday =>', ...}
+    >>> next(made_up("language-model", "test", 1))["completion"]
+    'On Sunday, Kaya found an old map at the harbour.'
     """
-    yield from (
-        {"id": f"{split}-{index}", **row} for index, row in enumerate(TASKS[task](split, count))
-    )
+    yield from ({"id": f"{split}-{index}", **row} for index, row in enumerate(TASKS[task](split, count)))
 
 
 def _summaries(split: str, count: int) -> Iterator[Row]:
@@ -98,7 +96,7 @@ def _note(draw: random.Random) -> Row:
 
 def _distinct(make: Callable[[random.Random], Row], split: str, count: int) -> Iterator[Row]:
     """Different rows. A hash of a row decides its split, so that splits share none."""
-    draw, seen = random.Random(split), set()
+    draw, seen = random.Random(split), set[str]()
     while len(seen) < count:
         row = make(draw)
         text = " ".join(row.values())
