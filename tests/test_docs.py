@@ -45,10 +45,11 @@ GUIDE = [
     "score",
     "study",
     "reproduce",
+    "publish",
     "add_objective",
     "add_metric",
 ]
-REFERENCE = ["results", "learnt", "objectives", "metrics", "performance", "compared_systems"]
+REFERENCE = ["results", "learnt", "objectives", "metrics", "performance", "compared_systems", "security"]
 FOR_DEVELOPERS = [ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", ROOT / "docs" / "dev" / "log.md"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",

@@ -57,10 +57,10 @@ def test_the_commands_of_a_new_folder_work(task, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", "my folder", "--task", task]) == 0
     said = capsys.readouterr()
-    assert said.out == "my folder/recipe.toml\n"
-    assert said.err == "next: cd 'my folder' && ngramloss train recipe.toml --run run\n"
+    assert said.out == "my folder/small.toml\n"
+    assert said.err == "next: cd 'my folder' && ngramloss train small.toml --run run\n"
     monkeypatch.chdir(tmp_path / "my folder")
-    commands = re.findall(r"^#   ngramloss (.+?)(?:   |$)", (tmp_path / "my folder/recipe.toml").read_text(), re.M)
+    commands = re.findall(r"^#   ngramloss (.+?)(?:   |$)", (tmp_path / "my folder/small.toml").read_text(), re.M)
     for command in commands:
         verb, *arguments = shlex.split(command)
         more = {"train": SMALL, "generate": "--limit 3"}.get(verb, "--samples 10 --shuffles 10")

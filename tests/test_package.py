@@ -137,7 +137,7 @@ def test_texts_are_scored_without_torch(scoring, tmp_path):
     assert "ngramloss new mine" in command(scoring, "ngramloss", cwd=tmp_path).stdout
     assert re.search(r"torch +not installed", command(scoring, "ngramloss", "doctor", cwd=tmp_path).stdout)
     command(scoring, "ngramloss", "new", "mine", cwd=tmp_path)
-    refused = command(scoring, "ngramloss", "train", "recipe.toml", cwd=tmp_path / "mine", check=False)
+    refused = command(scoring, "ngramloss", "train", "small.toml", cwd=tmp_path / "mine", check=False)
     assert refused.returncode == 1
     assert "this needs the package torch: pip install 'ngramloss[torch]'" in refused.stderr
 
@@ -149,7 +149,7 @@ def test_a_stranger_comes_from_the_wheel_to_a_published_model(training, tmp_path
     command(training, "ngramloss", "train", "demo", "--run", "demo", *few, cwd=tmp_path)
     command(training, "ngramloss", "new", "mine", cwd=tmp_path)
     mine = tmp_path / "mine"
-    command(training, "ngramloss", "train", "recipe.toml", "--run", "run", *few, cwd=mine)
+    command(training, "ngramloss", "train", "small.toml", "--run", "run", *few, cwd=mine)
     command(training, "ngramloss", "generate", "run", "--limit", 5, cwd=mine)
     assert "rouge1" in command(training, "ngramloss", "score", "run", cwd=mine).stdout
     command(training, "ngramloss", "report", "run", "-o", "report", cwd=mine)

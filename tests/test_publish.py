@@ -125,6 +125,15 @@ def test_the_card_has_the_scores_of_score_with_intervals_and_signatures(here, ca
     assert (here / "runs" / "whole" / "card.md").read_text().partition("\n## ")[2] in card.text
 
 
+def test_scores_that_only_describe_texts_are_in_the_table_alone(here):
+    ran("score", "runs/whole", "--metrics", "rouge,shape")
+    publish(here / "runs" / "whole", here / "out")
+    card = card_of(here / "out")
+    assert "| words | " in card.text
+    assert "words" not in {result.metric_name for result in card.data.eval_results}
+    assert "rouge1" in {result.metric_name for result in card.data.eval_results}
+
+
 def test_a_decoder_only_model_is_published_merged_with_its_adapter_beside_it(here, capsys):
     published = publish(here / "runs" / "adapters", here / "out")
     assert published.scores == 0

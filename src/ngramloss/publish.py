@@ -12,6 +12,7 @@ from ngramloss import recipe
 from ngramloss.data.origins import BUILT_IN, Files, Hub, origin
 from ngramloss.data.prompts import AS_THEY_ARE, DEFAULTS
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.metrics.registry import METRICS, scores_of
 from ngramloss.models.adapters import ADAPTER
 from ngramloss.output.console import logger
 from ngramloss.output.escape import as_code, in_markdown
@@ -204,6 +205,7 @@ def _card(
     trained_on = _origin(settings.data.name)
     languages = [settings.data.source_language, settings.data.target_language, settings.data.language]
     pipeline = "text-generation" if is_causal else PIPELINES[settings.task]
+    results = _results(evaluation, pipeline) if evaluation else []
     data = ModelCardData(
         language=sorted({found[0] for code in languages if (found := _LANGUAGE.match(code))} - {"auto"}) or None,
         license=license or None,
@@ -211,10 +213,10 @@ def _card(
         pipeline_tag=pipeline,
         base_model=base if base != "scratch" and _HUB_NAME.fullmatch(base) and not Path(base).exists() else None,
         datasets=[trained_on.id] if isinstance(trained_on, Hub) else None,
-        metrics=list(evaluation.metrics) if evaluation else None,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         tags=["ngramloss"],
         model_name=repo.partition("/")[2],
-        eval_results=_results(evaluation, pipeline) if evaluation else None,
+        eval_results=results or None,
     )
     about, section, rest = run.card.read_text(encoding="utf-8").partition("\n## ")
     body = [
@@ -229,7 +231,7 @@ def _card(
 
 
 def _results(evaluation: Evaluation, pipeline: str) -> list[Any]:
-    """The scores as the hub's ``model-index`` has them."""
+    """The scores as the hub's ``model-index`` has them; without those that only describe texts, such as lengths."""
     from huggingface_hub import EvalResult
 
     about = evaluation.run.generation
@@ -252,8 +254,14 @@ def _results(evaluation: Evaluation, pipeline: str) -> list[Any]:
         for metric, (signature, names) in evaluation.metrics.items()
         for score in names
         for value, low, high in [evaluation.corpus[score]]
-        if value is not None
+        if value is not None and _judges(metric, score)
     ]
+
+
+def _judges(metric: str, score: str) -> bool:
+    """Whether a higher or a lower score is better. One of a plugin that is not loaded is taken to be such a score."""
+    known = scores_of(metric) if metric in METRICS else {}
+    return score not in known or known[score].better != "neither"
 
 
 def _scores(evaluation: Evaluation | None) -> str:

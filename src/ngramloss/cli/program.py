@@ -205,7 +205,7 @@ Start with a small recipe and made-up data:
   ngramloss new mine && cd mine
 
 Then four commands, each with --help:
-  ngramloss train recipe.toml --run run       train a model, about a minute on a CPU
+  ngramloss train small.toml --run run        train a model, about a minute on a CPU
   ngramloss generate run                      write a text for every test document
   ngramloss score run                         scores with confidence intervals
   ngramloss report run -o report              one page of results

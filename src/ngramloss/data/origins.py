@@ -106,7 +106,7 @@ def origin(name: str) -> Origin:
     raise UserError(
         f"unknown data set {name!r}. {f'Did you mean {close[0]!r}? ' if close else ''}Known names are "
         f"{', '.join([BUILT_IN, *KNOWN])}; otherwise give a file, a folder of splits, train=FILE,validation=FILE,"
-        f"test=FILE, or owner/name on the hub.",
+        f"test=FILE, or owner/name on the hub. Files are looked up from {Path.cwd()}, where this command runs.",
         about="data",
     )
 
