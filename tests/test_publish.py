@@ -146,6 +146,33 @@ def test_a_decoder_only_model_is_published_merged_with_its_adapter_beside_it(her
     assert isinstance(run_program(here / "out", capsys), str)
 
 
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["data.prompt=Read: {source} Say:"], 'prompt = "Read: " + source + " Say:"'),
+        (["data.prompt=none"], "start = tokenizer.bos_token or tokenizer.eos_token"),
+        (
+            ["data.prompt=chat", 'data.instruction="Say it \\"short\\"."'],
+            r'messages = [{"role": "user", "content": "Say it \"short\".\n\n" + source}]',
+        ),
+    ],
+    ids=["template", "none", "chat"],
+)
+def test_the_program_of_the_card_asks_as_training_did(here, capsys, settings, line):
+    run = here / "runs" / "adapters"
+    (run / "recipe.toml").write_text(recipe.dump(recipe.changed(recipe.load(str(run / "recipe.toml")), settings)))
+    publish(run, here / "out")
+    text = (here / "out" / "README.md").read_text()
+    assert line in text
+    if "chat" not in settings[0]:
+        run_program(here / "out", capsys)
+        return
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    config = json.loads((here / "out" / "tokenizer_config.json").read_text())
+    (here / "out" / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    run_program(here / "out", capsys)
+
+
 @pytest.mark.parametrize("metric", ["rouge", "bleu"])
 def test_without_scores_the_card_has_none_and_the_program_says_so(here, capsys, metric):
     ran("publish", "runs/adapters", "-o", "a")
