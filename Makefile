@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-ray others test-all test-oldest mutants check demo bench clean
+.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-ray test-package distributions others test-all test-oldest mutants check demo bench clean
 
 setup: .venv/ready
 
@@ -22,17 +22,17 @@ setup: .venv/ready
 
 # Lanes. Two processes share the tests; each computes in one thread, or they would wait for each other.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
-QUICK = not (slow or browser or thorough or docs or adopt or fuzz or gpu or ray)
+QUICK = not (slow or browser or thorough or docs or adopt or fuzz or gpu or ray or package)
 
 quick: setup
 	$(PYTEST) -m "$(QUICK)"
 
 test: check
-	$(PYTEST) -m "not (thorough or docs or adopt or fuzz or ray)"
+	$(PYTEST) -m "not (thorough or docs or adopt or fuzz or ray or package)"
 
 # The cases of which `make test` runs a few: every family in drawn searches, fifty kills of a training, every split.
 test-thorough: setup
-	$(PYTEST) -m "thorough and not (docs or adopt or fuzz or ray)"
+	$(PYTEST) -m "thorough and not (docs or adopt or fuzz or ray or package)"
 
 # One process: the commands of a page follow each other.
 test-docs: setup
@@ -62,6 +62,20 @@ test-ray: .venv/ray
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[ray]'
 	touch $@
 
+# The distributions in an empty environment, into which pip installs about 1.5 GB; .ci/run leaves this lane out, the workflow
+# of a release runs it.
+test-package: distributions
+	$(BIN)/pytest -m "package and not (docs or adopt or fuzz or ray)"
+
+# What a release uploads, in dist/: the sdist, and the wheel that is built from it.
+distributions: .venv/build
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist .
+
+.venv/build: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt build
+	touch $@
+
 test-all: test test-thorough test-docs test-adopt test-fuzz
 
 # The quick lane on the oldest versions that pyproject.toml allows.
@@ -72,7 +86,7 @@ test-oldest: .venv-oldest/ready
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt
 	test -x .venv-oldest/bin/pip || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt torch
-	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt --editable '.[hf,metrics,report,kernels,fast,test]'
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt --editable '.[hf,metrics,report,kernels,fast,test]' trl
 	touch $@
 
 # Small mistakes that the tests must notice; make mutants K=cache: those whose name contains "cache".

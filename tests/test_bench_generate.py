@@ -123,8 +123,8 @@ def test_numbers_that_cannot_be_are_a_sentence(changes, sentence):
 
 @pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json_and_a_chart(tmp_path, capsys):
-    files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
-    assert main([*TINY, "--batch", "1", "2", "--engines", "ctranslate2", *files]) == 0
+    files = ["-o", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
+    assert main([*TINY, "--batch-size", "1", "2", "--engines", "ctranslate2", *files]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("bart-tiny, 4 beams, 12 → 8 tokens, fp32\n")
     assert [line.split(":")[0] for line in printed.splitlines()[3:]] == ["batch 1", "batch 1", "batch 2", "batch 2"]

@@ -277,7 +277,7 @@ TINY = [
     "multi30k",
     "--documents",
     "67",
-    "--batch",
+    "--batch-size",
     "4",
     "--warm-up",
     "1",
@@ -291,7 +291,7 @@ TINY = [
 def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, capfd):
     written, drawn, traced = tmp_path / "train.json", tmp_path / "train.png", tmp_path / "trace.json"
     only = ["--only", "stock-random", "stock-grouped", "eager", "captured"]
-    assert main([*TINY, *only, "--json", str(written), "--plot", str(drawn), "--profile", str(traced)]) == 0
+    assert main([*TINY, *only, "-o", str(written), "--plot", str(drawn), "--profile", str(traced)]) == 0
     content = json.loads(written.read_text())
     rows = {row["name"]: row for row in content["rows"]}
     assert list(rows) == ["stock-random", "stock-grouped", "eager", "captured"]
@@ -320,12 +320,12 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--json", "nowhere/x.json"], "cannot write nowhere/x.json: there is no folder nowhere. Create it first."),
+        (["-o", "nowhere/x.json"], "cannot write nowhere/x.json: there is no folder nowhere. Create it first."),
         (["--plot", "."], ". is a folder; give the name of a file."),
         (["--plot", "x.jsonl"], "cannot draw x.jsonl: its name must end with one of .eps, "),
         (["--profile", "nowhere/x.json"], "cannot write nowhere/x.json"),
         (["--objective", "matchs(2)"], "unknown objective 'matchs'. Did you mean 'matches'?"),
-        (["--batch", "0"], "a step of 0 × 2 rows needs at least 1 row and at most --documents 67."),
+        (["--batch-size", "0"], "--batch-size must be 1 or more, got 0."),
         (["--documents", "7"], "a step of 4 × 2 rows needs at least 1 row and at most --documents 7."),
         (["--steps", "0"], "--steps must be 1 or more, got 0."),
     ],
@@ -358,7 +358,7 @@ def test_own_data_need_a_model_with_a_tokenizer(capsys):
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_reported_before_any_training(tmp_path, capsys):
     tmp_path.chmod(0o500)
-    assert main([*TINY, "--json", str(tmp_path / "x.json")]) == 2
+    assert main([*TINY, "-o", str(tmp_path / "x.json")]) == 2
     assert "permission denied" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """The program as a user meets it, in a process of its own where that matters."""
 
+import argparse
 import json
 import re
 import subprocess
@@ -51,13 +52,63 @@ def test_help_of_a_command_that_scores_names_every_metric(command, capsys):
     assert f"separated by commas: {', '.join(METRICS)} (default: rouge" in " ".join(capsys.readouterr().out.split())
 
 
+def options_of(parser, path=()):
+    """Every option of every command: (command, option)."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from options_of(below, (*path, name))
+        else:
+            yield from ((" ".join(path), action, flag) for flag in action.option_strings)
+
+
+TWO_MEANINGS = {
+    "--source": "a column; in bench the number of tokens",
+    "--target": "a column; in bench the number of tokens",
+    "--documents": "a file; in bench train how many",
+    "--sentences": "how sentences are split; in import the mark between them",
+}
+"""Options that take something else in some commands, and what."""
+
+
+def test_an_option_takes_the_same_kind_of_value_in_every_command():
+    kinds = {}
+    for _, action, flag in options_of(parser()):
+        takes = None if action.nargs == 0 else (action.type or str).__name__
+        kinds.setdefault(flag, set()).add((takes, action.metavar == "FILE"))
+    several = {flag for flag, found in kinds.items() if len(found) > 1}
+    assert several <= TWO_MEANINGS.keys() | {"-o", "--out"}  # a file or a folder
+
+
+def test_what_a_command_writes_is_named_by_out_and_the_folder_of_a_training_by_run():
+    by_flag = {}
+    for command, action, flag in options_of(parser()):
+        if action.help != argparse.SUPPRESS:  # -o works in a training, too, and is not shown
+            by_flag.setdefault(flag, set()).add(command)
+    assert by_flag["-o"] == by_flag["--out"]
+    assert by_flag["--run"] == {"train", "rerank train"}
+    assert not by_flag["--run"] & by_flag["--out"]
+    assert by_flag["--runs"] == {"study", "reproduce"}
+    assert not {flag for flag in by_flag if re.fullmatch(r"--(output|output-dir|dir|folder|batch|file)", flag)}
+
+
 def test_version():
     assert run("--version").stdout == f"ngramloss {ngramloss.__version__}\n"
 
 
-def test_without_a_command_all_are_shown(capsys):
-    assert main([]) == 2
-    shown = capsys.readouterr().err
+def test_without_a_command_the_first_ones_are_shown(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr()
+    assert not shown.err
+    assert [verb for verb in re.findall(r"^  ngramloss (\w+)", shown.out, re.M)] == [
+        "new", "train", "generate", "score", "report",
+    ]  # fmt: skip
+
+
+def test_help_shows_all_commands_and_a_group_its_own(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
     for module in VERBS:
         assert re.search(rf"^    {module.__name__.rpartition('.')[2].strip('_')}\s+\w+", shown, re.M), module
     for group, part in (("bench", "ngrams"), ("data", "stats")):
@@ -159,7 +210,7 @@ def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
         "bart-tiny",
         "--count",
         "2",
-        "--batch",
+        "--batch-size",
         "2",
         "--source",
         "16",
@@ -168,7 +219,7 @@ def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
         "--device",
         "cpu",
     ]
-    assert main(["bench", "candidates", *tiny, "--json", str(tmp_path / "a.json")]) == 0
+    assert main(["bench", "candidates", *tiny, "-o", str(tmp_path / "a.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[2:]] == [
         "ce",
@@ -190,7 +241,7 @@ def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
 
 @pytest.mark.parametrize("model", ["bart-tiny", "llama-tiny"])
 def test_bench_candidates_online_trains_on_texts_that_the_model_writes(tmp_path, capsys, model):
-    tiny = f"--online --model {model} --count 2 --batch 2 --source 16 --target 8 --device cpu --steps 2".split()
+    tiny = f"--online --model {model} --count 2 --batch-size 2 --source 16 --target 8 --device cpu --steps 2".split()
     tiny += ["--refresh", "1", "2", "--objective", "ce + risk"]
     assert main(["bench", "candidates", *tiny, "--json", str(tmp_path / "a.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -207,7 +258,7 @@ def test_bench_candidates_online_trains_on_texts_that_the_model_writes(tmp_path,
 
 
 def test_bench_ngrams_shows_the_curve(capsys):
-    assert main(["bench", "ngrams", "--longest", "1024", "--batch", "1", "--device", "cpu"]) == 0
+    assert main(["bench", "ngrams", "--longest", "1024", "--batch-size", "1", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["128", "256", "512", "1,024"]
 
@@ -220,10 +271,7 @@ def test_bench_ngrams_shows_the_curve(capsys):
             "reads more than [B, T] numbers. Use matches, rewards or precision here.",
         ),
         (["ngrams", "--longest", "64"], "expected T of at least 128 and a batch of at least 1, got 64 and 4."),
-        (
-            ["step", "--model", "bart-tiny", "--batch", "0"],
-            "expected a batch of at least 1 and lengths from 1 to 1024, got 0,",
-        ),
+        (["step", "--model", "bart-tiny", "--batch-size", "0"], "--batch-size must be 1 or more, got 0."),
         (["step", "--model", "bart-tiny", "--target", "2000"], "lengths from 1 to 1024, got 16, 1024 and 2000."),
         *(
             (
@@ -232,7 +280,7 @@ def test_bench_ngrams_shows_the_curve(capsys):
             )
             for kind in ("head", "step", "train", "ngrams")
         ),
-        (["head", "--objective", "ce", "ce + ce"], "ce is given twice in 'ce + ce'."),
+        (["head", "--objectives", "ce", "ce + ce"], "ce is given twice in 'ce + ce'."),
         (["head", "--sizes", "huge"], "unknown size 'huge'. Choose from bart-16, "),
         pytest.param(
             ["step", "--device", "cuda"],
@@ -283,8 +331,8 @@ def test_bench_refuses_what_it_cannot_measure(arguments, message, capsys):
         (["report", "a.jsonl", "--shuffles", "-1"], "--shuffles must be 0 or more, got -1."),
         (["score", "a.jsonl", "--seed", "-1"], "--seed must be 0 or more, got -1."),
         (
-            ["bench", "step", "--model", "bart-tiny", "--batch", str(10**9)],
-            "--batch must be at most 65,536, got 1,000,000,000.",
+            ["bench", "step", "--model", "bart-tiny", "--batch-size", str(10**9)],
+            "--batch-size must be at most 65,536, got 1,000,000,000.",
         ),
         (["bench", "ngrams", "--longest", str(10**12)], "--longest must be at most 16,777,216, got 1,000,000,000,000."),
     ],
@@ -310,7 +358,7 @@ def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch)
         "--loops",
         "--device",
         "cpu",
-        "--json",
+        "-o",
         str(written),
         "--plot",
         str(drawn),
@@ -329,8 +377,8 @@ def test_bench_head_measures_labelled_positions_alone(tmp_path, capsys, monkeypa
     from ngramloss.bench import head
 
     monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 100, 101, 16))
-    arguments = ["bench", "head", "--sizes", "tiny", "--device", "cpu", "--objective", "ce + matches(2)"]
-    assert main([*arguments, "--labelled", "0.1", "--json", str(tmp_path / "head.json")]) == 0
+    arguments = ["bench", "head", "--sizes", "tiny", "--device", "cpu", "--objectives", "ce + matches(2)"]
+    assert main([*arguments, "--labelled", "0.1", "-o", str(tmp_path / "head.json")]) == 0
     names = [row["what"] for row in json.loads((tmp_path / "head.json").read_text())["rows"]]
     assert "ngramloss chunked fast, ce + matches(2), labelled positions" in names
     with pytest.raises(SystemExit):
@@ -343,7 +391,7 @@ def test_bench_step_counts_documents_a_second(tmp_path, capsys):
     arguments = [
         "--model",
         "bart-tiny",
-        "--batch",
+        "--batch-size",
         "2",
         "--source",
         "16",
@@ -353,7 +401,7 @@ def test_bench_step_counts_documents_a_second(tmp_path, capsys):
         "--device",
         "cpu",
     ]
-    assert main(["bench", "step", *arguments, "--json", str(written)]) == 0
+    assert main(["bench", "step", *arguments, "-o", str(written)]) == 0
     rows = json.loads(written.read_text())["rows"]
     assert [row["what"] for row in rows][:3] == ["the model's own cross-entropy", "ce", "ce + matches(2,3,4)"]
     assert all(row["docs_per_second"] > 0 for row in rows)
@@ -361,8 +409,8 @@ def test_bench_step_counts_documents_a_second(tmp_path, capsys):
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
 def test_bench_step_in_other_precisions(precision, capsys):
-    arguments = ["--model", "bart-tiny", "--batch", "2", "--source", "8", "--target", "8", "--device", "cpu"]
-    assert main(["bench", "step", *arguments, "--objective", "ce + rewards(2)", "--precision", precision]) == 0
+    arguments = ["--model", "bart-tiny", "--batch-size", "2", "--source", "8", "--target", "8", "--device", "cpu"]
+    assert main(["bench", "step", *arguments, "--objectives", "ce + rewards(2)", "--precision", precision]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert f", {precision}, " in lines[0]
     assert [line.split("  ")[0] for line in lines[2:]] == ["the model's own cross-entropy", "ce + rewards(2)"]
@@ -674,7 +722,7 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
         ),
         (
             ["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
-            "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\n",
+            "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\nsee docs/settings.md#every-setting\n",
         ),
     ],
 )

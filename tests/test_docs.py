@@ -45,10 +45,11 @@ GUIDE = [
     "score",
     "study",
     "reproduce",
+    "publish",
     "add_objective",
     "add_metric",
 ]
-REFERENCE = ["results", "learnt", "objectives", "metrics", "performance", "compared_systems"]
+REFERENCE = ["results", "learnt", "objectives", "metrics", "performance", "compared_systems", "security"]
 FOR_DEVELOPERS = [ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", ROOT / "docs" / "dev" / "log.md"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
@@ -160,7 +161,7 @@ def smaller(arguments, tiny_model):
             *arguments,
             "--model",
             "bart-tiny",
-            "--batch",
+            "--batch-size",
             "2",
             "--source",
             "16",
@@ -170,10 +171,10 @@ def smaller(arguments, tiny_model):
             "cpu",
         ]
     if arguments[:2] == ["bench", "train"]:
-        tiny = "--model bart-tiny --batch 2 --documents 40 --warm-up 1 --steps 2 --workers 0 --device cpu"
+        tiny = "--model bart-tiny --batch-size 2 --documents 40 --warm-up 1 --steps 2 --workers 0 --device cpu"
         return [*arguments, *tiny.split()]
     if arguments[:2] == ["bench", "generate"]:
-        tiny = "--model bart-tiny --batch 2 --source 16 --length 8 --repeats 1 --device cpu"
+        tiny = "--model bart-tiny --batch-size 2 --source 16 --length 8 --repeats 1 --device cpu"
         return [*arguments, *tiny.split()]
     if arguments[:2] == ["bench", "candidates"]:
         return [
@@ -183,7 +184,7 @@ def smaller(arguments, tiny_model):
                 "bart-tiny",
                 "--count",
                 "2",
-                "--batch",
+                "--batch-size",
                 "2",
                 "--source",
                 "16",

@@ -1,4 +1,4 @@
-"""Lanes of tests: each test is in exactly one, all but Ray's in continuous integration, and bounds are tested versions."""
+"""Lanes of tests: each test is in exactly one, all but two in continuous integration, and bounds are tested versions."""
 
 import re
 import tomllib
@@ -33,7 +33,7 @@ def lanes():
     return " ".join(all_lanes if target == "test-all" else target for target in asked.split()).split()
 
 
-ELSEWHERE = ["test-ray"]
+ELSEWHERE = ["test-ray", "test-package"]
 """Lanes that continuous integration leaves out."""
 EVERY_CHOICE = list(chain.from_iterable(combinations(MARKERS, size) for size in range(len(MARKERS) + 1)))
 
@@ -46,10 +46,10 @@ def test_whatever_its_markers_a_test_is_in_exactly_one_lane():
     assert {markers: targets for markers, targets in chosen.items() if len(targets) != 1} == {}
 
 
-def test_continuous_integration_leaves_out_what_starts_ray_and_nothing_else():
+def test_continuous_integration_leaves_out_what_installs_more_and_nothing_else():
     left_out = [markers for markers in EVERY_CHOICE if not any(runs(target, markers) for target in lanes())]
     assert left_out
-    assert all("ray" in markers for markers in left_out)
+    assert all("ray" in markers or "package" in markers for markers in left_out)
 
 
 def test_the_quick_lane_has_unmarked_tests_alone_and_is_a_part_of_make_test():
@@ -71,7 +71,7 @@ def test_no_module_of_tests_imports_another():
 
 ACROSS = {
     "adopt", "bertsum_abs", "best_runs", "candidate_objectives", "candidate_training", "crash_points", "docs", "family", "first_hour",
-    "formats", "fuzz", "language_models", "like", "model_files", "multilingual", "one_of_two_processes", "own_output", "ray",
+    "formats", "fuzz", "language_models", "like", "model_files", "multilingual", "one_of_two_processes", "own_output", "package", "ray",
     "recorded_losses", "registries", "score_runs", "strangers", "studies", "translation", "words",
 }  # fmt: skip
 """Tests of a promise that several modules keep together."""
@@ -108,6 +108,7 @@ def test_the_oldest_versions_are_the_lower_bounds():
     assert oldest.keys() >= lower.keys()
     assert [name for name in lower if name != "torch" and not same_version(oldest[name], lower[name])] == []
     assert oldest["torch"] == pinned("constraints.txt")["torch"]
+    assert oldest["trl"] == version.OLDEST["trl"]
 
 
 def test_the_newest_versions_that_are_known_are_those_that_are_tested():

@@ -43,6 +43,8 @@ ORDER = [
     "doctor",
     "study",
     "reproduce",
+    "publish",
+    "new",
     "cli",
     "__init__",
     "__main__",

@@ -19,7 +19,7 @@ from ngramloss.scoring import provenance, results, score_cache, significance, sy
 from ngramloss.scoring.audit import LengthLimits, limits, oddities
 from ngramloss.settings import Setting
 from ngramloss.storage.files import lock_folder
-from ngramloss.version import installed
+from ngramloss.version import __version__, installed
 
 
 def score(capsys, *arguments):
@@ -719,3 +719,19 @@ def test_names_of_folders_are_theirs_whole(tmp_path, monkeypatch):
     monkeypatch.chdir(run(tmp_path / "xsum-v1.5"))
     assert systems.align(None, [tmp_path / "xsum-v1.5"]).names == ["xsum-v1.5"]
     assert systems.align(None, [type(tmp_path)(".")]).names == ["xsum-v1.5"]
+
+
+def test_a_folder_has_the_interval_of_each_score_and_keeps_it_when_another_metric_is_scored(tmp_path, capsys):
+    folder = run(tmp_path / "a")
+    assert cli.main(["score", str(folder), "--metrics", "rouge", "--json"]) == 0
+    (system,) = json.loads(capsys.readouterr().out)["systems"]
+    saved = json.loads((folder / "scores.json").read_text())
+    assert {name: tuple(ends) for name, ends in saved["intervals"].items()} == {
+        name: pytest.approx(tuple(ends)) for name, ends in system["intervals"].items()
+    }
+    low, high = saved["intervals"]["rouge1"]
+    assert low < saved["scores"]["rouge1"] < high
+    assert cli.main(["score", str(folder), "--metrics", "chrf"]) == 0
+    again = json.loads((folder / "scores.json").read_text())
+    assert again["intervals"]["rouge1"] == [low, high]
+    assert again["metrics"]["rouge"]["version"] == __version__

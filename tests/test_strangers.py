@@ -235,7 +235,20 @@ def test_a_known_architecture_is_read_without_the_code_beside_it(data, marker, t
 
 
 def test_bench_step_refuses_a_model_folder_with_code(planted, marker, capsys):
-    arguments = ["bench", "step", "--model", planted, "--batch", 1, "--source", 4, "--target", 4, "--objective", "ce"]
+    arguments = [
+        "bench",
+        "step",
+        "--model",
+        planted,
+        "--batch-size",
+        1,
+        "--source",
+        4,
+        "--target",
+        4,
+        "--objectives",
+        "ce",
+    ]
     assert ran(*arguments) == 2
     assert "pass --trust-remote-code on the command line" in capsys.readouterr().err
     assert not marker.exists()
@@ -392,3 +405,23 @@ def test_every_loading_of_a_model_says_whether_code_may_run():
                 named = {keyword.arg for keyword in node.keywords}
                 bare += [] if "trust_remote_code" in named or None in named else [f"{path.name}:{node.lineno}"]
     assert not bare
+
+
+def test_a_pickle_in_place_of_weights_runs_no_code(data, marker, tmp_path, capsys):
+    folder = tmp_path / "pickled"
+    loading.from_scratch(SMALL, tiny_tokenizers.ours()).save_pretrained(folder)
+    tiny_tokenizers.ours().save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.shared.weight": Planted()}, folder / "pytorch_model.bin")
+    assert cli.main(["generate", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]) == 2
+    assert "contains more than tensors, which is never loaded" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("key", ["plugin", "plugins"])
+def test_a_recipe_cannot_name_a_plugin(key, data, tmp_path, marker):
+    (tmp_path / "planted.py").write_text(CODE)
+    (tmp_path / "own.toml").write_text(f'base = "demo"\n{key} = "{tmp_path / "planted.py"}"\n')
+    with pytest.raises(UserError, match=rf"{key}: unknown key"):
+        recipe.load(str(tmp_path / "own.toml"))
+    assert not marker.exists()

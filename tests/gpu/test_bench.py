@@ -39,7 +39,7 @@ def test_head_and_step_have_captured_rows(tmp_path, monkeypatch):
     for objective in head.OBJECTIVES:
         (row,) = (rows[what] for what in rows if what.endswith(f" fast, {objective}, captured"))
         assert (row["why_not"], row["milliseconds"] > 0, row["gibibytes"] > 0) == ("", True, True)
-    arguments = ["--model", "bart-tiny", "--batch", "2", "--source", "32", "--target", "16"]
+    arguments = ["--model", "bart-tiny", "--batch-size", "2", "--source", "32", "--target", "16"]
     assert main(["bench", "step", *arguments, "--json", str(written)]) == 0
     rows = {row["what"]: row for row in json.loads(written.read_text())["rows"]}
     for objective in head.OBJECTIVES:

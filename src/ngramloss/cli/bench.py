@@ -24,9 +24,9 @@ and other libraries are timed in the same run."""
 HEAD_EXAMPLES = """\
 examples:
   ngramloss bench head
-  ngramloss bench head --sizes bart-16 bart-64 --json head.json --plot head.png
-  ngramloss bench head --objective ce "ce + soft(1)" "ce + unlikelihood"
-  ngramloss bench head --sizes bart-64 --objective ce "ce + rdrop"      # 2 × 32 rows, for every line
+  ngramloss bench head --sizes bart-16 bart-64 -o head.json --plot head.png
+  ngramloss bench head --objectives ce "ce + soft(1)" "ce + unlikelihood"
+  ngramloss bench head --sizes bart-64 --objectives ce "ce + rdrop"      # 2 × 32 rows, for every line
   ngramloss bench head --sizes bart-16 --loops        # the paper's own loops too: slow
 """
 
@@ -34,8 +34,8 @@ STEP = "Measure documents per second in training: with the model's own loss, and
 
 STEP_EXAMPLES = """\
 examples:
-  ngramloss bench step --batch 64
-  ngramloss bench step --model path/or/hub-id --objective "ce + rewards(2,3,4)" --source 512 --target 64
+  ngramloss bench step --batch-size 64
+  ngramloss bench step --model path/or/hub-id --objectives "ce + rewards(2,3,4)" --source 512 --target 64
 """
 
 TRAIN = """\
@@ -47,8 +47,8 @@ are your own data. For a decoder-only model, a target follows its source in one 
 TRAIN_EXAMPLES = """\
 examples:
   ngramloss bench train
-  ngramloss bench train --lengths cnndm --compile --json train.json --plot train.png
-  ngramloss bench train --model smollm2-135m --lengths dialogsum --batch 32 --accumulate 1      # decoder-only
+  ngramloss bench train --lengths cnndm --compile -o train.json --plot train.png
+  ngramloss bench train --model smollm2-135m --lengths dialogsum --batch-size 32 --accumulate 1      # decoder-only
   ngramloss bench train --model path/or/hub-id --data train.jsonl --profile trace.json
   ngramloss bench train --device cpu --model bart-tiny --lengths multi30k --warm-up 5 --steps 20      # quick
 """
@@ -61,10 +61,10 @@ tokens, and all texts have the same length, because random weights would not end
 GENERATE_EXAMPLES = """\
 examples:
   ngramloss bench generate
-  ngramloss bench generate --beams 4 --length 62 --source 400 --batch 8 --json generate.json --plot generate.png
+  ngramloss bench generate --beams 4 --length 62 --source 400 --batch-size 8 -o generate.json --plot generate.png
   ngramloss bench generate --model path/or/hub-id --engines ctranslate2-int8
-  ngramloss bench generate --beams 6 --source 512 --batch 32 128 --engines graph      # on a GPU
-  ngramloss bench generate --model smollm2-135m --source 256 --length 48 --batch 64 --engines graph
+  ngramloss bench generate --beams 6 --source 512 --batch-size 32 128 --engines graph      # on a GPU
+  ngramloss bench generate --model smollm2-135m --source 256 --length 48 --batch-size 64 --engines graph
   ngramloss bench generate --model bart-tiny --source 50 --length 20      # quick
 """
 
@@ -77,8 +77,8 @@ on candidates that the model writes meanwhile: documents and texts per second, a
 CANDIDATES_EXAMPLES = """\
 examples:
   ngramloss bench candidates
-  ngramloss bench candidates --count 4 --batch 8 --source 1024 --target 128 --json candidates.json
-  ngramloss bench candidates --model bart-tiny --count 2 --batch 2 --source 20 --target 10      # quick
+  ngramloss bench candidates --count 4 --batch-size 8 --source 1024 --target 128 -o candidates.json
+  ngramloss bench candidates --model bart-tiny --count 2 --batch-size 2 --source 20 --target 10      # quick
   ngramloss bench candidates --online --count 4 --objective "ce + risk" --refresh 1 8 --steps 20
 """
 
@@ -87,7 +87,7 @@ NGRAMS = "Time the n-gram part of an objective for T = 128 to 32,768 tokens. It 
 NGRAMS_EXAMPLES = """\
 examples:
   ngramloss bench ngrams
-  ngramloss bench ngrams --objective "matches(2)" --batch 16 --device cuda
+  ngramloss bench ngrams --objective "matches(2)" --batch-size 16 --device cuda
 """
 
 OBJECTIVES = ["ce", "ce + matches(2,3,4)"]
@@ -120,7 +120,7 @@ def _add_head(head: argparse.ArgumentParser) -> None:
     sizes = "sizes to time (default: bart-16 bart-64 llama; without a GPU: cpu)"
     head.add_argument("--sizes", nargs="+", metavar="SIZE", help=sizes)
     objectives = "objectives to time (default: ce, and ce with matches, rewards, precision and bag)"
-    head.add_argument("--objective", nargs="+", metavar="OBJECTIVE", help=objectives)
+    head.add_argument("--objectives", nargs="+", metavar="OBJECTIVE", help=objectives)
     types = "data type (default: bfloat16 on a GPU, float32 on a CPU)"
     head.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help=types)
     _add_loops(head)
@@ -143,8 +143,8 @@ def _add_step(step: argparse.ArgumentParser) -> None:
         f"objectives to attach (default: {' and '.join(map(repr, OBJECTIVES))}; as CUDA graphs, also rewards, "
         "precision and bag)"
     )
-    step.add_argument("--objective", nargs="+", metavar="OBJECTIVE", help=objectives)
-    add_number(step, "--batch", 16, "B", "batch size")
+    step.add_argument("--objectives", nargs="+", metavar="OBJECTIVE", help=objectives)
+    add_number(step, "--batch-size", 16, "B", "batch size")
     add_number(step, "--source", 1024, "T", "document tokens")
     add_number(step, "--target", 128, "T", "summary tokens")
     _add_precision(step, "bf16 and fp16 are mixed precision; bf16-pure has bf16 weights too", "bf16-pure")
@@ -167,7 +167,7 @@ def _add_train(train: argparse.ArgumentParser) -> None:
     own_data = "train on this data set instead, as in `ngramloss train`; the model must have a tokenizer"
     rows.add_argument("--data", metavar="NAME", help=own_data)
     add_number(train, "--documents", 6400, "N", "rows to train on, rounded down to whole steps")
-    add_number(train, "--batch", 16, "B", "batch size")
+    add_number(train, "--batch-size", 16, "B", "batch size")
     add_number(train, "--accumulate", 2, "N", "batches in a step")
     add_number(train, "--warm-up", 20, "N", "steps before the measurement")
     steps = (
@@ -192,7 +192,7 @@ def _add_generate(generate: argparse.ArgumentParser) -> None:
     engines = "engines beside hf, as in `ngramloss list engines` (default: all that are installed)"
     generate.add_argument("--engines", nargs="+", default=[], metavar="NAME", help=engines)
     batches = "batch sizes (default: 1 8)"
-    generate.add_argument("--batch", type=int, nargs="+", default=[1, 8], metavar="B", help=batches)
+    generate.add_argument("--batch-size", type=int, nargs="+", default=[1, 8], metavar="B", help=batches)
     add_number(generate, "--beams", 4, "N", "beams; 1 is greedy")
     add_number(generate, "--length", 62, "T", "tokens of each text, with its start and end; behind a prompt, new ones")
     add_number(generate, "--source", 400, "T", "tokens of each document, or of each prompt")
@@ -207,7 +207,7 @@ def _add_candidates(candidates: argparse.ArgumentParser) -> None:
     _add_model(candidates)
     _add_objective(candidates, "ce + 10*rank(margin=0.001,alpha=2)", "with a term that compares candidates")
     add_number(candidates, "--count", 16, "K", "candidates of each source")
-    add_number(candidates, "--batch", 16, "B", "sources")
+    add_number(candidates, "--batch-size", 16, "B", "sources")
     add_number(candidates, "--source", 512, "T", "source tokens")
     add_number(candidates, "--target", 64, "T", "tokens of each text")
     _add_precision(candidates, "bf16 and fp16 are mixed precision")
@@ -221,7 +221,7 @@ def _add_candidates(candidates: argparse.ArgumentParser) -> None:
 
 def _add_ngrams(ngrams: argparse.ArgumentParser) -> None:
     _add_objective(ngrams, "matches(2,3,4)", "objective to time")
-    add_number(ngrams, "--batch", 4, "B", "sequences per batch")
+    add_number(ngrams, "--batch-size", 4, "B", "sequences per batch")
     add_number(ngrams, "--longest", 32768, "T", "longest sequence to time, in tokens")
     add_device(ngrams)
     ngrams.set_defaults(run_verb=_bench_ngrams)
@@ -250,7 +250,7 @@ def _add_loops(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_files(parser: argparse.ArgumentParser, content: str, *, plot: bool = True) -> None:
-    parser.add_argument("--json", metavar="FILE", help=f"write {content} as JSON")
+    parser.add_argument("-o", "--out", metavar="FILE", help=f"write {content} as JSON")
     if plot:
         parser.add_argument("--plot", metavar="FILE", help="draw a bar chart")
     add_device(parser)
@@ -275,14 +275,14 @@ def _precision(options: argparse.Namespace, device: str) -> str:
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
     """The model and the shape of a step, for the benchmarks that time one step."""
-    names = ("batch", "source", "target", "trust_remote_code")
-    return {name: getattr(options, name) for name in names}
+    names = ("source", "target", "trust_remote_code")
+    return {"batch": options.batch_size, **{name: getattr(options, name) for name in names}}
 
 
 def _step_title(options: argparse.Namespace, precision: str, device: str) -> str:
     from ngramloss.bench.head import machine
 
-    shape = f"{options.source} → {options.target} tokens, batch {options.batch}"
+    shape = f"{options.source} → {options.target} tokens, batch {options.batch_size}"
     return f"{options.model}, {shape}, {precision}, {machine(device)}"
 
 
@@ -301,8 +301,8 @@ def _bench_head(options: argparse.Namespace) -> int:
 
     from ngramloss.bench import chart, head
 
-    _check_objectives(options.objective or (), has="twins")  # before anything is timed
-    json_file, plot_file = (output_file(name, []) for name in (options.json, options.plot))
+    _check_objectives(options.objectives or (), has="twins")  # before anything is timed
+    json_file, plot_file = (output_file(name, []) for name in (options.out, options.plot))
     chart.raise_unless_drawable(plot_file)
     device = chosen_device(options)
     sizes = options.sizes or (["bart-16", "bart-64", "llama"] if device == "cuda" else ["cpu"])
@@ -314,7 +314,7 @@ def _bench_head(options: argparse.Namespace) -> int:
     print_result(title)
     rows: list[head.Row] = []
     measured = head.measure(
-        sizes, device, dtype, loops=options.loops, objectives=options.objective or (), share=options.labelled
+        sizes, device, dtype, loops=options.loops, objectives=options.objectives or (), share=options.labelled
     )
     for row in measured:
         if not rows or row.size != rows[-1].size:
@@ -333,18 +333,18 @@ def _bench_head(options: argparse.Namespace) -> int:
 def _bench_step(options: argparse.Namespace) -> int:
     from ngramloss.bench import head, step
 
-    _check_objectives(options.objective or ())
-    json_file = output_file(options.json, [])
+    _check_objectives(options.objectives or ())
+    json_file = output_file(options.out, [])
     device = chosen_device(options)
     precision = _precision(options, device)
     title = _step_title(options, precision, device)
-    captured = (options.objective or head.OBJECTIVES) if device == "cuda" else []
+    captured = (options.objectives or head.OBJECTIVES) if device == "cuda" else []
     more = f"{'+ ms to ce':>12}" if captured else ""
     print_result(f"{title}\n{'':<46}{'docs/s':>9}{'× stock':>9}{'ms':>9}{'GiB':>8}{more}")
     rows = []
     for row in step.measure(
         options.model,
-        options.objective or OBJECTIVES,
+        options.objectives or OBJECTIVES,
         captured=captured,
         precision=precision,
         device=device,
@@ -368,7 +368,7 @@ def _bench_train(options: argparse.Namespace) -> int:
     from ngramloss.bench import chart, child
 
     json_file, plot_file, trace = (
-        output_file(name, [options.data]) for name in (options.json, options.plot, options.profile)
+        output_file(name, [options.data]) for name in (options.out, options.plot, options.profile)
     )
     chart.raise_unless_drawable(plot_file)
     _check_objectives([options.objective])
@@ -377,10 +377,10 @@ def _bench_train(options: argparse.Namespace) -> int:
 
     from ngramloss.bench import train
 
-    step_size = options.batch * options.accumulate
+    step_size = options.batch_size * options.accumulate
     if not 1 <= step_size <= options.documents:
         raise UserError(
-            f"a step of {options.batch} × {options.accumulate} rows needs at least 1 row and at most "
+            f"a step of {options.batch_size} × {options.accumulate} rows needs at least 1 row and at most "
             f"--documents {options.documents}."
         )
     common = {"model": options.model, "trust_remote_code": options.trust_remote_code}
@@ -399,7 +399,7 @@ def _bench_train(options: argparse.Namespace) -> int:
         setup = train.Setup(
             objective=options.objective,
             tokens=rows_folder,
-            batch=options.batch,
+            batch=options.batch_size,
             accumulate=options.accumulate,
             warm_up=options.warm_up,
             steps=options.steps,
@@ -419,14 +419,14 @@ def _bench_train(options: argparse.Namespace) -> int:
             )
         machine = _machine_in_child(device)
         title = (
-            f"{options.model}, {options.objective}, {options.data or options.lengths}, {options.batch} × "
+            f"{options.model}, {options.objective}, {options.data or options.lengths}, {options.batch_size} × "
             f"{options.accumulate} rows, {precision}\n{machine}"
         )
         print_result(title)
         rows = train.measure(setup, contestants, trace=trace)
     print_result(train.as_text(rows))
     if json_file:
-        names = ("model", "objective", "batch", "accumulate", "warm_up", "steps", "workers", "seed", "data")
+        names = ("model", "objective", "batch_size", "accumulate", "warm_up", "steps", "workers", "seed", "data")
         settings = {name: getattr(options, name) for name in names} | {
             "lengths": None if options.data else options.lengths,
             "documents": documents,
@@ -445,7 +445,7 @@ def _bench_generate(options: argparse.Namespace) -> int:
 
     from ngramloss.bench import chart, child
 
-    json_file, plot_file = (output_file(name, []) for name in (options.json, options.plot))
+    json_file, plot_file = (output_file(name, []) for name in (options.out, options.plot))
     chart.raise_unless_drawable(plot_file)
     child.start_server()
     device = chosen_device(options)
@@ -456,7 +456,7 @@ def _bench_generate(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         setup = generate.Setup(
             model=options.model,
-            batches=tuple(options.batch),
+            batches=tuple(options.batch_size),
             beams=options.beams,
             length=options.length,
             source=options.source,
@@ -492,7 +492,7 @@ def _bench_candidates(options: argparse.Namespace) -> int:
 
     if not JointLoss(options.objective).needs_candidates:
         raise UserError(f"no term of {options.objective!r} compares candidates. Add one, such as rank.")
-    json_file = output_file(options.json, [])
+    json_file = output_file(options.out, [])
     device = chosen_device(options)
     precision = _precision(options, device)
     title = _step_title(options, precision, device)
@@ -543,7 +543,7 @@ def _bench_ngrams(options: argparse.Namespace) -> int:
 
     _check_objectives([options.objective])
     device = chosen_device(options)
-    for line in ngrams.measure(options.objective, batch=options.batch, longest=options.longest, device=device):
+    for line in ngrams.measure(options.objective, batch=options.batch_size, longest=options.longest, device=device):
         print_result(line)
     return 0
 

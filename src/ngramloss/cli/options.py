@@ -126,6 +126,12 @@ def add_columns(verb: argparse.ArgumentParser, *, source: str, target: str) -> N
     verb.add_argument("--id", metavar="COLUMN", default="", help="column of ids; none goes by row (default: found)")
 
 
+def add_run(verb: argparse.ArgumentParser, default: str) -> None:
+    """Add the option that names the folder of a training. What other commands write is ``-o``; it works here, too."""
+    verb.add_argument("--run", metavar="DIR", help=f"the run's folder (default: {default})")
+    verb.add_argument("-o", "--out", dest="run", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
 def add_trust(verb: argparse.ArgumentParser) -> None:
     """Add the option that allows a model's own code to run."""
     verb.add_argument(

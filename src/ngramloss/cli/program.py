@@ -19,6 +19,8 @@ from ngramloss.cli import (
     generate,
     import_,
     list_,
+    new,
+    publish,
     report,
     reproduce,
     rerank,
@@ -27,9 +29,9 @@ from ngramloss.cli import (
     train,
 )
 from ngramloss.cli.options import choice
-from ngramloss.errors import UserError
+from ngramloss.errors import UserError, see
 from ngramloss.output import escape
-from ngramloss.output.console import logger, show_messages
+from ngramloss.output.console import logger, print_result, show_messages
 from ngramloss.plugins import blame, load_file
 from ngramloss.settings import nearest
 from ngramloss.storage.files import FULL, cache_folder
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except UserError as mistake:
-        logger.error(f"error: {mistake}")
+        logger.error(f"error: {mistake}" + (f"\n{see(mistake.about)}" if mistake.about else ""))
         return 2
     except KeyboardInterrupt:
         logger.error("stopped.")
@@ -77,7 +79,6 @@ LEAST = {
 """The smallest value of each integer option; 0 for options not listed."""
 MOST = {
     "batch_size": 2**16,
-    "batch": 2**16,
     "seeds": 1000,
     "samples": 10**6,
     "shuffles": 10**6,
@@ -124,7 +125,7 @@ def _report_failure(error: Exception) -> int:
         logger.error(
             f"error: not enough memory: {str(error).partition(chr(10))[0][:300] or type(error).__name__} Lower "
             "train.max_tokens, train.batch_size (and raise train.accumulate to keep the step), data.max_source, or "
-            "--batch-size."
+            f"--batch-size.\n{see('memory')}"
         )
     else:
         logger.error("".join(traceback.format_exception(error)).rstrip("\n"))
@@ -178,12 +179,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 VERBS = (
+    new,
     train,
     generate,
     candidates,
     rerank,
     score,
     report,
+    publish,
     explain,
     list_,
     study,
@@ -195,6 +198,27 @@ VERBS = (
 )
 
 
+GREETING = f"""\
+ngramloss {__version__}: n-gram training objectives at the price of cross-entropy.
+
+Start with a small recipe and made-up data:
+  ngramloss new mine && cd mine
+
+Then four commands, each with --help:
+  ngramloss train small.toml --run run        train a model, about a minute on a CPU
+  ngramloss generate run                      write a text for every test document
+  ngramloss score run                         scores with confidence intervals
+  ngramloss report run -o report              one page of results
+
+ngramloss --help lists all commands, ngramloss doctor shows what is installed. The guide is docs/README.md."""
+
+
+def greet(_: argparse.Namespace) -> int:
+    """Print the commands to begin with."""
+    print_result(GREETING)
+    return 0
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands. torch is imported only when a command runs."""
     root: argparse.ArgumentParser = _Parser(
@@ -202,6 +226,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"ngramloss {__version__}")
     verbs = choice(root, metavar="COMMAND", title="commands")
+    root.set_defaults(run_verb=greet)
     for module in VERBS:
         module.add(verbs)
     return root

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ngramloss.cli.options import ALL_METRICS, Verbs, add_columns, add_trust, choice, recipe_settings, verb
+from ngramloss.cli.options import ALL_METRICS, Verbs, add_columns, add_run, add_trust, choice, recipe_settings, verb
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output.console import logger, print_result
 
@@ -72,9 +72,7 @@ def add(verbs: Verbs) -> None:
     )
     train.add_argument("--recipe", default="simcls", metavar="NAME", help="recipe, or a file (default: %(default)s)")
     train.add_argument("--encoder", metavar="NAME", help="same as --set model.name=...: a hub id, a folder or scratch")
-    train.add_argument(
-        "-o", "--out", "--run", dest="run", metavar="DIR", help="the run's folder (default: runs/RECIPE)"
-    )
+    add_run(train, "runs/RECIPE")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     _add_data(train)

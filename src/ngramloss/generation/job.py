@@ -106,7 +106,10 @@ def job(
         if not setting.startswith(accepted):
             raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
     if data is None and like is None and own is None and preset is None:
-        raise UserError("choose the documents with --data, with --like RUN, or with a --preset.")
+        raise UserError(
+            f"{model} is not a run, which would name its data: choose the documents with --data, with --like RUN, or "
+            "with a --preset."
+        )
     if own is None:  # a model that was trained elsewhere does not expect separators before sentences
         task = recipe.load("xsum", [setting for setting in overrides if setting.startswith("task=")]).task
         base = recipe.load(preset or DEFAULTS[task], ["data.separator=none"])

@@ -199,7 +199,7 @@ def _write_caches(
     for index, folder in enumerate(texts.folders):
         if folder is None or not scores[index]:
             continue
-        corpus = {name: corpus_scores[index].value for name, corpus_scores in result.scores.items()}
+        corpus = {name: score_cache.Corpus(*corpus_scores[index][:3]) for name, corpus_scores in result.scores.items()}
         if provenance.run(folder) != result.runs[index]:
             warnings.append(f"scores were not saved in {folder}: its predictions changed in the meantime.")
             continue

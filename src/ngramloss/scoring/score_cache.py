@@ -29,12 +29,22 @@ class Keyed(NamedTuple):
         scores: the scores of each document.
         texts: "references" and "documents", if the metric reads them → a hash of those that it read.
         pooled: whether the corpus score is not their mean, so that it must be computed from the texts again.
+        version: of ngramloss.
     """
 
     key: str
     scores: Scores
     texts: Mapping[str, str]
     pooled: bool = False
+    version: str = __version__
+
+
+class Corpus(NamedTuple):
+    """The score of a corpus and its 95% interval over documents. None is unknown."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 class Saved(NamedTuple):
@@ -42,12 +52,12 @@ class Saved(NamedTuple):
 
     Attributes:
         metrics: metric → its scores; empty if there are none or a file is damaged.
-        corpus: name of a score → its value for the corpus.
+        corpus: name of a score → its value for the corpus, and its interval.
         damage: why the folder's scores cannot be used; empty if they can, or if there are none.
     """
 
     metrics: dict[str, Keyed]
-    corpus: dict[str, Any]
+    corpus: dict[str, Corpus]
     damage: str = ""
 
 
@@ -83,10 +93,10 @@ def write(
     ids: Sequence[str],
     predictions: Sequence[str],
     scores: Mapping[str, Keyed],
-    corpus: Mapping[str, float],
+    corpus: Mapping[str, Corpus],
     hashes: Mapping[str, str],
 ) -> None:
-    """Save the scores of each document, and the corpus scores with their signatures.
+    """Save the scores of each document, and the corpus scores with their intervals and signatures.
 
     Scores of other metrics that were saved for the same texts are kept. If another process is writing here, wait for
     it. Raises ``Busy`` if the folder stays locked, for example by a training.
@@ -96,7 +106,7 @@ def write(
         ids: the ids of the documents, in the order of the scores.
         predictions: the texts that were scored.
         scores: metric → its scores.
-        corpus: name of a score → its value for the corpus.
+        corpus: name of a score → its value for the corpus, and its interval.
         hashes: "references" and "documents", if they are given this time → their hash; scores of metrics that read
             others are dropped.
     """
@@ -117,6 +127,7 @@ def write(
                 "figures": list(keyed.scores.values),
                 "texts": dict(keyed.texts),
                 "pooled": keyed.pooled or bool(keyed.scores.pooled),
+                "version": keyed.version,
             }
             for metric, keyed in by_metric.items()
         }
@@ -127,8 +138,14 @@ def write(
         )
         run.scores.unlink(missing_ok=True)  # it must never describe other rows
         write_whole(run.document_scores, "".join(json.dumps(row) + "\n" for row in rows))
-        plain = {name: number(corpus[name]) if name in corpus else before.corpus.get(name) for name in values}
-        content = {"scores": plain, "predictions": texts, "metrics": about, "rows": _rows_hash(run.document_scores)}
+        known = {name: corpus.get(name) or before.corpus.get(name) or Corpus() for name in values}
+        content = {
+            "scores": {name: number(of_corpus.value) for name, of_corpus in known.items()},
+            "intervals": {name: [number(of_corpus.low), number(of_corpus.high)] for name, of_corpus in known.items()},
+            "predictions": texts,
+            "metrics": about,
+            "rows": _rows_hash(run.document_scores),
+        }
         write_whole(run.scores, json.dumps({**content, "seal": _hash(content)}, indent=1))
 
 
@@ -154,10 +171,14 @@ def _read(run: RunFolder, ids: Sequence[str], texts: str) -> Saved:
                 Scores(_columns(rows, known["figures"]), known["signature"]),
                 dict(known["texts"]),
                 known["pooled"],
+                known.get("version", ""),
             )
             for metric, known in about["metrics"].items()
         }
-        return Saved(metrics, dict(about["scores"]))
+        intervals = about.get("intervals", {})
+        return Saved(
+            metrics, {name: Corpus(value, *intervals.get(name, ())) for name, value in about["scores"].items()}
+        )
     except UserError as reason:
         return Saved({}, {}, str(reason).rstrip("."))
     except OSError:

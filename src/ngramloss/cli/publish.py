@@ -1,0 +1,51 @@
+"""arguments of ``ngramloss publish`` → a folder that can be uploaded to a hub."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+from ngramloss.cli.options import Verbs, verb
+from ngramloss.output.console import logger, print_result
+
+PUBLISH = """\
+Write a folder that is ready for the Hugging Face hub: the weights as safetensors, the tokenizer, the settings of
+generation, and a card with data, objective, how to use the model, and the scores of `ngramloss score` with their
+intervals and signatures, also in the form that the hub shows beside the model.
+
+Nothing is uploaded: the command that does is shown at the end. Read README.md first."""
+
+PUBLISH_EXAMPLES = """\
+examples:
+  ngramloss publish runs/mine
+  ngramloss publish runs/mine --repo me/summariser --license apache-2.0 -o summariser
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the command and its options."""
+    publish = verb(verbs, "publish", "write a model and its card as a hub takes them", PUBLISH, PUBLISH_EXAMPLES)
+    publish.add_argument("run", metavar="RUN", help="the folder of a finished run")
+    publish.add_argument("-o", "--out", metavar="DIR", help="folder to write (default: published/NAME of the run)")
+    publish.add_argument("--repo", default="", metavar="OWNER/NAME", help="name on the hub (default: that of the run)")
+    publish.add_argument(
+        "--license", default="", metavar="ID", help="licence of the model as the hub spells it, such as apache-2.0"
+    )
+    publish.set_defaults(run_verb=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from pathlib import Path
+
+    from ngramloss.publish import CARD, publish
+
+    folder = Path(options.run)
+    out = Path(options.out or Path("published") / folder.resolve().name)
+    published = publish(folder, out, repo=options.repo, license=options.license)
+    if not options.license:
+        logger.info("no licence is named: write one into the card, or name it with --license.")
+    print_result(published.folder)
+    command = f"hf upload {published.repo} {shlex.quote(str(published.folder))} ."
+    logger.info(f"read {published.folder / CARD}, then upload the folder with: {command}")
+    return 0

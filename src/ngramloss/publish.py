@@ -1,0 +1,391 @@
+"""a finished run → a folder ready for a hub: weights, tokenizer, settings, and a card with data and scores."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramloss import recipe
+from ngramloss.data.origins import BUILT_IN, Files, Hub, origin
+from ngramloss.data.prompts import AS_THEY_ARE, DEFAULTS
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.metrics.registry import METRICS, scores_of
+from ngramloss.models.adapters import ADAPTER
+from ngramloss.output.console import logger
+from ngramloss.output.escape import as_code, in_markdown
+from ngramloss.recipe import CHAT, NO_SOURCE, SOURCE, Recipe
+from ngramloss.scoring import provenance, score_cache
+from ngramloss.scoring.systems import align
+from ngramloss.storage.files import fingerprint, read_object, whole_folder
+from ngramloss.storage.run_folder import READ, RunFolder, weight_files
+
+CARD = "README.md"
+"""The name under which a hub shows the card."""
+OWNER = "YOUR-NAME"
+"""Stands for the owner of the repository until one is given."""
+PIPELINES = {"summarisation": "summarization", "translation": "translation"}
+"""Task → what the hub calls it. Decoder-only models are text-generation."""
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?=$|[_-])")
+
+
+class Published(NamedTuple):
+    """What was written."""
+
+    folder: Path
+    repo: str
+    scores: int
+    """How many scores the card has."""
+
+
+class Evaluation(NamedTuple):
+    """The scores of a run's own texts.
+
+    Attributes:
+        run: what wrote the texts.
+        metrics: metric → its signature and the names of its scores.
+        corpus: name of a score → value and interval.
+    """
+
+    run: provenance.Run
+    metrics: dict[str, tuple[str, list[str]]]
+    corpus: dict[str, score_cache.Corpus]
+
+
+def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> Published:
+    """Write the folder of a run's model as a hub takes it. Nothing is uploaded.
+
+    Args:
+        folder: the run.
+        out: the folder to write; it must not exist.
+        repo: the name on the hub, ``owner/name``.
+        license: the licence of the model, as the hub spells it, such as ``apache-2.0``.
+    """
+    run = RunFolder(folder)
+    settings = _finished(run)
+    repo = _checked(repo or f"{OWNER}/{re.sub(r'[^A-Za-z0-9_.]+', '-', folder.resolve().name).strip('-.')}")
+    if out.exists():
+        raise UserError(f"{out} exists already. Delete it, or choose another folder with -o.")
+    config = read_object(run.model / "config.json")
+    with run.lock(option="run"), whole_folder(out) as partial:
+        _copy_model(run, partial)
+        evaluation = _evaluation(run)
+        (partial / run.recipe.name).write_bytes(run.recipe.read_bytes())
+        if run.log.is_file():
+            (partial / run.log.name).write_bytes(run.log.read_bytes())
+        text = _card(settings, run, config, evaluation, repo=repo, license=license)
+        (partial / CARD).write_text(text, encoding="utf-8")
+    _warn_of_paths(settings)
+    return Published(out, repo, len(evaluation.corpus) if evaluation else 0)
+
+
+def _finished(run: RunFolder) -> Recipe:
+    """The recipe of a finished run. Raises if there is none, or if only ngramloss can load its model."""
+    if not run.recipe.is_file():
+        raise MissingFileError(
+            f"{run.path} is not a run's folder: it has no {run.recipe.name}. Give one that `ngramloss train` wrote."
+        )
+    settings = recipe.load(str(run.recipe), objective=False)
+    if settings.system:
+        raise UserError(
+            f"{run.path} is a run of {settings.system}, whose model only ngramloss loads. `ngramloss publish` writes "
+            "models that transformers loads."
+        )
+    if not run.finished or not run.card.is_file():
+        missing = run.card if run.finished else run.model
+        raise UserError(
+            f"{run.path} has no {missing.name}: its training is not finished, or the file was deleted. Run the same "
+            "`ngramloss train` command again."
+        )
+    return settings
+
+
+def _checked(repo: str) -> str:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as reason:
+        raise UserError(f"--repo takes OWNER/NAME, got {repo!r}: {reason}") from None
+    if repo.count("/") != 1:
+        raise UserError(f"--repo takes OWNER/NAME, got {repo!r}.")
+    return repo
+
+
+# Files
+
+
+def _copy_model(run: RunFolder, to: Path) -> None:
+    """Copy what loading reads, and nothing else: no pickles, no links. Raises if these are not the trained weights."""
+    left_out = []
+    for path in sorted(run.model.rglob("*")):
+        name = path.relative_to(run.model)
+        if path.is_dir() and not path.is_symlink():
+            continue
+        if path.is_symlink() or path.suffix not in (*READ, ".safetensors"):
+            left_out += [str(name)] if name.parts != (ADAPTER, CARD) else []  # PEFT's card is a form to fill in
+            continue
+        (to / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, to / name)
+    weights = weight_files(to)
+    if not weights or not all(path.suffix == ".safetensors" for path in weights):
+        raise UserError(f"{run.model} has no safetensors. Only these are published: they cannot run code.")
+    trained = read_object(run.weights).get("fingerprint") if run.weights.is_file() else None
+    if trained is not None and fingerprint(weights) != trained:
+        raise UserError(
+            f"the weights in {run.model} are not those that the training wrote, so its card is not about them. Train "
+            "again, or upload that folder with a card of its own."
+        )
+    if left_out:
+        logger.warning(f"warning: not published, because no model is loaded from them: {', '.join(left_out)}.")
+
+
+def _warn_of_paths(settings: Recipe) -> None:
+    """Warn of folders of this machine in what will be public."""
+    named = {
+        "data.name": settings.data.name,
+        "data.candidates": settings.data.candidates,
+        "data.language_model": settings.data.language_model,
+        "model.name": settings.model.name,
+        "model.encoder": settings.model.encoder,
+        "model.tokenizer": settings.model.tokenizer,
+        "train.teacher": settings.train.teacher,
+    }
+    found = [f"{key} = {value}" for key, value in named.items() if re.search(r"(^|[=,])(/|~|[A-Za-z]:\\)", value)]
+    if found:
+        logger.warning(
+            f"warning: {CARD} and recipe.toml name folders of this machine ({'; '.join(found)}). Change them there if "
+            "nobody should read these names."
+        )
+
+
+# Scores
+
+
+def _evaluation(run: RunFolder) -> Evaluation | None:
+    """The saved scores of texts that this model wrote; None, and a message, if there are none."""
+    reason = ""
+    if not run.predictions.is_file():
+        reason = f"no texts were generated yet: ngramloss generate {run.path}, then ngramloss score {run.path}"
+    elif not run.wrote_predictions:
+        reason = f"another model wrote the texts in {run.path}"
+    else:
+        run.raise_unless_current()
+        texts = align(None, [run.path])
+        saved = score_cache.read(run.path, texts.task.ids, texts.texts[0])
+        if saved.metrics:
+            metrics = {
+                metric: (
+                    keyed.scores.signature + (f"|ngramloss:{keyed.version}" if keyed.version else ""),
+                    list(keyed.scores.values),
+                )
+                for metric, keyed in saved.metrics.items()
+            }
+            return Evaluation(provenance.run(run.path), metrics, saved.corpus)
+        reason = saved.damage or f"the texts have no scores yet: ngramloss score {run.path}"
+    logger.warning(f"warning: the card has no scores, because {reason}.")
+    return None
+
+
+# Card
+
+
+def _card(
+    settings: Recipe, run: RunFolder, config: dict[str, Any], evaluation: Evaluation | None, *, repo: str, license: str
+) -> str:
+    """The run's own card with metadata before it, and the scores and how to use the model before its first section."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    is_causal = not config.get("is_encoder_decoder")
+    base = settings.model.encoder or settings.model.name
+    trained_on = _origin(settings.data.name)
+    languages = [settings.data.source_language, settings.data.target_language, settings.data.language]
+    pipeline = "text-generation" if is_causal else PIPELINES[settings.task]
+    results = _results(evaluation, pipeline) if evaluation else []
+    data = ModelCardData(
+        language=sorted({found[0] for code in languages if (found := _LANGUAGE.match(code))} - {"auto"}) or None,
+        license=license or None,
+        library_name="transformers",
+        pipeline_tag=pipeline,
+        base_model=base if base != "scratch" and _HUB_NAME.fullmatch(base) and not Path(base).exists() else None,
+        datasets=[trained_on.id] if isinstance(trained_on, Hub) else None,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
+        tags=["ngramloss"],
+        model_name=repo.partition("/")[2],
+        eval_results=results or None,
+    )
+    about, section, rest = run.card.read_text(encoding="utf-8").partition("\n## ")
+    body = [
+        about.rstrip(),
+        _scores(evaluation),
+        _use(settings, run, repo, is_causal=is_causal),
+        section.lstrip() + rest,
+    ]
+    text = f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(part for part in body if part)
+    assert ModelCard(text).data.to_yaml() == data.to_yaml(), "the hub reads the card as it was written"
+    return text
+
+
+def _results(evaluation: Evaluation, pipeline: str) -> list[Any]:
+    """The scores as the hub's ``model-index`` has them; without those that only describe texts, such as lengths."""
+    from huggingface_hub import EvalResult
+
+    about = evaluation.run.generation
+    tested_on, name = _origin(str(about.get("data", ""))), _data_name(about)
+    return [
+        EvalResult(
+            task_type=pipeline,
+            dataset_type=tested_on.id if isinstance(tested_on, Hub) else name,
+            dataset_name=name,
+            dataset_config=tested_on.config if isinstance(tested_on, Hub) else None,
+            dataset_split=about.get("split"),
+            metric_type=metric,
+            metric_name=score,
+            metric_value=round(value, 4),
+            metric_args={
+                "signature": signature,
+                **({"interval_95": [round(low, 4), round(high, 4)]} if low is not None and high is not None else {}),
+            },
+        )
+        for metric, (signature, names) in evaluation.metrics.items()
+        for score in names
+        for value, low, high in [evaluation.corpus[score]]
+        if value is not None and _judges(metric, score)
+    ]
+
+
+def _judges(metric: str, score: str) -> bool:
+    """Whether a higher or a lower score is better. One of a plugin that is not loaded is taken to be such a score."""
+    known = scores_of(metric) if metric in METRICS else {}
+    return score not in known or known[score].better != "neither"
+
+
+def _scores(evaluation: Evaluation | None) -> str:
+    """The scores as a table, with what could change them."""
+    if evaluation is None:
+        return ""
+    about = evaluation.run.generation
+    rows = [
+        f"| {in_markdown(score)} | {_shown(value)} | "
+        + (f"{_shown(low)} to {_shown(high)} |" if low is not None and high is not None else "not known |")
+        for _, names in evaluation.metrics.values()
+        for score in names
+        for value, low, high in [evaluation.corpus[score]]
+    ]
+    signatures = [signature for signature, _ in evaluation.metrics.values()]
+    lines = [
+        "## Scores",
+        "",
+        f"On {about.get('documents')} documents, split {as_code(str(about.get('split')))} of "
+        f"{as_code(_data_name(about))}. Intervals are over documents, by bootstrap.",
+        "",
+        "| score | value | 95% interval |",
+        "|---|---|---|",
+        *rows,
+        "",
+        "What these values depend on:",
+        "",
+        *(f"* {as_code(signature)}" for signature in [*signatures, provenance.written_by(evaluation.run)]),
+    ]
+    return "\n".join(lines)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _origin(name: str) -> Any:
+    """Where data are; None if they are not there any more."""
+    try:
+        return origin(name)
+    except UserError:
+        return None
+
+
+def _data_name(about: dict[str, Any]) -> str:
+    """The name of the data that were scored, without the folders of this machine."""
+    name, split = str(about.get("data", "")), str(about.get("split", ""))
+    found = _origin(name)
+    if isinstance(found, Hub) or name == BUILT_IN:
+        return name
+    paths = found.splits.get(split, []) if isinstance(found, Files) else []
+    return " + ".join(path.name for path in paths) or Path(name).name
+
+
+# How to use it
+
+
+def _use(settings: Recipe, run: RunFolder, repo: str, *, is_causal: bool) -> str:
+    """A program that loads the model and writes one text, and what training did to sources besides."""
+    lines = _causal_lines(settings, run) if is_causal else _seq2seq_lines(settings)
+    kind = "AutoModelForCausalLM" if is_causal else "AutoModelForSeq2SeqLM"
+    notes = []
+    if not is_causal and settings.data.separator != "none":
+        token = "the tokenizer's separator" if settings.data.separator == "auto" else as_code(settings.data.separator)
+        notes.append(f"In training, {token} stood before every sentence of a source; this program leaves it out.")
+    if (run.model / ADAPTER).is_dir():
+        notes.append(f"The weights have the LoRA adapter merged into them; the adapter alone is in `{ADAPTER}/`.")
+    if any(run.model.glob("*.py")):
+        notes.append("The model has code of its own, which runs only with `trust_remote_code=True`: read it first.")
+    return "\n".join(
+        [
+            "## Use",
+            "",
+            "```python",
+            f"from transformers import {kind}, AutoTokenizer",
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
+            f'model = {kind}.from_pretrained("{repo}")',
+            *lines,
+            "```",
+            *(line for note in notes for line in ("", note)),
+        ]
+    )
+
+
+def _seq2seq_lines(settings: Recipe) -> list[str]:
+    data = settings.data
+    prefix = f"{json.dumps(data.prefix, ensure_ascii=False)} + " if data.prefix else ""
+    return [
+        *([f'tokenizer.src_lang = "{data.source_language}"'] if data.source_language else []),
+        'source = "The text that the model reads."',
+        f'batch = tokenizer({prefix}source, truncation=True, max_length={data.max_source}, return_tensors="pt")',
+        "print(tokenizer.decode(model.generate(**batch)[0], skip_special_tokens=True))",
+    ]
+
+
+def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
+    data = settings.data
+    column = str(read_object(run.prepared).get("column", "")) if run.prepared.is_file() else ""
+    if data.prompt == CHAT or column == "messages":
+        asked = f"{json.dumps(data.instruction + chr(10) * 2, ensure_ascii=False)} + " if data.instruction else ""
+        prompt = [
+            f'messages = [{{"role": "user", "content": {asked}source}}]',
+            "batch = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            ")",
+        ]
+    elif data.prompt == NO_SOURCE:
+        return [
+            "start = tokenizer.bos_token or tokenizer.eos_token",
+            'batch = tokenizer(start, add_special_tokens=False, return_tensors="pt")',
+            f"written = model.generate(**batch, max_new_tokens={settings.generation.max_length})",
+            "print(tokenizer.decode(written[0], skip_special_tokens=True))",
+        ]
+    else:
+        before, after = (data.prompt or (SOURCE if column in AS_THEY_ARE else DEFAULTS[settings.task])).split(SOURCE)
+        parts = [json.dumps(text, ensure_ascii=False) for text in (before, after)]
+        prompt = [
+            f"prompt = {f'{parts[0]} + ' if before else ''}source{f' + {parts[1]}' if after else ''}",
+            'batch = tokenizer(prompt, return_tensors="pt")',
+        ]
+    return [
+        'source = "The text that the model reads."',
+        *prompt,
+        f"written = model.generate(**batch, max_new_tokens={settings.generation.max_length})",
+        'print(tokenizer.decode(written[0, batch["input_ids"].shape[1] :], skip_special_tokens=True).strip())',
+    ]
