@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -35,7 +35,8 @@ class Objective:
     options: Mapping[str, Setting] = field(default_factory=dict)
     """Options that are numbers, such as in ``ce(smoothing=0.1)``."""
     option_needs: Mapping[str, str] = field(default_factory=dict)
-    """Option → the optional statistic that the formula reads when the option is not 0."""
+    """Option → the optional statistic that the formula reads when the option is not its default. ``{}`` in it stands
+    for the value: ``tempered_lse={}``."""
     needs: tuple[str, ...] = ()
     """The optional statistics that the formula always reads."""
     variant_needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -86,6 +87,9 @@ TWIN_STATISTICS = frozenset({"twin_kl", "twin_token"})
 TEACHER_STATISTICS = frozenset({"teacher_kl", "teacher_reverse_kl"})
 """Optional statistics that compare with a teacher. A formula that needs one of them needs a teacher."""
 
+TEMPERED = "tempered_lse"
+"""The optional statistic at a temperature, which is a part of what a formula needs: ``tempered_lse=2.0``."""
+
 START = "keep"
 """The objective whose teacher is the model itself before training."""
 
@@ -103,8 +107,11 @@ _FORMULAS, _KERNELS = "ngramloss.objectives", "ngramloss.gpu.kernels"
 _BUILTIN = {
     "ce": Objective(
         f"{_FORMULAS}.tokens.ce:ce", least_n=None, per="token", by_position=True,
-        options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
-        option_needs={"smoothing": "mean_logp"},
+        options={
+            "smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing"),
+            "temperature": Setting(1.0, above=0, most=1000, help="divides the logits; the loss is multiplied by it"),
+        },
+        option_needs={"smoothing": "mean_logp", "temperature": f"{TEMPERED}={{}}"},
         weighted=True,
         about={"": "Cross-entropy: negative log-likelihood of the reference tokens."},
     ),
@@ -285,6 +292,23 @@ _BUILTIN = {
         about={"": "CPO, SimPO: contrast of the best candidate with the worst one. Reads candidates."},
     ),
 }
+
+
+def temperature_of(needs: Iterable[str]) -> float | None:
+    """The temperature of ``tempered_lse``, None if it is not needed. Raises if there are several.
+
+    Example:
+        >>> temperature_of({"mean_logp", "tempered_lse=2.0"})
+        2.0
+    """
+    found = sorted({float(need.partition("=")[2] or "nan") for need in needs if need.partition("=")[0] == TEMPERED})
+    if len(found) > 1:
+        raise UserError(f"ce at {len(found)} temperatures, {' and '.join(f'{each:g}' for each in found)}: one sweep of "
+                        "the vocabulary has one beside 1. Write ce with one temperature, or ce + ce(temperature=...).")
+    if found and not found[0] > 0:
+        raise ValueError(f"{TEMPERED} needs its temperature: write {TEMPERED}=2.0 in needs.")
+    return found[0] if found else None
+
 
 OBJECTIVES: Registry[Objective] = Registry("objective", Objective, _BUILTIN)
 """All objectives by name. To add one, write its formula and an entry, here or in your own program."""

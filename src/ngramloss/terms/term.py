@@ -106,8 +106,8 @@ class Term:
         """The optional statistics it reads."""
         spec = OBJECTIVES.entry(self.name)
         always = spec.variant_needs.get(self.variant or "", spec.needs)
-        return {*always, *(spec.option_needs[name] for name, value in self.options.items()
-                               if value and name in spec.option_needs)}
+        return {*always, *(spec.option_needs[name].format(value) for name, value in self.options.items()
+                               if name in spec.option_needs and value != spec.options[name].default)}
 
     @property
     def reads(self) -> Literal["tokens", "candidates"]:
@@ -219,6 +219,14 @@ def check_names(terms: Sequence[Term]) -> list[str]:
             written = " + ".join(map(str, terms))
             raise UserError(f"{name} is given twice in {written!r}. Write it once, with the sum of the weights.")
     return names
+
+
+def refuse_unweighted(terms: Sequence[Term]) -> None:
+    """Raise if a term cannot weight single tokens. Terms of candidates do not read labels."""
+    for term in terms:
+        if term.reads == "tokens" and not term.weighted:
+            raise UserError(f"{term.names[0]} cannot weight single tokens, because it is not a sum over tokens or "
+                            "windows of the reference. Leave the weights or this term out.")
 
 
 def plugin_sources(terms: Sequence[Term]) -> dict[str, str]:
