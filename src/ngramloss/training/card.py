@@ -137,6 +137,7 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         "model",
         "data.candidates",
         "data.language_model",
+        "data.weights",
         "train.log_every",
         "train.keep",
         "train.report_to",
