@@ -454,7 +454,7 @@ def test_what_cannot_be_is_refused_before_training(place, capsys, changes, messa
         path.write_text("".join(json.dumps({**row, "zeros": [0] * len(row["w"])}) + "\n" for row in rows))
     assert train("new", *changes) == 2
     assert message in capsys.readouterr().err
-    assert not (place / "new" / "log.jsonl").exists()
+    assert not (place / "new" / "prepared.json").exists()
 
 
 def test_a_validation_split_without_the_column_is_named(place, capsys):

@@ -135,10 +135,12 @@ def test_twins_teachers_weights_and_positions_go_beside_it(backend, memory):
 def test_a_sure_token_costs_nothing_and_never_less(backend, memory):
     weight = torch.zeros(300, 4, device=DEVICE)
     weight[7] = 1
-    hidden, labels = torch.full((1, 3, 4), 333.3, device=DEVICE), torch.full((1, 3), 7, device=DEVICE)
+    hidden = 100 + torch.rand(1, 20, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    labels = torch.full((1, 20), 7, device=DEVICE)
     for name in (backend, "plain"):
-        loss_fn = JointLoss("ce(temperature=10)", backend=name, memory=memory)
-        assert loss_fn.from_hidden(hidden, weight, labels) == 0
+        stats = token_stats_from_hidden(hidden, weight, labels, needs=("tempered_lse=10",), backend=name, memory=memory)
+        assert torch.equal(stats.tempered_lse, stats.lse)
+        assert JointLoss("ce(temperature=10)").from_stats(stats, labels).total == 0
 
 
 def test_a_temperature_of_1_needs_nothing_and_changes_no_bit():
