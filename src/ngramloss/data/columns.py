@@ -26,15 +26,13 @@ NO_ID = "none"
 class Columns(NamedTuple):
     """The columns to read. Without an id column, the row number is the id.
 
-    ``target`` is what a model is trained on; ``others`` has the columns of further references; ``weights`` has the
-    weights of the target's words or tokens.
+    ``target`` is what a model is trained on; ``others`` has the columns of further references.
     """
 
     source: str
     target: str
     id: str | None
     others: tuple[str, ...] = ()
-    weights: str | None = None
 
 
 def columns(
@@ -62,11 +60,11 @@ def columns(
 
     Example:
         >>> columns(["fname", "dialogue", "topic", "summary"], "data/train.csv")
-        Columns(source='dialogue', target='summary', id='fname', others=(), weights=None)
+        Columns(source='dialogue', target='summary', id='fname', others=())
         >>> columns(["text", "summary1", "summary2"], "test.csv").others
         ('summary2',)
         >>> columns(["de", "en"], "train.tsv", languages=("en_XX", "de_DE"))
-        Columns(source='en', target='de', id=None, others=(), weights=None)
+        Columns(source='en', target='de', id=None, others=())
     """
     given_targets = given_columns(target, present)
     given = [("source", name) for name in [source] if name] + [("target", name) for name in given_targets]

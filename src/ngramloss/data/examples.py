@@ -218,10 +218,9 @@ def _read(
         elif weights:
             check_present(weights, "weights", present, first[0].file)
         chosen = columns(present, first[0].file, source=source, target=target, id=id, languages=languages, task=task)
-        chosen = chosen._replace(weights=weights)
         every = chain(first, rows)
         with Progress(f"reading {split}", total=limit or None, unit="rows") as progress:
-            examples, bad = _separate(_examples(every, chosen), limit, progress)
+            examples, bad = _separate(_examples(every, chosen, weights), limit, progress)
         more, column = len(examples) == limit and next(every, None) is not None, chosen.source
     if bad and (on_bad_row == "error" or not examples):
         may_skip = on_bad_row == "error" and name != ROWS
@@ -339,7 +338,9 @@ def _separate(
     return examples, bad
 
 
-def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example | BadRow]:
+def _examples(
+    rows: Iterable[Row | BadRow], chosen: Columns, weights_column: str | None = None
+) -> Iterator[Example | BadRow]:
     """Convert each row to an example or a bad row. Row numbers count bad rows too, so skipping changes no id."""
     first_use: dict[str, tuple[str, int]] = {}  # not the rows: their other columns would stay in memory
     for number, row in enumerate(rows, 1):
@@ -349,8 +350,8 @@ def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example
         references, reasons = _references(row, [chosen.target, *chosen.others])
         reasons = [_fault(row, chosen.source), *reasons]
         weights: tuple[float, ...] = ()
-        if chosen.weights:
-            weights, fault = read_weights(row, chosen.weights)
+        if weights_column:
+            weights, fault = read_weights(row, weights_column)
             reasons.append(fault)
         identity = str(number) if chosen.id is None else row.values.get(chosen.id)
         if isinstance(identity, int) and not isinstance(identity, bool):
