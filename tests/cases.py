@@ -36,6 +36,8 @@ INFINITY = float("inf")
 CASES = [
     case("ce", oracle.ce, 0, INFINITY),
     case("ce", oracle.ce, 0, INFINITY, smoothing=0.1),
+    case("ce", oracle.ce, 0, INFINITY, temperature=2),  # one temperature in all: a sum of cases has one
+    case("ce", oracle.ce, 0, INFINITY, smoothing=0.1, temperature=2),
     *(case("matches", oracle.matches, 0, 1, (n,)) for n in (1, 2, 3, 5)),
     *(case("matches", oracle.matches_released, 0, 1, (n,), "released") for n in (2, 3)),
     *(case("rewards", oracle.rewards, 0, 1, (n,)) for n in (2, 3, 4)),
@@ -116,7 +118,7 @@ def batches(draw, longest=8, rows=3):
 
 
 EVERYTHING = (
-    "ce(smoothing=0.1) + 0.5*matches(1,2,3) + matches(3):released + rewards(2) + 2*precision(2) + precision(2):released "
+    "ce(smoothing=0.1) + 0.5*ce(temperature=2) + 0.5*matches(1,2,3) + matches(3):released + rewards(2) + 2*precision(2) + precision(2):released "
     "+ bag(2) + bag(2):original + bag(2):released + bleu(1,2) + lcs + eisl(2) "
     "+ soft(2,kappa=1) + gated(2) + near(2) + convex(order=2) + dft + tailr(gamma=0.5,min_weight=0.1) + mixce + unlikelihood + focal + 0.5*eaft"
 )

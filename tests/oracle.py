@@ -24,12 +24,15 @@ def gram(ids, t, n):
     return tuple(ids[t : t + n])
 
 
-def ce(p, labels, smoothing=0.0):
+def ce(p, labels, smoothing=0.0, temperature=1.0):
+    """``p`` are the probabilities without temperature."""
     total = 0.0 * p[0][0]
     for row, label in zip(p, labels, strict=True):
         if label != -100:
-            V = len(row)
-            total = total - (1 - smoothing) * row[label].log() - smoothing * sum(x.log() for x in row) / V
+            V, powers = len(row), [x ** (1 / temperature) for x in row]
+            row = [x / sum(powers) for x in powers]
+            cost = -(1 - smoothing) * row[label].log() - smoothing * sum(x.log() for x in row) / V
+            total = total + temperature * cost
     return total
 
 

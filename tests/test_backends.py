@@ -10,7 +10,7 @@ from sweeps import DEVICE, LOGS, NEEDS, every_sweep
 from ngramloss import JointLoss, token_stats_from_hidden
 from ngramloss.stats import backends, chosen_backend, chunked, head
 
-EVERYTHING = "ce(smoothing=0.1) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2) + soft(2) + dft + unlikelihood + eaft(alpha=2)"
+EVERYTHING = "ce(smoothing=0.1) + 0.5*ce(smoothing=0.1,temperature=2) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2) + soft(2) + dft + unlikelihood + eaft(alpha=2)"
 
 
 @pytest.fixture(autouse=True)

@@ -791,7 +791,7 @@ def test_newswire_is_made_here():
     found = load("newswire", "dev", limit=3)
     item = newswire.items("validation", 3)[0]
     assert len(found.examples) == 3
-    assert found.examples[0] == (item.id, item.document, item.summary, ())
+    assert found.examples[0] == Example(item.id, item.document, item.summary)
     assert found.fingerprint == load("newswire", "validation", limit=3, seed=0).fingerprint
     assert found.fingerprint != load("newswire", "validation", limit=3, seed=1).fingerprint
     with pytest.raises(

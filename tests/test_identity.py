@@ -77,6 +77,7 @@ def made(tmp_path_factory, own_cache):
                     "summary": item.summary,
                     "long": f"{item.document} And so on.",
                     "short": item.summary[:20],
+                    "weights": [0.5] * len(item.summary.split()),
                 }
                 for number, item in items
             ],
@@ -329,6 +330,7 @@ SETTINGS = {
     "data.validation_limit": (2, "tokens"),
     "data.candidates": ("others", "tokens", *RANKED),
     "data.language_model": ("other", "training"),
+    "data.weights": ("weights", "tokens"),
     "data.on_bad_row": ("skip", "nothing"),  # which rows are read is in the fingerprint
     "model.name": ("other", "tokens texts"),
     "model.revision": ("v1", "training"),

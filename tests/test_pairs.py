@@ -22,7 +22,7 @@ CASES = {
     **{f"gated({n}):twin": (Term("gated", (n,), 1.0, "twin"), oracle.gated_twin) for n in (1, 2)},
 }
 each = pytest.mark.parametrize("written", CASES)
-ALL = "ce(smoothing=0.1) + 2*rdrop + rewards(2):twin + gated(1):twin + bag(2) + eaft + unlikelihood"
+ALL = "ce(smoothing=0.1) + 0.5*ce(temperature=2) + 2*rdrop + rewards(2):twin + gated(1):twin + bag(2) + eaft + unlikelihood"
 HEADS = [{}, {"softcap": 2.0}, {"bias": True, "softcap": 3.0, "scale": 2.0}]
 
 

@@ -12,6 +12,7 @@ from ngramloss.objectives import ngrams
 from ngramloss.objectives.windows.matches import matched
 from ngramloss.objectives.windows.rewards import placed
 from ngramloss.stats import GIVEN, IGNORE_INDEX, WEIGHTS, Packing, TokenStats, token_stats, unpack, with_given
+from ngramloss.terms.registry import TEMPERED
 
 if TYPE_CHECKING:
     from ngramloss.loss import JointLoss
@@ -85,7 +86,7 @@ def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
 def certain(labels: Tensor, *, cross: bool) -> TokenStats:
     """The statistics of a model that predicts exactly the reference, with certainty."""
     sure = torch.zeros(labels.shape, device=labels.device)               # [B, T]
-    others = {"mean_logp": sure, "entropy": sure, "top_entropy": sure} | dict.fromkeys(GIVEN, sure)
+    others = dict.fromkeys(("mean_logp", "entropy", "top_entropy", TEMPERED, *GIVEN), sure)
     if not cross:
         return TokenStats(sure, labels, sure, sure, **others)
     same = labels.unsqueeze(2) == labels.unsqueeze(1)                    # [B, T, T]

@@ -30,8 +30,8 @@ from ngramloss.stats import (
     with_given,
 )
 from ngramloss.terms.parser import parse
-from ngramloss.terms.registry import CANDIDATE_STATISTICS, START, TEACHER_STATISTICS, TWIN_STATISTICS
-from ngramloss.terms.term import Part, Term, check_names
+from ngramloss.terms.registry import CANDIDATE_STATISTICS, START, TEACHER_STATISTICS, TWIN_STATISTICS, temperature_of
+from ngramloss.terms.term import Part, Term, check_names, refuse_unweighted
 from ngramloss.weights import current_weights, refresh_device_weights, weights_on_device
 
 Count = int | float | Tensor
@@ -109,6 +109,7 @@ class JointLoss(torch.nn.Module):
         self.needs = frozenset(need for term in self.terms for need in term.needs) - CANDIDATE_STATISTICS
         self.temperature = _temperature(self.terms)
         """What the logits of model and teacher are divided by before they are compared."""
+        temperature_of(self.needs)   # raises if there are several
 
     def __str__(self) -> str:
         return " + ".join(str(term) for term in self.terms)
@@ -431,13 +432,9 @@ class JointLoss(torch.nn.Module):
                              f"{labels.shape[-1]}, got {list(cross.shape)}.")
 
     def _refuse_weights(self, stats: TokenStats) -> None:
-        """Raise if tokens have weights, and a term cannot weight them. Some terms of candidates do not read labels."""
-        if stats.weights is None:
-            return
-        for term in self.terms:
-            if term.reads_labels and not term.weighted:
-                raise UserError(f"{term.names[0]} cannot weight single tokens, because it is not a sum over tokens or "
-                                "windows of the reference. Leave the weights or this term out.")
+        """Raise if tokens have weights, and a term cannot weight them."""
+        if stats.weights is not None:
+            refuse_unweighted(self.terms)
 
     def refuse_terms_of_logits(self, by: str) -> None:
         """Raise if a term needs all logits of a position at once; ``by`` names what has only the hidden states."""

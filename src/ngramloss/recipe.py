@@ -83,6 +83,9 @@ class Data:
     language_model: str = ""
     """A language model of the targets alone, which ``margin`` reads: a run of ``ngramloss train lm``, or any
     decoder-only model with the tokenizer of the model that is trained, by its folder or hub id."""
+    weights: str = ""
+    """The column with weights of the targets' tokens: a list of numbers, one for each word or one for each token of the
+    target. Of ``messages``, the key of each message with the weight of an answer. Empty: all tokens weigh 1."""
     on_bad_row: str = setting("error", choices=("error", "skip"))
 
 

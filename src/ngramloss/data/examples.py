@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ngramloss.data import origins
-from ngramloss.data.columns import Columns, columns
-from ngramloss.data.messages import ANSWER, MESSAGES, has_messages, split_messages, spoken
+from ngramloss.data.columns import Columns, check_present, columns
+from ngramloss.data.messages import ANSWER, ANSWER_WEIGHTS, MESSAGES, has_messages, split_messages, spoken
 from ngramloss.data.rows import BadRow, Row
+from ngramloss.data.weights import read_weights
 from ngramloss.errors import UserError
+from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data
 
@@ -30,12 +34,17 @@ ROWS = "examples"
 
 
 class Example(NamedTuple):
-    """A source text and its target; all references, the target first, if there are several."""
+    """A source text and its target; all references, the target first, if there are several.
+
+    ``weights``, if they were asked for, has a number for each word or each token of the target; of messages a number
+    for each answer, the target last.
+    """
 
     id: str
     source: str
     target: str
     references: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 class Split(NamedTuple):
@@ -46,7 +55,8 @@ class Split(NamedTuple):
         split: "train", "validation", "test" or another name that the data set uses.
         examples: in the order of the file.
         skipped: bad rows that were skipped, if skipping was allowed.
-        fingerprint: 16 hexadecimal digits that depend on ids, sources and targets, but not on format or compression.
+        fingerprint: 16 hexadecimal digits that depend on ids, sources, targets and weights, but not on format or
+            compression.
         more: whether there are more rows, which the limit left out.
         column: the name of the column with the sources.
     """
@@ -81,6 +91,7 @@ def load(
     test_fraction: float = 0.0,
     languages: tuple[str, str] = ("", ""),
     task: str = "",
+    weights: str | None = None,
 ) -> Split:
     """Read one split of a data set.
 
@@ -105,6 +116,8 @@ def load(
         languages: codes of the languages of source and target, if columns may be named after them. The texts of a
             column ``translation`` that has a text by language are columns too.
         task: ``translation`` looks for the column names that are usual there first.
+        weights: the column with a list of numbers, the weights of the target's words or tokens; of messages, the key
+            with the weight of an answer. None reads no weights.
 
     Raises:
         UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
@@ -131,6 +144,7 @@ def load(
             seed=seed,
             languages=languages,
             task=task,
+            weights=weights,
         )
         return _part(whole, split, held_out, limit)
     known_source, known_target = origins.known_columns(name)
@@ -145,6 +159,7 @@ def load(
         limit=limit,
         languages=languages,
         task=task,
+        weights=weights,
     )
 
 
@@ -183,6 +198,7 @@ def _read(
     limit: int = 0,
     languages: tuple[str, str] = ("", ""),
     task: str = "",
+    weights: str | None = None,
 ) -> Split:
     """The examples of rows, as they were read. Arguments are those of :func:`load`."""
     rows = map(_by_language, rows)
@@ -193,12 +209,18 @@ def _read(
     if len(bad) < len(first):
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
         if has_messages(present, source, target):
-            first, rows = [split_messages(row) for row in first], map(split_messages, rows)
+            if weights is None and split == "train":
+                _warn_of_weights(name, first)
+            split_row = partial(split_messages, weight=weights)
+            first, rows = [split_row(row) for row in first], map(split_row, rows)
             source, target, present = MESSAGES, ANSWER, [*present, ANSWER]
+            weights = weights and ANSWER_WEIGHTS
+        elif weights:
+            check_present(weights, "weights", present, first[0].file)
         chosen = columns(present, first[0].file, source=source, target=target, id=id, languages=languages, task=task)
         every = chain(first, rows)
         with Progress(f"reading {split}", total=limit or None, unit="rows") as progress:
-            examples, bad = _separate(_examples(every, chosen), limit, progress)
+            examples, bad = _separate(_examples(every, chosen, weights), limit, progress)
         more, column = len(examples) == limit and next(every, None) is not None, chosen.source
     if bad and (on_bad_row == "error" or not examples):
         may_skip = on_bad_row == "error" and name != ROWS
@@ -206,6 +228,16 @@ def _read(
     if not examples:
         raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
     return Split(name, split, examples, bad, fingerprint(examples), more, column)
+
+
+def _warn_of_weights(name: str, rows: Iterable[Row | BadRow]) -> None:
+    """Say so if answers have a weight, as files for fine-tuning at OpenAI have it, and it is not read."""
+    found = (row.values.get(MESSAGES) for row in rows if isinstance(row, Row))
+    if any(isinstance(each, dict) and "weight" in each for one in found if isinstance(one, list) for each in one):
+        logger.warning(
+            f"messages of {name} have a weight, which is not read: every answer is learnt with the weight 1. Set "
+            "data.weights=weight to read it."
+        )
 
 
 def columns_of(data: Data, task: str) -> dict[str, Any]:
@@ -264,6 +296,8 @@ def fingerprint(examples: Iterable[Example]) -> str:
         for field in (*example[:3], *example.references):
             content = field.encode()
             digest.update(len(content).to_bytes(8, "big") + content)
+        if example.weights:  # no length begins with this byte
+            digest.update(b"\xff" + struct.pack(f">q{len(example.weights)}d", len(example.weights), *example.weights))
     return digest.hexdigest()[:16]
 
 
@@ -304,7 +338,9 @@ def _separate(
     return examples, bad
 
 
-def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example | BadRow]:
+def _examples(
+    rows: Iterable[Row | BadRow], chosen: Columns, weights_column: str | None = None
+) -> Iterator[Example | BadRow]:
     """Convert each row to an example or a bad row. Row numbers count bad rows too, so skipping changes no id."""
     first_use: dict[str, tuple[str, int]] = {}  # not the rows: their other columns would stay in memory
     for number, row in enumerate(rows, 1):
@@ -313,6 +349,10 @@ def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example
             continue
         references, reasons = _references(row, [chosen.target, *chosen.others])
         reasons = [_fault(row, chosen.source), *reasons]
+        weights: tuple[float, ...] = ()
+        if weights_column:
+            weights, fault = read_weights(row, weights_column)
+            reasons.append(fault)
         identity = str(number) if chosen.id is None else row.values.get(chosen.id)
         if isinstance(identity, int) and not isinstance(identity, bool):
             identity = str(identity)
@@ -325,7 +365,7 @@ def _examples(rows: Iterable[Row | BadRow], chosen: Columns) -> Iterator[Example
             yield BadRow(row.file, row.line, "; ".join(faults))
             continue
         several = tuple(references) if len(references) > 1 else ()
-        yield Example(str(identity), str(row.values[chosen.source]), references[0], several)
+        yield Example(str(identity), str(row.values[chosen.source]), references[0], several, weights)
         first_use[str(identity)] = row.file, row.line
 
 

@@ -2,6 +2,7 @@
 
 Messages are written as TRL and chat templates have them: a list of objects with ``role`` and ``content``, or that list
 as JSON text. An answer is what the role ``assistant`` says. What follows the last answer is left out: nobody learns it.
+An answer may have a weight, as files for fine-tuning at OpenAI have it; one with the weight 0 is read, but not learnt.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from ngramloss.data.rows import BadRow, Row
 
 MESSAGES, ANSWER = "messages", "completion"
 """The column that is read, and the one that is added."""
+ANSWER_WEIGHTS = "weights of the answers"
+"""A column that is added if weights are read: one for each answer."""
 ASSISTANT = "assistant"
 
 
@@ -24,8 +27,14 @@ def has_messages(present: Sequence[str], source: str | None, target: str | None)
     return source == MESSAGES or (not source and not reference_columns(TARGETS, present))
 
 
-def split_messages(row: Row | BadRow) -> Row | BadRow:
-    """The row with two texts: JSON of the messages before the last answer, and the answer."""
+def split_messages(row: Row | BadRow, weight: str | None = None) -> Row | BadRow:
+    """The row with two texts: JSON of the messages before the last answer, and the answer.
+
+    Args:
+        row: with messages.
+        weight: the key of a message with the weight of an answer, 1 where it is missing. Then the row also has these
+            weights, and the last answer is the last one that does not weigh 0. None reads no weights.
+    """
     if isinstance(row, BadRow):
         return row
     found = row.values.get(MESSAGES)
@@ -37,9 +46,15 @@ def split_messages(row: Row | BadRow) -> Row | BadRow:
     if fault := _fault(found):
         return BadRow(row.file, row.line, f"{MESSAGES!r} {fault}")
     messages = [{"role": each["role"], "content": each["content"]} for each in found]  # type: ignore[attr-defined]
-    last = max(at for at, each in enumerate(messages) if each["role"] == ASSISTANT)
+    answers = [at for at, each in enumerate(messages) if each["role"] == ASSISTANT]
+    weights: list[object] = [found[at].get(weight, 1) if weight else 1 for at in answers]  # type: ignore[index]
+    learnt = [at for at, each in zip(answers, weights, strict=True) if each != 0]
+    if not learnt:
+        return BadRow(row.file, row.line, f"{MESSAGES!r} has no answer to learn: all have the weight 0")
+    last = learnt[-1]
     texts = {MESSAGES: json.dumps(messages[:last], ensure_ascii=False), ANSWER: messages[last]["content"]}
-    return row._replace(values={**row.values, **texts})
+    beside = {ANSWER_WEIGHTS: weights[: answers.index(last) + 1]} if weight else {}
+    return row._replace(values={**row.values, **texts, **beside})
 
 
 def spoken(source: str) -> str:

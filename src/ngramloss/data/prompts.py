@@ -212,11 +212,16 @@ def completion_ids(
         max_target: the most ids of a completion.
         cut: extended by whether each text lost its end.
     """
-    texts = [_led(source, target, prompt) for source, target in zip(sources, targets, strict=True)]
-    made = [[*ids, *prompt.ending] for ids in _following(texts, tokenizer)]
+    made = [[*ids, *prompt.ending] for ids in bare_ids(tokenizer, led_texts(sources, targets, tokenizer, prompt))]
     if cut is not None:
         cut += [len(ids) > max_target for ids in made]
     return [ids[:max_target] for ids in made]
+
+
+def led_texts(sources: Sequence[str], targets: Sequence[str], tokenizer: Any, prompt: Prompt) -> list[str]:
+    """The texts whose ids are those of completions, without their ends. They have the words of the targets."""
+    texts = [_led(source, target, prompt) for source, target in zip(sources, targets, strict=True)]
+    return _as_following(texts, tokenizer)
 
 
 def _led(source: str, target: str, prompt: Prompt) -> str:
@@ -273,9 +278,14 @@ def _learnt(ids: Ids, end: int) -> Ids:
 
 
 def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[str]]:
-    """The messages before the first answer, and the text after them: an answer, what is read, an answer, …"""
+    """The messages before the first answer, and the text after them: an answer, what is read, an answer, …
+
+    An answer with the weight 0 is read, not learnt.
+    """
     messages: list[Message] = [*json.loads(example.source), {"role": ASSISTANT, "content": example.target}]
     answers = [at for at, message in enumerate(messages) if message["role"] == ASSISTANT]
+    if example.weights:
+        answers = [at for at, weight in zip(answers, example.weights, strict=True) if weight]
     written, pieces = "", []
     for at in answers:
         for text in (_written(tokenizer, messages[:at], ask=True) + lead, _written(tokenizer, messages[: at + 1])):
@@ -308,8 +318,11 @@ def start_of_text(tokenizer: Any) -> Ids:
 
 
 def _following(texts: Sequence[str], tokenizer: Any) -> list[Ids]:
-    """The ids of texts that follow others. Some tokenizers put a space before a text by themselves: not another one."""
+    """The ids of texts that follow others."""
+    return bare_ids(tokenizer, _as_following(texts, tokenizer))
+
+
+def _as_following(texts: Sequence[str], tokenizer: Any) -> list[str]:
+    """Texts that follow others, for the tokenizer. Some put a space before a text by themselves: not another one."""
     alone, before, both = bare_ids(tokenizer, ["a", "b", "b a"])
-    if both == [*before, *alone]:
-        texts = [text.removeprefix(" ") for text in texts]
-    return bare_ids(tokenizer, texts)
+    return [text.removeprefix(" ") for text in texts] if both == [*before, *alone] else list(texts)

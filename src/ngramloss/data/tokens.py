@@ -316,7 +316,7 @@ def sources(
         encode: gives the same ids as the tokenizer, faster.
         cut: extended by whether each text lost its end.
     """
-    before, after = _frame(tokenizer)
+    before, after = special_tokens(tokenizer)
     room = shape.max_source - len(before) - len(after)
     if room < 1:
         raise UserError(f"max_source={shape.max_source} is too small for the tokenizer's special tokens. Raise it.")
@@ -340,7 +340,7 @@ def targets(
     texts: Sequence[str], tokenizer: Any, shape: Shape, encode: Encode | None = None, cut: list[bool] | None = None
 ) -> list[list[int]]:
     """Target ids, truncated; arguments as in :func:`sources`."""
-    before, after = ([], []) if encode is None else _frame(tokenizer, "text_target")
+    before, after = ([], []) if encode is None else special_tokens(tokenizer, "text_target")
     room = shape.max_target - len(before) - len(after)
     if encode is None or room < 0 or tokenizer.truncation_side != "right":
         limit = shape.max_target
@@ -417,9 +417,10 @@ def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-def _frame(tokenizer: Any, argument: str = "text") -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text."""
-    (bare,), framed = bare_ids(tokenizer, ["a"]), list(tokenizer(**{argument: "a"})["input_ids"])
+def special_tokens(tokenizer: Any, argument: str = "text") -> tuple[list[int], list[int]]:
+    """The special tokens before and after a text; a target is a ``text_target``."""
+    framed = list(tokenizer(**{argument: "a"})["input_ids"])
+    bare = list(tokenizer(**{argument: "a"}, add_special_tokens=False)["input_ids"])
     for start in range(len(framed) - len(bare) + 1):
         if bare and framed[start : start + len(bare)] == bare:
             return framed[:start], framed[start + len(bare) :]

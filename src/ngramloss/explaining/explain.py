@@ -128,7 +128,7 @@ def explain(
         return _explain_packed(references, given, loss_fn, confidence)
     sentence, notes = read(references[0], given[0], confidence, others)
     candidates = sentence.candidates(loss_fn, sentence.logits)
-    loss, parts = loss_fn.from_stats(sentence.stats, sentence.labels, candidates=candidates)
+    loss, parts = loss_fn.with_parts(sentence.logits, sentence.labels, candidates=candidates)
     blocks = [_header(sentence), *_term_blocks(sentence, loss_fn, parts, candidates)]
     blocks += [notes] if notes else []
     return "\n\n".join("\n".join(block) for block in [*blocks, [_total(loss_fn, loss, parts)]])
@@ -159,7 +159,7 @@ def _explain_packed(
     blocks = []
     for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
         document = sentence.part(first, end)
-        _, own = loss_fn.from_stats(document.stats, document.labels)
+        _, own = loss_fn.with_parts(document.logits, document.labels)
         blocks += [[f"document {number} of {len(ends)}"], _header(document), *_term_blocks(document, loss_fn, own)]
     blocks += [[f"the row: {len(ends)} documents, {len(sentence.reference)} words"]]
     return "\n\n".join("\n".join(block) for block in [*blocks, [_total(loss_fn, loss, parts)]])
@@ -312,6 +312,10 @@ def _windows(sentence: Sentence, term: Term, n: int) -> Windows | None:
     match term.name:
         case "ce":
             title = "mean of −log p over the words of the reference"
+            if (temperature := _option(term, "temperature")) != 1:
+                title = f"{temperature:g} times the {title}, at temperature {temperature:g}"
+                cooled = (sentence.logits / temperature).softmax(-1)  # [1, T, V]
+                probability = cooled.gather(-1, labels.unsqueeze(-1)).squeeze(-1)  # [1, T]
             smoothed = ", smoothed over all words" if term.options.get("smoothing") else ""
             return title + smoothed, "reference", {"probability": probability, "costs": _token_costs(sentence, term)}
         case "eaft":
@@ -372,11 +376,11 @@ def _windows(sentence: Sentence, term: Term, n: int) -> Windows | None:
 def _token_costs(sentence: Sentence, term: Term) -> Tensor:
     """What each token adds to the mean of a sum over tokens: the sum if only this label counts."""
     (part,) = term.parts
-    costs = []
+    stats, costs = token_stats(sentence.logits, sentence.labels, needs=term.needs), []
     for t, label in enumerate(sentence.labels[0]):
         one_label = torch.full_like(sentence.labels, -100)  # [1, T]
         one_label[0, t] = label
-        costs.append(part.function(sentence.stats, one_label))
+        costs.append(part.function(stats, one_label))
     return torch.stack(costs, -1) / len(costs)  # [1, T]
 
 

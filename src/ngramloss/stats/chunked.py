@@ -19,7 +19,7 @@ SLICE_NUMBERS = {"cpu": 2**18}
 
 def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None = None) -> None:
     """Add the block to the running statistics."""
-    lse, best_logp, best_token, label_logp, mean_logp, entropy = running
+    lse, best_logp, best_token, label_logp, mean_logp, entropy, tempered = running
     before = None if pairs is None or block.first else (lse.clone(), best_logp.clone())   # [N] each
     for rows in _slices(block):
         logits = _exact(block, rows, copy=True)                          # [R, width]
@@ -35,6 +35,11 @@ def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None =
         label_logp[rows] = picked.where(here, 0.0 if block.first else label_logp[rows])
         finite = largest.where(largest > -torch.inf, 0.0)                # [R]
         below = logits.sub_(finite.unsqueeze(-1))                        # [R, width]
+        if tempered is not None and block.temperature is not None:
+            heat = (below / block.temperature).exp_().sum(-1)            # [R]
+            if not block.first:
+                heat += tempered[rows] * ((lse[rows] - finite) / block.temperature).exp_()
+            tempered[rows] = heat
         powers = below.exp_() if entropy is None else below.exp()        # [R, width]
         total = powers.sum(-1)                                           # [R]
         if entropy is not None:
@@ -54,6 +59,8 @@ def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None =
             _finish_pairs(running, pairs, ignored)
         if entropy is not None:
             entropy.div_(best_logp).neg_().add_(best_logp.log()).masked_fill_(ignored, 0.0)
+        if tempered is not None and block.temperature is not None:
+            tempered.log_().mul_(block.temperature).add_(lse)
         best_logp.log_().neg_()
         lse.sub_(best_logp)
         best_logp.masked_fill_(ignored, 0.0)
@@ -128,6 +135,7 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes, 
     def write(rows: slice | Tensor, logits: Tensor, *, more: Tensor | None = None) -> None:
         """Write the gradient of these rows, [R, width]. It overwrites the logits. ``more`` is that of twins."""
         curb = None if block.softcap is None else 1 - (logits / block.softcap).square_()   # [R, width]
+        heat = None if slopes.tempered_lse is None else _tempered(block, logits, stats, slopes, rows)   # [R, width]
         gradient = logits.sub_(stats.lse[rows].unsqueeze(-1)).exp_().mul_(soft[rows].unsqueeze(-1))   # [R, width]
         if slopes.mean_logp is not None:
             gradient += slopes.mean_logp[rows].unsqueeze(-1) / block.vocabulary
@@ -135,6 +143,8 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes, 
             if slope is not None:
                 here, column = _label_column(block, ids[rows])           # [R] each
                 gradient.scatter_add_(-1, column.unsqueeze(-1), slope[rows].where(here, 0.0).unsqueeze(-1))
+        if heat is not None:
+            gradient += heat
         if more is not None:
             gradient += more
         if curb is not None:
@@ -199,6 +209,8 @@ def differentiate_cross(
     if slopes.mean_logp is not None:
         total = total + slopes.mean_logp.unsqueeze(-1) / block.vocabulary   # [N, U]
     total = total + cross_logp.exp() * _soft(stats, slopes).unsqueeze(-1)   # [N, U]
+    if slopes.tempered_lse is not None:
+        total = total + _tempered(block, cross_logp + stats.lse.unsqueeze(-1), stats, slopes, slice(None))   # [N, U]
     if pairs is not None:   # twins have the same references
         logits = cross_logp + stats.lse.unsqueeze(-1)                    # [N, U]
         more = _pair_gradients([logits[rows] for rows in pairs.rows], stats.lse[pairs.rows], _at(pairs, slice(None)))
@@ -273,9 +285,18 @@ def _compare(own: Tensor, given: Tensor, lse: Tensor, teacher_lse: Tensor) -> tu
 def _soft(stats: Running, slopes: Slopes) -> Tensor:
     """The slope of the whole softmax: every log-probability falls when the log-sum-exp grows, [N]."""
     soft = torch.zeros_like(stats.lse) if slopes.lse is None else slopes.lse   # [N]
-    for slope in slopes[1:]:
+    for slope in (slopes.best_logp, slopes.label_logp, slopes.mean_logp):
         soft = soft if slope is None else soft - slope                   # [N]
     return soft
+
+
+def _tempered(block: Block, logits: Tensor, stats: Running, slopes: Slopes, rows: slice | Tensor) -> Tensor:
+    """The gradient of ``tempered_lse``, which is the softmax at the temperature, [R, width]."""
+    assert block.temperature is not None
+    assert stats.tempered_lse is not None
+    assert slopes.tempered_lse is not None
+    below = logits - stats.tempered_lse[rows].unsqueeze(-1)              # [R, width]
+    return below.div_(block.temperature).exp_().mul_(slopes.tempered_lse[rows].unsqueeze(-1))   # [R, width]
 
 
 def _cross_column(block: Block, reference: Tensor) -> Tensor:

@@ -33,10 +33,11 @@ def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None =
     if len(logits) == 0:
         return
     LANES = min(triton.next_power_of_2(triton.cdiv(block.width, WIDE.value)), ABSORB[0])
-    sizes = block.start, block.width, logits.shape[1], block.vocabulary, block.softcap or 1.0
+    sizes = _sizes(block)
     options = {
         "FIRST": block.first, "LAST": block.last, "BIAS": block.bias is not None, "SOFTCAP": block.softcap is not None,
         "MEAN": running.mean_logp is not None, "ENTROPY": running.entropy is not None,
+        "TEMPERED": running.tempered_lse is not None,
         "LANES": LANES, "num_warps": ABSORB[1], "sanitize_overflow": False,
     }
     if pairs is None:
@@ -67,8 +68,9 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes, 
     if len(logits) == 0:
         return
     BLOCK = min(triton.next_power_of_2(logits.shape[1]), DIFFERENTIATE[0])
-    given = logits, logits.stride(0), labels, block.bias, stats.lse, stats.best_token, *slopes, *_steps(slopes)
-    sizes = block.start, block.width, logits.shape[1], block.vocabulary, block.softcap or 1.0
+    known = stats.lse, stats.best_token, stats.tempered_lse
+    given = logits, logits.stride(0), labels, block.bias, *known, *slopes, *_steps(slopes)
+    sizes = _sizes(block)
     options = {
         **_given(slopes), "BIAS": block.bias is not None, "SOFTCAP": block.softcap is not None,
         "BLOCK": BLOCK, "num_warps": DIFFERENTIATE[1],
@@ -98,15 +100,20 @@ def differentiate_cross(
         gap = pairs.gap                                                  # [N]
         by_twin = torch.empty_like(gap).index_copy(0, flat, pairs.slope.repeat(2))   # [N]
     _differentiate_cross[(N, triton.cdiv(U, BLOCK))](
-        block.logits, block.logits.stride(0), labels, *texts, stats.lse, stats.best_token, cross_logp, by_cross,
-        *slopes, *_steps(slopes), twin, gap, by_twin, U, block.start, block.width, block.vocabulary,
-        block.softcap or 1.0, **_given(slopes), BY_TWIN=pairs is not None, SOFTCAP=block.softcap is not None,
-        BLOCK=BLOCK,
+        block.logits, block.logits.stride(0), labels, *texts, stats.lse, stats.best_token, stats.tempered_lse,
+        cross_logp, by_cross, *slopes, *_steps(slopes), twin, gap, by_twin, U, *_sizes(block), **_given(slopes),
+        BY_TWIN=pairs is not None, SOFTCAP=block.softcap is not None, BLOCK=BLOCK,
     )
 
 
+def _sizes(block: Block) -> tuple[int | float, ...]:
+    """The numbers that kernels end with: start, width, columns, vocabulary, softcap, temperature."""
+    return (block.start, block.width, block.logits.shape[1], block.vocabulary, block.softcap or 1.0,
+            block.temperature or 1.0)
+
+
 def _given(slopes: Slopes) -> dict[str, bool]:
-    names = ("BY_LSE", "BY_BEST", "BY_LABEL", "BY_MEAN")
+    names = ("BY_LSE", "BY_BEST", "BY_LABEL", "BY_MEAN", "BY_TEMPERED")
     return {name: slope is not None for name, slope in zip(names, slopes, strict=True)}
 
 
@@ -145,8 +152,8 @@ def _read(
 
 @triton.jit
 def _take(
-    logit, first, end, tops, totals, places, sums, spreads,
-    MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
+    logit, first, end, tops, totals, places, sums, spreads, heats, temperature,
+    MEAN: tl.constexpr, ENTROPY: tl.constexpr, TEMPERED: tl.constexpr, LANES: tl.constexpr,
 ):
     """Add LANES × WIDE logits, lane by lane, so that threads need not synchronise. Also returns their exponentials."""
     if MEAN:
@@ -160,8 +167,10 @@ def _take(
     powers, shrink = tl.exp(below), tl.exp(drop)
     if ENTROPY:
         spreads = _moved(spreads, totals, drop, shrink) + tl.sum(powers * tl.maximum(below, FAR), 1)
+    if TEMPERED:
+        heats = heats * tl.exp(drop / temperature) + tl.sum(tl.exp(below / temperature), 1)
     totals = totals * shrink + tl.sum(powers, 1)
-    return newest, totals, places, sums, spreads, powers
+    return newest, totals, places, sums, spreads, heats, powers
 
 
 @triton.jit
@@ -179,8 +188,9 @@ def _moved(spread, total, drop, shrink):
 @triton.jit(debug=True)
 def _absorb(
     logits, stride, labels, bias, lse, best_logp, best_token, label_logp,
-    mean_logp, entropy, start, width, columns, vocabulary, softcap, FIRST: tl.constexpr, LAST: tl.constexpr,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
+    mean_logp, entropy, tempered_lse, start, width, columns, vocabulary, softcap, temperature,
+    FIRST: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
+    MEAN: tl.constexpr, ENTROPY: tl.constexpr, TEMPERED: tl.constexpr, LANES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)   # rows times stride soon exceeds 2³¹
     logits += row * stride
@@ -194,28 +204,31 @@ def _absorb(
     places = tl.zeros((LANES,), tl.int32)
     sums = tl.zeros((LANES,), tl.float32)
     spreads = tl.zeros((LANES,), tl.float32)
+    heats = tl.zeros((LANES,), tl.float32)
     whole = end // (LANES * WIDE) * (LANES * WIDE)
     for first in range(0, whole, LANES * WIDE):
         logit = _read(logits, bias, first, end, columns, softcap, BIAS, SOFTCAP, LANES, False)
-        tops, totals, places, sums, spreads, _ = _take(
-            logit, first, end, tops, totals, places, sums, spreads, MEAN, ENTROPY, LANES
+        tops, totals, places, sums, spreads, heats, _ = _take(
+            logit, first, end, tops, totals, places, sums, spreads, heats, temperature, MEAN, ENTROPY, TEMPERED, LANES
         )
     if whole < end:
         logit = _read(logits, bias, whole, end, columns, softcap, BIAS, SOFTCAP, LANES, True)
-        tops, totals, places, sums, spreads, _ = _take(
-            logit, whole, end, tops, totals, places, sums, spreads, MEAN, ENTROPY, LANES
+        tops, totals, places, sums, spreads, heats, _ = _take(
+            logit, whole, end, tops, totals, places, sums, spreads, heats, temperature, MEAN, ENTROPY, TEMPERED, LANES
         )
     _finish(
-        logits, row, label, end, tops, totals, places, sums, spreads, bias, lse, best_logp, best_token, label_logp,
-        mean_logp, entropy, start, vocabulary, softcap, FIRST, LAST, BIAS, SOFTCAP, MEAN, ENTROPY, LANES,
+        logits, row, label, end, tops, totals, places, sums, spreads, heats, bias, lse, best_logp, best_token,
+        label_logp, mean_logp, entropy, tempered_lse, start, vocabulary, softcap, temperature, FIRST, LAST, BIAS,
+        SOFTCAP, MEAN, ENTROPY, TEMPERED, LANES,
     )
 
 
 @triton.jit
 def _finish(
-    logits, row, label, end, tops, totals, places, sums, spreads, bias, lse, best_logp, best_token, label_logp,
-    mean_logp, entropy, start, vocabulary, softcap, FIRST: tl.constexpr, LAST: tl.constexpr,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
+    logits, row, label, end, tops, totals, places, sums, spreads, heats, bias, lse, best_logp, best_token, label_logp,
+    mean_logp, entropy, tempered_lse, start, vocabulary, softcap, temperature,
+    FIRST: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
+    MEAN: tl.constexpr, ENTROPY: tl.constexpr, TEMPERED: tl.constexpr, LANES: tl.constexpr,
 ):
     """Join the lanes of a row with each other and with the blocks before, and store its statistics."""
     largest = tl.max(tops, 0)
@@ -224,6 +237,9 @@ def _finish(
     spread = 0.0
     if ENTROPY:
         spread = tl.sum(_moved(spreads, totals, tops - finite, tl.exp(tops - finite)), 0)
+    heat = 0.0
+    if TEMPERED:
+        heat = tl.sum(heats * tl.exp((tops - finite) / temperature), 0)
     # Ties go to the lowest id: the first lane that reached the maximum, then the first column in it.
     place = tl.min(tl.where(tops == largest, places + tl.arange(0, LANES) * WIDE, 2147483647), 0)
     column = place + tl.arange(0, WIDE)
@@ -242,6 +258,9 @@ def _finish(
             spread = _moved(spread, total, largest - finite, tl.exp(largest - finite))
             earlier, drop = tl.load(best_logp + row), before - finite
             spread += _moved(tl.load(entropy + row), earlier, drop, tl.exp(drop))
+        if TEMPERED:
+            heat *= tl.exp((largest - finite) / temperature)
+            heat += tl.load(tempered_lse + row) * tl.exp((before - finite) / temperature)
         total = total * tl.exp(largest - finite) + tl.load(best_logp + row) * tl.exp(before - finite)
         largest = newest
         wanted = tl.load(label_logp + row)
@@ -255,6 +274,9 @@ def _finish(
         extra = tl.where(total <= 1.0, 0.0, tl.log(total))
         if ENTROPY:
             spread = tl.where(label == IGNORE, 0.0, extra - spread / tl.where(label == IGNORE, 1.0, total))
+        if TEMPERED:
+            heat = largest + temperature * tl.where(heat <= 1.0, 0.0, tl.log(heat))
+            heat = tl.where(label == IGNORE, 0.0, heat)
         largest = tl.where(label == IGNORE, 0.0, largest + extra)
         total = -extra
         wanted -= largest
@@ -267,13 +289,16 @@ def _finish(
         tl.store(mean_logp + row, summed)
     if ENTROPY:
         tl.store(entropy + row, spread)
+    if TEMPERED:
+        tl.store(tempered_lse + row, heat)
 
 
 @triton.jit(debug=True)
 def _absorb_pair(
-    logits, stride, labels, bias, lse, best_logp, best_token, label_logp, mean_logp, entropy, rows, gap, kl, M,
-    start, width, columns, vocabulary, softcap, FIRST: tl.constexpr, LAST: tl.constexpr,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, MEAN: tl.constexpr, ENTROPY: tl.constexpr, LANES: tl.constexpr,
+    logits, stride, labels, bias, lse, best_logp, best_token, label_logp, mean_logp, entropy, tempered_lse,
+    rows, gap, kl, M, start, width, columns, vocabulary, softcap, temperature,
+    FIRST: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
+    MEAN: tl.constexpr, ENTROPY: tl.constexpr, TEMPERED: tl.constexpr, LANES: tl.constexpr,
 ):
     """As _absorb for two rows that are read together, with Σ exp(z − m)·(z − z' − c), c the difference of the maxima m.
     """
@@ -290,17 +315,19 @@ def _absorb_pair(
     places, other_places = tl.zeros((LANES,), tl.int32), tl.zeros((LANES,), tl.int32)
     sums, other_sums = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
     spreads, other_spreads = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
+    heats, other_heats = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
     gaps, other_gaps = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
     whole = end // (LANES * WIDE) * (LANES * WIDE)
     for first in range(0, whole, LANES * WIDE):
         logit = _read(own, bias, first, end, columns, softcap, BIAS, SOFTCAP, LANES, False)
         beside = _read(other, bias, first, end, columns, softcap, BIAS, SOFTCAP, LANES, False)
         before, other_before, was, other_was = tops, other_tops, totals, other_totals
-        tops, totals, places, sums, spreads, powers = _take(
-            logit, first, end, tops, totals, places, sums, spreads, MEAN, ENTROPY, LANES
+        tops, totals, places, sums, spreads, heats, powers = _take(
+            logit, first, end, tops, totals, places, sums, spreads, heats, temperature, MEAN, ENTROPY, TEMPERED, LANES
         )
-        other_tops, other_totals, other_places, other_sums, other_spreads, other_powers = _take(
-            beside, first, end, other_tops, other_totals, other_places, other_sums, other_spreads, MEAN, ENTROPY, LANES
+        other_tops, other_totals, other_places, other_sums, other_spreads, other_heats, other_powers = _take(
+            beside, first, end, other_tops, other_totals, other_places, other_sums, other_spreads, other_heats,
+            temperature, MEAN, ENTROPY, TEMPERED, LANES,
         )
         gaps, other_gaps = _add_gaps(
             logit, beside, powers, other_powers, before, other_before, was, other_was, tops, other_tops, gaps,
@@ -310,11 +337,12 @@ def _absorb_pair(
         logit = _read(own, bias, whole, end, columns, softcap, BIAS, SOFTCAP, LANES, True)
         beside = _read(other, bias, whole, end, columns, softcap, BIAS, SOFTCAP, LANES, True)
         before, other_before, was, other_was = tops, other_tops, totals, other_totals
-        tops, totals, places, sums, spreads, powers = _take(
-            logit, whole, end, tops, totals, places, sums, spreads, MEAN, ENTROPY, LANES
+        tops, totals, places, sums, spreads, heats, powers = _take(
+            logit, whole, end, tops, totals, places, sums, spreads, heats, temperature, MEAN, ENTROPY, TEMPERED, LANES
         )
-        other_tops, other_totals, other_places, other_sums, other_spreads, other_powers = _take(
-            beside, whole, end, other_tops, other_totals, other_places, other_sums, other_spreads, MEAN, ENTROPY, LANES
+        other_tops, other_totals, other_places, other_sums, other_spreads, other_heats, other_powers = _take(
+            beside, whole, end, other_tops, other_totals, other_places, other_sums, other_spreads, other_heats,
+            temperature, MEAN, ENTROPY, TEMPERED, LANES,
         )
         gaps, other_gaps = _add_gaps(
             logit, beside, powers, other_powers, before, other_before, was, other_was, tops, other_tops, gaps,
@@ -358,13 +386,14 @@ def _absorb_pair(
     tl.store(gap + row, summed)
     tl.store(gap + twin, other_summed)
     _finish(
-        own, row, label, end, tops, totals, places, sums, spreads, bias, lse, best_logp, best_token, label_logp,
-        mean_logp, entropy, start, vocabulary, softcap, FIRST, LAST, BIAS, SOFTCAP, MEAN, ENTROPY, LANES,
+        own, row, label, end, tops, totals, places, sums, spreads, heats, bias, lse, best_logp, best_token, label_logp,
+        mean_logp, entropy, tempered_lse, start, vocabulary, softcap, temperature, FIRST, LAST, BIAS, SOFTCAP, MEAN,
+        ENTROPY, TEMPERED, LANES,
     )
     _finish(
-        other, twin, label, end, other_tops, other_totals, other_places, other_sums, other_spreads, bias, lse,
-        best_logp, best_token, label_logp, mean_logp, entropy, start, vocabulary, softcap, FIRST, LAST, BIAS, SOFTCAP,
-        MEAN, ENTROPY, LANES,
+        other, twin, label, end, other_tops, other_totals, other_places, other_sums, other_spreads, other_heats, bias,
+        lse, best_logp, best_token, label_logp, mean_logp, entropy, tempered_lse, start, vocabulary, softcap,
+        temperature, FIRST, LAST, BIAS, SOFTCAP, MEAN, ENTROPY, TEMPERED, LANES,
     )
 
 
@@ -397,11 +426,10 @@ def _shifted(gap, total, more, drop):
 
 @triton.jit
 def _differentiate(
-    logits, stride, labels, bias, lse, best_token, by_lse, by_best,
-    by_label, by_mean, lse_step, best_step, label_step, mean_step,
-    start, width, columns, vocabulary, softcap,
+    logits, stride, labels, bias, lse, best_token, tempered_lse, by_lse, by_best, by_label, by_mean, by_tempered,
+    lse_step, best_step, label_step, mean_step, tempered_step, start, width, columns, vocabulary, softcap, temperature,
     BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
+    BY_TEMPERED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -417,6 +445,8 @@ def _differentiate(
             power, row, column, label, best_token, by_lse, by_best, by_label, by_mean, lse_step, best_step, label_step,
             mean_step, start, vocabulary, BY_LSE, BY_BEST, BY_LABEL, BY_MEAN, BLOCK,
         )
+        if BY_TEMPERED:
+            gradient += _by_tempered(logit, row, tempered_lse, by_tempered, tempered_step, temperature)
         if SOFTCAP:
             gradient *= 1.0 - (logit / softcap) * (logit / softcap)
         tl.store(logits + column, tl.where(column < width, gradient, 0.0), mask=column < columns)
@@ -457,12 +487,19 @@ def _by_logit(
 
 
 @triton.jit
+def _by_tempered(logit, row, tempered_lse, by_tempered, tempered_step, temperature):
+    """The gradient of ``tempered_lse``, which is the softmax at the temperature."""
+    slope = tl.load(by_tempered + row * tempered_step)
+    return slope * tl.exp((logit - tl.load(tempered_lse + row)) / temperature)
+
+
+@triton.jit
 def _differentiate_pair(
-    logits, stride, labels, bias, lse, best_token, by_lse, by_best,
-    by_label, by_mean, lse_step, best_step, label_step, mean_step, rows, gap, slopes, M,
-    start, width, columns, vocabulary, softcap,
+    logits, stride, labels, bias, lse, best_token, tempered_lse, by_lse, by_best, by_label, by_mean, by_tempered,
+    lse_step, best_step, label_step, mean_step, tempered_step, rows, gap, slopes, M,
+    start, width, columns, vocabulary, softcap, temperature,
     BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
-    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
+    BY_TEMPERED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """As _differentiate for two rows: both are read before either is overwritten."""
     row, twin = tl.load(rows + tl.program_id(0)), tl.load(rows + M + tl.program_id(0))
@@ -483,10 +520,14 @@ def _differentiate_pair(
             power, row, column, label, best_token, by_lse, by_best, by_label, by_mean, lse_step, best_step, label_step,
             mean_step, start, vocabulary, BY_LSE, BY_BEST, BY_LABEL, BY_MEAN, BLOCK,
         )
+        if BY_TEMPERED:
+            gradient += _by_tempered(logit, row, tempered_lse, by_tempered, tempered_step, temperature)
         by_other = _by_logit(
             other_power, twin, column, label, best_token, by_lse, by_best, by_label, by_mean, lse_step, best_step,
             label_step, mean_step, start, vocabulary, BY_LSE, BY_BEST, BY_LABEL, BY_MEAN, BLOCK,
         )
+        if BY_TEMPERED:
+            by_other += _by_tempered(beside, twin, tempered_lse, by_tempered, tempered_step, temperature)
         slope, apart = tl.load(slopes + tl.program_id(0)), _apart(logit, beside)
         gradient += slope * (power - other_power + power * (apart - tl.load(gap + row)))
         by_other += slope * (other_power - power - other_power * (apart + tl.load(gap + twin)))
@@ -522,10 +563,11 @@ def _absorb_cross(
 
 @triton.jit
 def _differentiate_cross(
-    logits, stride, labels, texts, owner, lse, best_token, cross_logp, by_cross, by_lse, by_best, by_label, by_mean,
-    lse_step, best_step, label_step, mean_step, twin, gap, by_twin, U, start, width, vocabulary, softcap,
-    BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr, BY_TWIN: tl.constexpr,
-    SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
+    logits, stride, labels, texts, owner, lse, best_token, tempered_lse, cross_logp, by_cross, by_lse, by_best,
+    by_label, by_mean, by_tempered, lse_step, best_step, label_step, mean_step, tempered_step, twin, gap, by_twin, U,
+    start, width, columns, vocabulary, softcap, temperature,
+    BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
+    BY_TEMPERED: tl.constexpr, BY_TWIN: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -557,6 +599,10 @@ def _differentiate_cross(
         total += slope / vocabulary
     logp = tl.load(cross_logp + u, mask=u < U, other=0.0)
     total += tl.exp(logp) * soft
+    if BY_TEMPERED:
+        total += _by_tempered(
+            logp + tl.load(lse + row), row, tempered_lse, by_tempered, tempered_step, temperature
+        )
     if BY_TWIN:   # twins have the same references
         other = tl.load(twin + row)
         beside = tl.load(cross_logp + (other - row) * U + u, mask=u < U, other=0.0)

@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from ngramloss.stats.pairs import Pairs, twin_tokens
 from ngramloss.stats.teachers import Compared, Teacher
 from ngramloss.stats.token_stats import Texts, TokenStats, rows_as_texts
+from ngramloss.terms.registry import TEMPERED, temperature_of
 
 ALIGNMENT = 128
 """Columns of a block are rounded up to a multiple of this: matrix units are several times slower on odd lengths."""
@@ -49,6 +50,8 @@ class Running(NamedTuple):
     """The sum of all logits, then the mean log-probability."""
     entropy: Tensor | None
     """The sum of exp(logit − largest)·(logit − largest), then the entropy."""
+    tempered_lse: Tensor | None
+    """The sum of exp((logit − largest) / temperature), then its log times the temperature, plus the largest."""
 
 
 class Slopes(NamedTuple):
@@ -58,6 +61,7 @@ class Slopes(NamedTuple):
     best_logp: Tensor | None
     label_logp: Tensor | None
     mean_logp: Tensor | None
+    tempered_lse: Tensor | None
 
 
 class Block(NamedTuple):
@@ -73,6 +77,8 @@ class Block(NamedTuple):
     bias: Tensor | None
     """Of this block's ids, [width]."""
     softcap: float | None
+    temperature: float | None = None
+    """Of ``tempered_lse``, after the soft-cap."""
 
     @property
     def first(self) -> bool:
@@ -132,6 +138,7 @@ class Plan(NamedTuple):
     needs: frozenset[str]
     scale: float
     softcap: float | None
+    temperature: float | None
 
 
 def sweep(
@@ -142,7 +149,9 @@ def sweep(
     """Compute the statistics, with their gradient, in one pass over the vocabulary. ``twins`` are those of twin_rows.
     """
     # Read is_grad_enabled here: inside forward() it is always off, and every parameter seems to need a gradient.
-    plan = Plan(kernels, lean, torch.is_grad_enabled(), frozenset(needs), scale, softcap)
+    plan = Plan(
+        kernels, lean, torch.is_grad_enabled(), frozenset(needs), scale, softcap, temperature_of(needs)
+    )
     flat_bias = None if bias is None else bias.reshape(-1)               # [V]
     labels = labels.contiguous()                                         # [B, T]
     if "cross_logp" in needs:
@@ -151,8 +160,8 @@ def sweep(
     found = _Sweep.apply(  # type: ignore[no-untyped-call]
         hidden, weight, low_rank, flat_bias, labels, plan, texts, twins, teacher
     )
-    names = ("twin_kl", "teacher_kl", "teacher_reverse_kl")
-    stats = TokenStats(*found[:-3])._replace(**dict(zip(names, found[-3:], strict=True)))
+    names = ("twin_kl", "teacher_kl", "teacher_reverse_kl", TEMPERED)
+    stats = TokenStats(*found[:-4])._replace(**dict(zip(names, found[-4:], strict=True)))
     if "twin_token" in needs and twins is not None:
         stats = stats._replace(twin_token=twin_tokens(stats.best_token, twins))
     return stats
@@ -170,7 +179,7 @@ class _Sweep(torch.autograd.Function):
         B, T, _ = hidden.shape
         rows = _rows(hidden, plan.scale, dtype)                          # [N, D], with low rank [N, D + r]
         flat = labels.reshape(-1)                                        # [N]
-        running = _fresh(flat, dtype, plan.needs)
+        running = _fresh(flat, dtype, plan)
         pairs = None
         if twins is not None and "twin_kl" in plan.needs:
             pairs = Pairs(twins, torch.empty_like(running.lse), torch.empty_like(running.lse))
@@ -204,12 +213,12 @@ class _Sweep(torch.autograd.Function):
             ctx.teacher, ctx.compared = teacher, compared
         ctx.set_materialize_grads(False)
         lse, best_logp, best_token, label_logp = (x.view(B, T) for x in running[:4])
-        mean_logp, entropy = (None if x is None else x.view(B, T) for x in running[4:])
+        mean_logp, entropy, tempered = (None if x is None else x.view(B, T) for x in running[4:])
         ctx.mark_non_differentiable(best_token, *(() if entropy is None else (entropy,)))
         cross_logp = None if cross is None else cross.view(B, T, cross.shape[-1])   # [B, T, U]
         twin_kl = None if pairs is None or pairs.kl is None else pairs.kl.view(B, T)   # [B, T]
         kl, reverse_kl = (None if x is None else x.view(B, T) for x in (compared or (None,) * 4)[2:])   # [B, T] each
-        return lse, best_token, best_logp, label_logp, cross_logp, mean_logp, entropy, twin_kl, kl, reverse_kl
+        return lse, best_token, best_logp, label_logp, cross_logp, mean_logp, entropy, twin_kl, kl, reverse_kl, tempered
 
     @staticmethod
     @once_differentiable
@@ -221,7 +230,7 @@ class _Sweep(torch.autograd.Function):
                 "cannot run backward twice through the same loss: the first one overwrote the logits with their "
                 'gradient. Build the loss with memory="lean" or backend="plain", which allow it.'
             )
-        by_lse, _, by_best, by_label, by_cross, by_mean, _, by_twin, *by_kls = slopes
+        by_lse, _, by_best, by_label, by_cross, by_mean, _, by_twin, *by_kls, by_tempered = slopes
         by_kl, by_reverse = (None if x is None else x.reshape(-1) for x in by_kls)   # [N] each
         teacher = None if by_kl is None and by_reverse is None else ctx.teacher
         pairs = None
@@ -231,7 +240,7 @@ class _Sweep(torch.autograd.Function):
         if by_cross is not None:
             by_lse = -by_cross.sum(-1) if by_lse is None else by_lse - by_cross.sum(-1)   # [B, T]
             by_cross = by_cross.flatten(0, 1).contiguous()               # [N, U]
-        by_row = (None if x is None else x.reshape(-1) for x in (by_lse, by_best, by_label, by_mean))
+        by_row = (None if x is None else x.reshape(-1) for x in (by_lse, by_best, by_label, by_mean, by_tempered))
         rowwise = Slopes(*by_row)
         wants_hidden, wants_weight, wants_low_rank, wants_bias = ctx.needs_input_grad[:4]
         rows = _rows(hidden, plan.scale, ctx.dtype)                      # [N, D], with low rank [N, D + r]
@@ -304,14 +313,16 @@ def _weight_gradient(
     return whole
 
 
-def _fresh(labels: Tensor, dtype: torch.dtype, needs: frozenset[str]) -> Running:
+def _fresh(labels: Tensor, dtype: torch.dtype, plan: Plan) -> Running:
     float_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    optional = [name for name in ("mean_logp", "entropy") if name in needs]
+    optional: list[str] = [name for name in ("mean_logp", "entropy") if name in plan.needs]
+    optional += [] if plan.temperature is None else [TEMPERED]
     needed = 3 + len(optional)
     floats = torch.empty(needed, *labels.shape, dtype=float_dtype, device=labels.device).unbind()   # [N] each
     more = dict(zip(optional, floats[3:], strict=True))
     return Running(
-        floats[0], floats[1], torch.empty_like(labels), floats[2], more.get("mean_logp"), more.get("entropy")
+        floats[0], floats[1], torch.empty_like(labels), floats[2], more.get("mean_logp"), more.get("entropy"),
+        more.get(TEMPERED),
     )
 
 
@@ -343,7 +354,7 @@ def _teacher_blocks(teacher: Teacher | None, plan: Plan, most: int) -> Iterator[
         assert teacher.weight is not None
         rows = _rows(teacher.hidden, 1.0, teacher.hidden.dtype)          # [N, D'], with low rank [N, D' + r]
         bias = None if teacher.bias is None else teacher.bias.reshape(-1)   # [V]
-        alone = plan._replace(needs=frozenset(), softcap=teacher.softcap)
+        alone = plan._replace(needs=frozenset(), softcap=teacher.softcap, temperature=None)
         for block, _, _ in _blocks(rows, teacher.weight, teacher.low_rank, bias, alone, most):
             yield block
 
@@ -367,7 +378,7 @@ def _blocks(
             low_rank_part = _padded(low_rank[start : start + width], rows.dtype)   # [columns, r]
             logits.addmm_(rows[:, D:], low_rank_part.t())
         own = None if bias is None else _exact(bias.detach()[start : start + width])   # [width]
-        yield Block(logits, space, start, width, V, own, plan.softcap), part, low_rank_part
+        yield Block(logits, space, start, width, V, own, plan.softcap, plan.temperature), part, low_rank_part
 
 
 def _padded(part: Tensor, dtype: torch.dtype) -> Tensor:

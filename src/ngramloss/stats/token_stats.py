@@ -12,7 +12,7 @@ from torch import Tensor
 from ngramloss.stats.labels import IGNORE_INDEX, NOT_FLATTENED, legal_labels
 from ngramloss.stats.pairs import twin_kl, twin_rows, twin_tokens
 from ngramloss.stats.teachers import Teacher, divergences, needed_teacher
-from ngramloss.terms.registry import TEACHER_STATISTICS, TWIN_STATISTICS
+from ngramloss.terms.registry import TEACHER_STATISTICS, TWIN_STATISTICS, temperature_of
 
 LARGEST_VOCABULARY = 2**31
 """Two ids are packed into one int64 where n-grams are compared."""
@@ -41,9 +41,9 @@ class TokenStats(NamedTuple):
     """Everything that an objective may know about a model's predictions.
 
     Every log-probability is at most 0, in every precision, because all of them come from the same stored logits. At
-    positions whose label does not count, log-probabilities are 0 and have no gradient, and ``lse`` and ``best_token``
-    are undefined. Entropies are 0 there. The attributes from ``cross_logp`` on are ``None`` unless requested, and those
-    from ``lm_logp`` on unless given: the logits do not have them.
+    positions whose label does not count, log-probabilities are 0 and have no gradient, and ``lse``, ``tempered_lse``
+    and ``best_token`` are undefined. Entropies are 0 there. The attributes from ``cross_logp`` on are ``None`` unless
+    requested, and those from ``lm_logp`` on unless given: the logits do not have them.
     """
 
     lse: Tensor
@@ -81,6 +81,8 @@ class TokenStats(NamedTuple):
     """KL(q‖p) of the prediction p from the teacher's q, both at a temperature, at least 0, [B, T]."""
     teacher_reverse_kl: Tensor | None = None
     """KL(p‖q), [B, T]."""
+    tempered_lse: Tensor | None = None
+    """Log-sum-exp at a temperature τ, in the size of the logits: τ · lse(z / τ), [B, T]."""
 
 
 def token_stats(
@@ -94,7 +96,8 @@ def token_stats(
         labels: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count.
         needs: the optional statistics to compute: ``"cross_logp"`` (T² numbers per row), ``"mean_logp"``,
             ``"entropy"`` and ``"top_entropy"``; ``"twin_kl"`` and ``"twin_token"`` compare rows 2i and 2i + 1,
-            ``"teacher_kl"`` and ``"teacher_reverse_kl"`` compare with a teacher.
+            ``"teacher_kl"`` and ``"teacher_reverse_kl"`` compare with a teacher. ``"tempered_lse=2"`` is
+            ``tempered_lse`` at the temperature 2.
         check: check the labels' range on any device, see :func:`legal_labels`.
         texts: the texts of packed rows, which ``cross_logp`` stays within.
         twins: the positions that answer each other, of :func:`twin_rows`, if rows are not neighbours any more, [2, M].
@@ -138,6 +141,11 @@ def token_stats(
         most_probable = logits.detach().topk(min(TOP, logits.shape[-1])).values   # [B, T, TOP]
         top_entropy = _entropy(most_probable).where(real, 0.0)           # [B, T]
     stats = TokenStats(lse, best_token, best_logp, label_logp, cross_logp, mean_logp, entropy, top_entropy)
+    if (temperature := temperature_of(needs)) is not None:
+        largest = logits.detach().amax(-1, keepdim=True)                 # [B, T, 1], so that τ does not round it
+        below = logits - largest.where(largest > -torch.inf, 0.0)        # [B, T, V]
+        spread = temperature * (below / temperature).logsumexp(-1)       # [B, T]
+        stats = stats._replace(tempered_lse=spread + largest.squeeze(-1))
     if "twin_kl" in needs and twins is not None:
         stats = stats._replace(twin_kl=twin_kl(logits, labels, twins))
     if "twin_token" in needs and twins is not None:

@@ -266,8 +266,11 @@ def check_recipe(settings: Recipe) -> Written:
         for key in system.entry.not_used
         if getattr(settings.data, key)
     ]
-    if settings.data.language_model:
-        mistakes.append(f"data.language_model: is not read by {name}. Leave it out.")
+    mistakes += [
+        f"data.{key}: is not read by {name}. Leave it out."
+        for key in ("language_model", "weights")
+        if getattr(settings.data, key)
+    ]
     if settings.model.tokenizer:
         mistakes.append(f"model.tokenizer: is not read by {name}. Leave it out.")
     if settings.model.encoder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -36,8 +36,8 @@ class Objective:
     options: Mapping[str, Setting] = field(default_factory=dict)
     """Options that are numbers, such as in ``ce(smoothing=0.1)``, or words, such as in ``policy(scale=std)``."""
     option_needs: Mapping[str, str] = field(default_factory=dict)
-    """Option → the optional statistic that the formula reads when the option is not 0; of an option that is a word,
-    ``option=word`` → the statistic that it reads then."""
+    """Option → the optional statistic that the formula reads when the option is not its default; ``{}`` in it stands
+    for the value: ``tempered_lse={}``. Of an option that is a word, ``option=word`` → the statistic that it reads."""
     needs: tuple[str, ...] = ()
     """The optional statistics that the formula always reads."""
     variant_needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -101,6 +101,9 @@ the model's own greedy text, and no other does."""
 OWN_TEXT = ("greedy", "token_logp")
 """What the variants ``:student`` need: the greedy text and its log-probabilities."""
 
+TEMPERED = "tempered_lse"
+"""The optional statistic at a temperature, which is a part of what a formula needs: ``tempered_lse=2.0``."""
+
 START = "keep"
 """The objective whose teacher is the model itself before training."""
 
@@ -118,8 +121,11 @@ _FORMULAS, _KERNELS = "ngramloss.objectives", "ngramloss.gpu.kernels"
 _BUILTIN = {
     "ce": Objective(
         f"{_FORMULAS}.tokens.ce:ce", least_n=None, per="token", by_position=True,
-        options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
-        option_needs={"smoothing": "mean_logp"},
+        options={
+            "smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing"),
+            "temperature": Setting(1.0, above=0, most=1000, help="divides the logits; the loss is multiplied by it"),
+        },
+        option_needs={"smoothing": "mean_logp", "temperature": f"{TEMPERED}={{}}"},
         weighted=True,
         about={"": "Cross-entropy: negative log-likelihood of the reference tokens."},
     ),
@@ -331,6 +337,23 @@ _BUILTIN = {
         about={"": "Policy gradient with credit for each token: its n-grams found in the reference. Reads candidates."},
     ),
 }
+
+
+def temperature_of(needs: Iterable[str]) -> float | None:
+    """The temperature of ``tempered_lse``, None if it is not needed. Raises if there are several.
+
+    Example:
+        >>> temperature_of({"mean_logp", "tempered_lse=2.0"})
+        2.0
+    """
+    found = sorted({float(need.partition("=")[2] or "nan") for need in needs if need.partition("=")[0] == TEMPERED})
+    if len(found) > 1:
+        raise UserError(f"ce at {len(found)} temperatures, {' and '.join(f'{each:g}' for each in found)}: one sweep of "
+                        "the vocabulary has one beside 1. Write ce with one temperature, or ce + ce(temperature=...).")
+    if found and not found[0] > 0:
+        raise ValueError(f"{TEMPERED} needs its temperature: write {TEMPERED}=2.0 in needs.")
+    return found[0] if found else None
+
 
 OBJECTIVES: Registry[Objective] = Registry("objective", Objective, _BUILTIN)
 """All objectives by name. To add one, write its formula and an entry, here or in your own program."""

@@ -110,9 +110,9 @@ class Term:
         """The optional statistics it reads."""
         spec = OBJECTIVES.entry(self.name)
         always = spec.variant_needs.get(self.variant or "", spec.needs)
-        chosen = [name for name, value in self.options.items() if value]
-        chosen += [f"{name}={value}" for name, value in self.options.items() if isinstance(value, str)]
-        return {*always, *(spec.option_needs[name] for name in chosen if name in spec.option_needs)}
+        chosen = [(name, value) for name, value in self.options.items() if value != spec.options[name].default]
+        chosen += [(f"{name}={value}", value) for name, value in self.options.items()]
+        return {*always, *(spec.option_needs[key].format(value) for key, value in chosen if key in spec.option_needs)}
 
     @property
     def reads(self) -> Literal["tokens", "candidates"]:
@@ -229,6 +229,14 @@ def check_names(terms: Sequence[Term]) -> list[str]:
             written = " + ".join(map(str, terms))
             raise UserError(f"{name} is given twice in {written!r}. Write it once, with the sum of the weights.")
     return names
+
+
+def refuse_unweighted(terms: Sequence[Term]) -> None:
+    """Raise if a term cannot weight single tokens. Some terms of candidates do not read labels."""
+    for term in terms:
+        if term.reads_labels and not term.weighted:
+            raise UserError(f"{term.names[0]} cannot weight single tokens, because it is not a sum over tokens or "
+                            "windows of the reference. Leave the weights or this term out.")
 
 
 def plugin_sources(terms: Sequence[Term]) -> dict[str, str]:

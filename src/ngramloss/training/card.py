@@ -154,6 +154,7 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         "data.candidates",
         "data.language_model",
         "online",
+        "data.weights",
         "train.log_every",
         "train.keep",
         "train.report_to",

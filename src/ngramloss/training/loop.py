@@ -27,7 +27,7 @@ from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
 from ngramloss.recipe import LAST, NOT_WRITTEN, NOTHING_IMPROVES, Train, broken_averages
-from ngramloss.stats import BESIDE_LABELS
+from ngramloss.stats import BESIDE_LABELS, WEIGHTS
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens
 from ngramloss.steps.joined import JoinedPadder
@@ -586,6 +586,8 @@ def _padder(
     )
     multiple = MULTIPLE if here.device.type == "cuda" else 1
     beside = [name for name in BESIDE_LABELS if name in attached_loss(model).needs]
+    if len(job.examples) and WEIGHTS in job.examples[0]:  # blank batches have them, too: one graph for each shape
+        beside.append(WEIGHTS)
     own = [] if fresh is None else fresh.keys
     if _joined(model):  # padding follows the text, so any id will do
         routed = hasattr(model.config, "output_router_logits")

@@ -10,9 +10,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ngramloss.data import Example, Split, columns_of, has_split, load
 from ngramloss.data.candidate_tokens import tokenise_candidates
 from ngramloss.data.candidates import Candidates, about_candidates, check_candidates, read_candidates
+from ngramloss.data.label_weights import NAME as WEIGHTS
+from ngramloss.data.label_weights import has_label_weights, prepare_weights
 from ngramloss.data.messages import MESSAGES
 from ngramloss.data.overview import overview
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
@@ -30,7 +34,7 @@ from ngramloss.storage.heartbeat import Listener, heartbeat
 from ngramloss.storage.run_folder import RunFolder, model_files
 from ngramloss.terms.parser import parse
 from ngramloss.terms.registry import OBJECTIVES
-from ngramloss.terms.term import plugin_sources
+from ngramloss.terms.term import plugin_sources, refuse_unweighted
 from ngramloss.training.best import best_of
 from ngramloss.training.identity import raise_unless_same
 from ngramloss.training.language_model import NAME as LM_LOGP
@@ -145,15 +149,17 @@ def prepare(
     config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
     shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column)
     tokens = _tokenise(settings, splits, tokenizer, shape)
-    used = _overview(settings, splits, tokens, shape)
+    weights = _weigh(splits, tokens, tokenizer, shape)
+    used = [*_overview(settings, splits, tokens, shape), *_about_weights(settings, splits["train"], weights)]
     recommend_ce(settings)
     compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape)
-    lm, beside = _ask_language_model(settings, tokens, tokenizer, here, trust_remote_code=trust_remote_code)
+    lm, numbers = _ask_language_model(settings, tokens, tokenizer, here, trust_remote_code=trust_remote_code)
+    beside = {name: {**weights.get(name, {}), **numbers.get(name, {})} for name in tokens}
     folders = {name: rows.folder for name, rows in tokens.items()}
     if compared is not None:
         folders["candidates"] = compared.tokens
     prepared = Prepared(
-        splits={name: _described(splits[name], rows, beside.get(name, {})) for name, rows in tokens.items()},
+        splits={name: _described(splits[name], rows, beside[name]) for name, rows in tokens.items()},
         used=tuple(used),
         candidates=compared,
         language_model=lm,
@@ -175,7 +181,7 @@ def prepare(
 # Reading and tokenising
 
 
-def _read(settings: Recipe, split: str, limit: int, on_bad_row: str) -> Split:
+def _read(settings: Recipe, split: str, limit: int, on_bad_row: str, *, weights: str = "") -> Split:
     data = settings.data
     return load(
         data.name,
@@ -185,6 +191,7 @@ def _read(settings: Recipe, split: str, limit: int, on_bad_row: str) -> Split:
         limit=limit,
         validation_fraction=data.validation_fraction,
         test_fraction=data.test_fraction,
+        weights=weights or None,
     )
 
 
@@ -199,13 +206,28 @@ def read_scored(settings: Recipe, prepared: Prepared) -> list[Example]:
 def read_splits(settings: Recipe) -> dict[str, Split]:
     """Read the training split and, if there are validations, the validation split. Skipped rows are shown."""
     data = settings.data
-    splits = {"train": _read(settings, "train", data.limit, data.on_bad_row)}
+    splits = {"train": _read(settings, "train", data.limit, data.on_bad_row, weights=data.weights)}
     if settings.train.eval_every:
-        splits["validation"] = _read(settings, "validation", data.validation_limit, data.on_bad_row)
+        splits["validation"] = _read(
+            settings, "validation", data.validation_limit, data.on_bad_row, weights=data.weights
+        )
+    _check_weights(settings, splits)
     for split in splits.values():
         for bad in split.skipped:
             logger.warning(f"skipped {bad}")
     return splits
+
+
+def _check_weights(settings: Recipe, splits: Mapping[str, Split]) -> None:
+    """Raise if weights of tokens are not there, or if a term cannot read them."""
+    examples, messages = splits["train"].examples, splits["train"].column == MESSAGES
+    if messages and settings.data.weights and all(set(example.weights) == {1.0} for example in examples):
+        raise UserError(
+            f"data.weights: no answer of the training data has a {settings.data.weights!r} other than 1. Name the key "
+            "of the messages that has the weight, usually weight, or leave the setting out."
+        )
+    if any(has_label_weights(split, messages=messages) for split in splits.values()):
+        refuse_unweighted(parse(settings.objective))
 
 
 def _judged(settings: Recipe, validation: Split | None) -> list[Example]:
@@ -242,6 +264,37 @@ def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str
             logger.info(f"the test split was not compared with the training data: {reason}")
     nouns = ("source", "target") if shape.prompt is None else ("prompt", "completion")
     sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data, nouns)
+    for sentence in sentences:
+        logger.info(sentence)
+    return sentences
+
+
+def _weigh(
+    splits: Mapping[str, Split], tokens: Mapping[str, Tokens], tokenizer: Any, shape: Shape
+) -> dict[str, dict[str, Path]]:
+    """The weights beside the labels of each split that has them."""
+    messages = shape.prompt is not None and shape.prompt.messages
+    return {
+        name: {WEIGHTS: prepare_weights(split, tokens[name], tokenizer, shape).resolve()}
+        for name, split in splits.items()
+        if has_label_weights(split, messages=messages)
+    }
+
+
+def _about_weights(settings: Recipe, train: Split, weights: Mapping[str, Mapping[str, Path]]) -> list[str]:
+    """What the weights of the training data are, in sentences, which are also shown."""
+    sentences = []
+    if train.column == MESSAGES and (none := sum(example.weights.count(0) for example in train.examples)):
+        sentences.append(f"{none:,} answers of the training data have the weight 0: they are read, but not learnt.")
+    if "train" in weights:
+        numbers = np.load(weights["train"][WEIGHTS])
+        if not numbers.any():
+            raise UserError("data.weights: all weights of the training data are 0, so that nothing would be learnt.")
+        sentences.append(
+            f"the tokens of the training targets weigh from {numbers.min():g} to {numbers.max():g}, on average "
+            f"{numbers.mean(dtype=np.float64):.3g} (data.weights = {settings.data.weights}). Losses are divided by the "
+            "number of tokens or texts, not by the sum of the weights."
+        )
     for sentence in sentences:
         logger.info(sentence)
     return sentences
