@@ -126,9 +126,6 @@ def _check_shapes(stats: CandidateStats) -> None:
         if given.shape != stats.logp.shape:
             raise ValueError(f"candidates: `{name}` must be [B, K] like `logp`, {list(stats.logp.shape)}, got "
                              f"{list(given.shape)}.")
-    if stats.greedy is not None and stats.greedy.shape != stats.logp.shape:
-        raise ValueError(f"candidates: `greedy` must be [B, K] like `logp`, {list(stats.logp.shape)}, got "
-                         f"{list(stats.greedy.shape)}.")
     if stats.baseline is not None and stats.baseline.shape != stats.logp.shape[:1]:
         raise ValueError(f"candidates: `baseline` must be [B], {list(stats.logp.shape[:1])}, got "
                          f"{list(stats.baseline.shape)}.")
