@@ -114,7 +114,9 @@ def test_mathematics_is_drawn(pages):
     """No formula is left as it was written, in pages or in docstrings."""
     for path, page in pages.items():
         if "files" not in path.parts:
-            left = re.findall(r"\$\$|\\(?:frac|sum|log|ell|text)\b|\.\. math::|:math:|:func:|:class:", "".join(page.text))
+            left = re.findall(
+                r"\$\$|\\(?:frac|sum|log|ell|text)\b|\.\. math::|:math:|:func:|:class:", "".join(page.text)
+            )
             assert not left, path.name
 
 
@@ -132,7 +134,9 @@ def test_gains_in_the_gallery_are_those_of_the_results(site):
     """What the gallery says was measured stands in results.md; trials are rounded there."""
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     text = (site / "gallery.html").read_text(encoding="utf-8")
-    gains = {found for cell in re.findall(r"<td>([^\n]*)</td>\n</tr>", text) for found in re.findall(r"[+−]\d+\.\d\d", cell)}
+    gains = {
+        found for cell in re.findall(r"<td>([^\n]*)</td>\n</tr>", text) for found in re.findall(r"[+−]\d+\.\d\d", cell)
+    }
     assert len(gains) > 8
     assert not {gain for gain in gains if gain not in results}
 
@@ -143,7 +147,12 @@ def test_pages_open_from_a_folder_in_a_browser_and_search_finds_an_objective(sit
         context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
         tab = context.new_page()
         tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.on("request", lambda request: wrong.append(request.url) if not request.url.startswith(("file:", "data:", "blob:")) else None)
+        tab.on(
+            "request",
+            lambda request: (
+                wrong.append(request.url) if not request.url.startswith(("file:", "data:", "blob:")) else None
+            ),
+        )
         for name in ("index", "start", "gallery", "objectives", "results", "tour", "faq", "api/losses", "api/formulas"):
             tab.goto((site / f"{name}.html").as_uri())
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, name
@@ -175,7 +184,10 @@ def test_the_notebook_runs_and_prints_what_it_shows(tmp_path, own_cache, monkeyp
 def printed(cell):
     """The words that a cell prints, and its pictures."""
     outputs = cell.get("outputs", [])
-    texts = [re.sub(r"[\s*]+", " ", re.sub(r"(?<![A-Za-z])[-+−±]?[\d.]+|\b[0-9a-f]{12,}\b", "0", one.get("text", ""))) for one in outputs]
+    texts = [
+        re.sub(r"[\s*]+", " ", re.sub(r"(?<![A-Za-z])[-+−±]?[\d.]+|\b[0-9a-f]{12,}\b", "0", one.get("text", "")))
+        for one in outputs
+    ]
     return texts, [sorted(one.get("data", {})) for one in outputs]
 
 

@@ -1,7 +1,8 @@
 """docs/, the registry, docstrings and the notebook → a site of plain files: python website/build.py [FOLDER].
 
-Pages are read on GitHub too, so they are written for it: this program copies them to FOLDER/pages, changes their links, adds the generated
-pages, and calls Zensical, which writes FOLDER/site. The navigation is docs/README.md: a page that is added there is in it.
+Pages are read on GitHub too, so they are written for it: this program copies them to FOLDER/pages, changes their links,
+adds the generated pages, and calls Zensical, which writes FOLDER/site. The navigation is docs/README.md: a page that is
+added there is in it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MOVED = {
 """Where a file that is not directly in docs/ goes."""
 
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
-LINK = re.compile(r"(?P<before>\]\()(?!https?:|data:)(?P<path>[^)#\s]+)(?P<heading>#[^)\s]+)?\)")
+LINK = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?!https?:|data:)(?P<path>[^)#\s]+)(?P<heading>#[^)\s]+)?\)")
 FILE_MARK = re.compile(r"^<!-- file (\S+) -->\n```(\w+)$", re.M)
 OTHER_MARK = re.compile(r"^<!-- [\w ./-]+ -->\n(?=```)", re.M)
 SECTION = re.compile(r"^\*\*(?P<title>.+)\*\*$|^ *(?:\d+\.|\*) \[(?P<name>[^\]]+)\]\((?P<page>[\w/]+\.md)\)", re.M)
@@ -70,20 +71,26 @@ class Pages:
         place = self.places[source]
 
         def moved(link: re.Match[str]) -> str:
-            target = self.place((source.parent / link["path"]).resolve())
-            relative = os.path.relpath(target, Path(place).parent)
-            return f"{link['before']}{relative}{link['heading'] or ''})"
+            linked = (source.parent / link["path"]).resolve()
+            relative = os.path.relpath(self.place(linked), Path(place).parent)
+            text = title(linked) if link["text"] == linked.name and linked.suffix == ".md" else link["text"]
+            return f"[{text}]({relative}{link['heading'] or ''})"
 
         _write(self.folder / place, "".join(_outside_fences(marked(text), lambda part: LINK.sub(moved, part))))
 
     def add_listings(self) -> None:
-        """A page for each file that pages link to: a recipe, a study, a program; for a folder, the names of its files."""
+        """A page for each file that pages link to, such as a recipe; for a folder, the names of its files."""
         for source in sorted(self.listings):
             name = str(source.relative_to(ROOT))
             kind = {".py": "python", ".toml": "toml", ".json": "json"}.get(source.suffix, "text")
             names = (str(path.relative_to(source)) for path in sorted(source.rglob("*")) if path.is_file())
             text = "\n".join(names) if source.is_dir() else source.read_text(encoding="utf-8").rstrip()
             _write(self.folder / f"files/{name}.md", f"# {name}\n\n````{kind}\n{text}\n````\n")
+
+
+def title(page: Path) -> str:
+    """The heading of a page, which a link shows in place of the file's name."""
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def marked(text: str) -> str:
@@ -172,12 +179,14 @@ def build(folder: Path) -> Path:
     if missing := {page for page in missing if not page.startswith(("files/", "dev/license"))}:
         raise SystemExit(f"not in the navigation: {sorted(missing)}. Add them to docs/README.md.")
     settings = (HERE / "mkdocs.yml").read_text(encoding="utf-8")
-    settings = settings.replace("[SOURCES]", json.dumps([str(ROOT / "src")])).replace("docstrings.py", str(HERE / "docstrings.py"))
+    for name in ("src", "website/docstrings.py"):
+        settings = settings.replace(f"[{name}]", json.dumps([str(ROOT / name)]))
     settings += f"docs_dir: {pages.name}\nsite_dir: {site.name}\nnav: {json.dumps(contents, ensure_ascii=False)}\n"
     (folder / "mkdocs.yml").write_text(settings, encoding="utf-8")
     paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", str(folder / "mkdocs.yml")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths, "NO_COLOR": "1"}, check=False)
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", "mkdocs.yml"]
+    environment = {**os.environ, "PYTHONPATH": paths, "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, check=False)
     if done.returncode:
         raise SystemExit("the site was not built: see the messages above.")
     for page in site.rglob("*.html"):

@@ -7,7 +7,7 @@ from html import escape
 
 from ngramloss.explaining.compare_gradients import Push
 
-STEP, LEFT, HEIGHT, LABELS = 54, 44, 120, 40
+STEP, LEFT, HEIGHT, LABELS = 54, 60, 120, 40
 """Pixels: the width of a word, of the scale's numbers, the height of the bars and that of the words below them."""
 
 
@@ -36,12 +36,11 @@ def bars(rows: Sequence[Push], objective: int, *, title: str, most: float | None
         parts.append(
             f'<rect class="{push.role}" x="{x}" y="{top:.1f}" width="{STEP - 18}" height="{max(height, 0.5):.1f}"/>'
         )
-        middle, second = LEFT + STEP * (place + 0.5), push.role == "predicted"
-        parts.append(
-            f'<text class="{push.role}" x="{middle:.1f}" y="{HEIGHT + (34 if second else 18)}">{escape(push.word)}</text>'
-        )
+        middle, line = LEFT + STEP * (place + 0.5), HEIGHT + (34 if push.role == "predicted" else 18)
+        parts.append(f'<text class="{push.role}" x="{middle:.1f}" y="{line}">{escape(push.word)}</text>')
+    box = f"0 -6 {width} {HEIGHT + LABELS + 6}"
     return (
-        f'<div class="pushes" tabindex="0" data-search-exclude><svg viewBox="0 -6 {width} {HEIGHT + LABELS + 6}" role="img" '
+        f'<div class="pushes" tabindex="0" data-search-exclude><svg viewBox="{box}" role="img" '
         f'aria-label="{escape(title, quote=True)}">{"".join(parts)}</svg></div>'
     )
 

@@ -17,21 +17,28 @@ SWAPPED = "the storm closed the river near two roads"
 WORSE = "the storm closed both bridges at a river"
 CONFIDENCE = 0.7
 
+KEY = """\
+<span class="key reference">words of the reference</span>
+<span class="key predicted">wrong predictions</span>
+"""
+
 INTRODUCTION = f"""\
 # Gallery of objectives
 
-Every objective on one sentence: its formula, what one step of training with it does, when to use it, and what it gained. The figures
-are computed when this page is built, by the code behind `ngramloss explain --compare`.
+Every objective on one sentence: its formula, what one step of training with it does, when to use it, and what it
+gained. The figures are computed when this page is built, by the code behind `ngramloss explain --compare`.
 
-The reference is *{REFERENCE}*. The model gives a probability of {CONFIDENCE} to each word of *{SWAPPED}*: it has swapped two phrases. A
-bar above zero is a word whose logit a step raises.
-<span class="key reference">words of the reference</span> <span class="key predicted">wrong predictions</span>
+The reference is *{REFERENCE}*. The model gives a probability of {CONFIDENCE} to each word of
+*{SWAPPED}*: it has swapped two phrases. A bar above zero is a word whose logit a step raises.
+
+{KEY}
 
 """
 
 LEGEND = """\
-*Gained* is the difference to `ce` in [results](results.md), over five or six seeds, in BLEU on Multi30k or R-1 on DialogSum; bold
-differs at 5% after Holm's correction. A trial is [one run with one seed](results.md#trials-with-one-seed).
+*Gained* is the difference to `ce` in [results](results.md), over five or six seeds, in BLEU on Multi30k or R-1 on
+DialogSum; bold differs at 5% after Holm's correction. A trial is
+[one run with one seed](results.md#trials-with-one-seed).
 """
 
 
@@ -43,9 +50,10 @@ def page() -> str:
 def section(name: str) -> str:
     """One objective."""
     entry, row = OBJECTIVES[name], choices()[name]
+    cells = " | ".join(row[head] for head in ("objective", "when to use it", "measured"))
     return (
         f"\n## {name}\n\n{entry.description()}\n\n{formula(name)}\n\n{figure(name, entry)}\n\n"
-        f"| write | when to use it | gained |\n|---|---|---|\n| {row['objective']} | {row['when to use it']} | {row['measured']} |\n\n"
+        f"| write | when to use it | gained |\n|---|---|---|\n| {cells} |\n\n"
         f"[All about `{name}`](objectives.md#{name}) · [its function](api/formulas.md#{path(entry)})\n"
     )
 
@@ -99,17 +107,16 @@ def before_and_after() -> str:
     lines = [
         "## Before and after",
         "",
-        f"The reference is *{REFERENCE}*, and a model is about to write *{SWAPPED}*. What one step of training does to each word "
-        "(bars above zero: the word becomes more probable):",
+        f"The reference is *{REFERENCE}*, and a model is about to write *{SWAPPED}*. What one step of training does to "
+        "each word (bars above zero: its logit rises):",
         "",
-        '<span class="key reference">words of the reference</span> <span class="key predicted">wrong predictions</span>',
-        "",
+        KEY,
         "**Before**, cross-entropy looks at one position at a time:",
         "",
         bars(rows, 0, title="What one step with ce does to each word", most=most),
         "",
-        "**After**, `ce + matches(2)` also sees that *the storm closed*, *the river* and *two roads* are right, wherever they stand: it "
-        "strengthens the first, and punishes the swapped phrases less.",
+        "**After**, `ce + matches(2)` also sees that *the storm closed*, *the river* and *two roads* are right, "
+        "wherever they stand: it strengthens the first, and lowers the swapped phrases less.",
         "",
         bars(rows, 1, title="What one step with ce + matches(2) does to each word", most=most),
         "",

@@ -14,18 +14,29 @@ from markdown.inlinepatterns import InlineProcessor
 INLINE = r"(?<![\\$\w])\$(?![\s$])([^$]+?)(?<![\s\\])\$(?![\w$])"
 
 
+BETTER = {
+    r"(<mi>(?:log|ln|exp|cos)</mi>)(?!<mo)": r'\1<mspace width="0.17em"/>',
+    r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0005B;|&#x0002C;|\(|\[)</mo>)<mo>(?=&#x02212;)": r'\1<mo form="prefix">',
+    r"<msub>(<mo>(?:max|min)</mo><mi>\w</mi>)</msub>": r"<munder>\1</munder>",
+}
+"""What the converter leaves out: the space after a function's name, that a minus which begins a term has no space after
+it, and limits below their operator."""
+
+
 def mathml(formula: str, *, display: bool = False) -> str:
     """The formula as MathML; an error if it has a command that the converter does not know."""
     written = convert(formula.strip(), display="block" if display else "inline").replace(r"\_", "_")
     if unknown := re.search(r"\\\w+", written):
         raise ValueError(f"{unknown[0]} in the formula {formula.strip()!r} has no MathML. Write it differently.")
+    for pattern, better in BETTER.items():
+        written = re.sub(pattern, better, written)
     return written
 
 
 class Inline(InlineProcessor):
     """A formula in a line."""
 
-    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # type: ignore[override]  # noqa: N802, D102
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # type: ignore[override]  # noqa: D102
         return self.md.htmlStash.store(mathml(m[1])), m.start(0), m.end(0)
 
 
@@ -44,11 +55,11 @@ class Display(BlockProcessor):
 class MathML(Extension):
     """Formulas between dollars; after code, before emphasis."""
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802, D102
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: D102
         md.inlinePatterns.register(Inline(INLINE, md), "mathml", 185)
         md.parser.blockprocessors.register(Display(md.parser), "mathml", 95)
 
 
-def makeExtension(**options: object) -> MathML:  # noqa: N802
+def makeExtension(**options: object) -> MathML:
     """What Markdown calls."""
     return MathML(**options)

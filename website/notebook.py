@@ -1,6 +1,6 @@
 """a notebook with its outputs → a page in Markdown.
 
-``python website/notebook.py FILE`` runs a notebook and stores the outputs in it: what it prints, and pictures, but no times.
+``python website/notebook.py FILE`` runs a notebook and stores the outputs in it: what it prints, and pictures.
 """
 
 from __future__ import annotations

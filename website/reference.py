@@ -6,10 +6,10 @@ import ngramloss
 from ngramloss import OBJECTIVES, Objective
 
 CHAPTERS = {
-    "losses": ("Losses", "The joint loss, and how objectives are written and registered.", {"loss", "terms", "settings"}),
+    "losses": ("Losses", "The joint loss, and how objectives are written.", {"loss", "terms", "settings"}),
     "statistics": ("Statistics", "What objectives read of a model's predictions.", {"stats"}),
-    "models": ("Models and trainers", "Objectives in the models and trainers that you have.", {"hf", "integrations", "steps"}),
-    "runs": ("Training and generation", "Our own loop, texts from a model, other systems.", {"training", "generation", "systems"}),
+    "models": ("Models and trainers", "Objectives in your models and trainers.", {"hf", "integrations", "steps"}),
+    "runs": ("Training and generation", "Our loop, texts, other systems.", {"training", "generation", "systems"}),
     "scores": ("Scores", "Metrics of generated texts.", {"metrics"}),
     "errors": ("Errors", "What a mistake of the user raises.", {"errors", "version"}),
 }  # fmt: skip
@@ -21,7 +21,7 @@ def pages() -> dict[str, str]:
     rooms = {name: module.split(".")[0] for name, module in ngramloss._ROOMS.items()}
     homeless = {name for name, room in rooms.items() if not any(room in those for *_, those in CHAPTERS.values())}
     if homeless:
-        raise SystemExit(f"no page of the reference has {sorted(homeless)}: add their module to CHAPTERS in {__file__}.")
+        raise SystemExit(f"no page of the reference has {sorted(homeless)}: add their module to CHAPTERS, {__file__}.")
     written = {}
     for file, (title, about, those) in CHAPTERS.items():
         names = sorted((name for name, room in rooms.items() if room in those), key=str.lower)
@@ -31,7 +31,12 @@ def pages() -> dict[str, str]:
 
 def _contents(rooms: dict[str, str]) -> str:
     """A table of all public names."""
-    lines = ["# API reference", "", "`import ngramloss as ng` gives these names. Each is imported when it is first used.", ""]
+    lines = [
+        "# API reference",
+        "",
+        "What `import ngramloss as ng` gives. Names are imported when they are first used.",
+        "",
+    ]
     for file, (title, about, those) in CHAPTERS.items():
         names = sorted((name for name, room in rooms.items() if room in those), key=str.lower)
         links = ", ".join(f"[`{name}`]({file}.md#ngramloss.{name})" for name in names)
@@ -45,8 +50,8 @@ def _formulas() -> str:
     lines = [
         "# Formulas",
         "",
-        "The functions behind the objectives, `(stats, labels, *, n) → [B]`. [Objectives](../objectives.md) explains them, the "
-        "[gallery](../gallery.md) draws them.",
+        "The functions behind the objectives, `(stats, labels, *, n) → [B]`. [Objectives](../objectives.md) explains "
+        "them, the [gallery](../gallery.md) draws them.",
         "",
     ]
     for objective in OBJECTIVES.values():
