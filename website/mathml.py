@@ -48,7 +48,7 @@ class Display(BlockProcessor):
 
     def run(self, parent: etree.Element, blocks: list[str]) -> None:  # noqa: D102
         formula = blocks.pop(0).strip().strip("$")
-        drawn = f'<div class="formula" tabindex="0">{mathml(formula, display=True)}</div>'
+        drawn = f'<div class="formula" tabindex="0" data-search-exclude>{mathml(formula, display=True)}</div>'
         etree.SubElement(parent, "p").text = self.parser.md.htmlStash.store(drawn)
 
 
