@@ -1,9 +1,9 @@
 # quick: tests for while you work · test: checks and tests · test-all: every lane · setup: .venv with everything
-# demo: train, score, look at the page · bench: what things cost here · lanes of tests: CONTRIBUTING.md
+# demo: train, score, look at the page · site: the documentation · bench: what things cost here · lanes of tests: CONTRIBUTING.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-ray test-package distributions others test-all test-oldest mutants check demo bench clean
+.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-site test-ray test-package distributions others test-all test-oldest mutants check demo site tour bench clean
 
 setup: .venv/ready
 
@@ -12,7 +12,8 @@ setup: .venv/ready
 # Tests look at a TRL that asks the model for its loss, too; those since 1.15 do not.
 .venv/ready: AFTER := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/older trl==1.14.2
 .venv/demo: EXTRAS := hf,score,report
-.venv/ready .venv/demo: pyproject.toml constraints.txt
+.venv/site: EXTRAS := site
+.venv/ready .venv/demo .venv/site: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ngramloss needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -22,17 +23,17 @@ setup: .venv/ready
 
 # Lanes. Two processes share the tests; each computes in one thread, or they would wait for each other.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
-QUICK = not (slow or browser or thorough or docs or adopt or fuzz or gpu or ray or package)
+QUICK = not (slow or browser or thorough or docs or adopt or fuzz or gpu or ray or package or site)
 
 quick: setup
 	$(PYTEST) -m "$(QUICK)"
 
 test: check
-	$(PYTEST) -m "not (thorough or docs or adopt or fuzz or ray or package)"
+	$(PYTEST) -m "not (thorough or docs or adopt or fuzz or ray or package or site)"
 
 # The cases of which `make test` runs a few: every family in drawn searches, fifty kills of a training, every split.
 test-thorough: setup
-	$(PYTEST) -m "thorough and not (docs or adopt or fuzz or ray or package)"
+	$(PYTEST) -m "thorough and not (docs or adopt or fuzz or ray or package or site)"
 
 # One process: the commands of a page follow each other.
 test-docs: setup
@@ -53,6 +54,10 @@ others: .venv/others/ready
 # Ten thousand damaged files.
 test-fuzz: setup
 	$(PYTEST) -m "fuzz and not (docs or adopt)"
+
+# The site: its links, its pages in a browser, and the notebook, which it shows.
+test-site: .venv/ready .venv/site
+	$(PYTEST) -m "site and not (docs or adopt or fuzz or ray or package)"
 
 # Ray Data. Setup does not install Ray, a large package; .ci/run leaves this lane out.
 test-ray: .venv/ray
@@ -76,7 +81,7 @@ distributions: .venv/build
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt build
 	touch $@
 
-test-all: test test-thorough test-docs test-adopt test-fuzz
+test-all: test test-thorough test-docs test-adopt test-fuzz test-site
 
 # The quick lane on the oldest versions that pyproject.toml allows.
 test-oldest: BIN := .venv-oldest/bin
@@ -102,6 +107,14 @@ check: setup
 demo: .venv/demo
 	$(BIN)/ngramloss reproduce cases --data newswire --objectives ce "ce + matches(2,3,4)" "ce + rewards(2,3,4)" \
 	  --runs runs/demo -o report
+
+# The documentation as a site: build/site/index.html, which opens without a server and asks no other host for anything.
+site: .venv/site
+	$(BIN)/python website/build.py
+
+# Runs the notebook and keeps what it prints; the site shows that.
+tour: setup .venv/site
+	$(BIN)/python website/notebook.py examples/tour.ipynb
 
 bench: setup
 	$(BIN)/ngramloss bench ngrams

@@ -5,6 +5,7 @@ read: its options must exist. One marked ``<!-- file NAME -->`` is put into the 
 smaller by further options (:func:`smaller`); then words are compared, not numbers.
 """
 
+import ast
 import doctest
 import json
 import re
@@ -27,8 +28,10 @@ pytestmark = [pytest.mark.docs, pytest.mark.usefixtures("own_cache")]
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TUTORIAL = ["start", "start_2_objective", "start_3_train", "start_4_results", "start_5_language_model"]
+"""Pages whose commands follow each other; they share a folder."""
 GUIDE = [
-    "start",
+    *TUTORIAL,
     "choose",
     "adopt",
     "train",
@@ -49,7 +52,7 @@ GUIDE = [
     "add_objective",
     "add_metric",
 ]
-REFERENCE = ["results", "learnt", "objectives", "metrics", "performance", "compared_systems", "security"]
+REFERENCE = ["faq", "results", "learnt", "objectives", "metrics", "performance", "compared_systems", "security"]
 FOR_DEVELOPERS = [ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", ROOT / "docs" / "dev" / "log.md"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
@@ -241,15 +244,17 @@ def without_numbers(text):
 
 
 class Folders:
-    """A folder for each page with the files that it names, and the pages in which something was made smaller."""
+    """A folder for each page, one for the tutorial, with the files that it names; and the pages in which something was made smaller."""
 
     def __init__(self, place):
-        self.place, self.shortened = place, set()
+        self.place, self.shortened, self.filled = place, set(), set()
 
     def of(self, page):
-        folder = self.place / called(page).replace("/", "-")
-        if not folder.exists():
-            folder.mkdir()
+        tutorial = page.parent.name == "docs" and page.stem in TUTORIAL
+        folder = self.place / ("tutorial" if tutorial else called(page).replace("/", "-"))
+        if page not in self.filled:
+            self.filled.add(page)
+            folder.mkdir(exist_ok=True)
             for other, block, _ in blocks():
                 if other == page and (block["mark"] or "").startswith("file "):
                     path = folder / block["mark"].removeprefix("file ")
@@ -380,6 +385,26 @@ def test_every_objective_and_variant_is_documented_under_its_name(name):
     section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     for needed in ("$$", "$ ngramloss explain", *(f":{variant}`" for variant in OBJECTIVES[name].variants)):
         assert needed in section
+
+
+def test_messages_of_the_questions_are_those_of_the_program():
+    page = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+    texts = set(messages())
+    quoted = re.findall(r"^```text\n(.+?)\n```$", page, re.M | re.S)
+    assert len(quoted) > 20
+    for message in quoted:
+        pattern = ".*".join(map(re.escape, message.split("…")))
+        assert any(re.search(pattern, text) for text in texts), message
+
+
+def messages():
+    """The texts of the source, with dots where a value is put in."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
 
 
 def test_the_guide_says_why_a_block_is_not_run():

@@ -115,7 +115,7 @@ def test_importing_the_package_loads_no_torch():
 
 
 def test_the_core_needs_torch_alone():
-    blocked = "['transformers', 'datasets', 'accelerate', 'triton', 'rich', 'jinja2', 'pandas', 'scipy']"
+    blocked = "['transformers', 'datasets', 'accelerate', 'triton', 'rich', 'jinja2', 'numpy', 'pandas', 'scipy']"
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
         "import torch, ngramloss as ng\n"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,14 +65,16 @@ def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
 def restored_random_numbers(device: torch.device) -> Iterator[None]:
     """Give the generators of the device and of the host their states back at the end."""
     on_device, on_host = torch.cuda.get_rng_state(device), torch.get_rng_state()
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    numpy = sys.modules.get("numpy")  # if nobody has imported it, nobody draws numbers with it
+    of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy else None
     try:
         yield
     finally:
         torch.cuda.set_rng_state(on_device, device)
         torch.set_rng_state(on_host)
         random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        if numpy:
+            numpy.random.set_state(of_numpy)
 
 
 @contextmanager
