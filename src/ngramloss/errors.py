@@ -10,7 +10,7 @@ PAGES = {
     "data": "docs/data.md#where-data-come-from",
     "memory": "docs/train.md#precision-memory-speed",
     "models": "docs/train.md#models",
-    "own file": "docs/start.md#your-own-file",
+    "own file": "docs/start_3_train.md#your-own-file",
     "rows": "docs/data.md#rows-that-cannot-be-used",
     "settings": "docs/settings.md#every-setting",
 }
