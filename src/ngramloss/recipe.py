@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ngramloss.engine_registry import AUTO, PRECISIONS, engine_choices
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
-from ngramloss.settings import Setting, setting, settings_of, toml_value
+from ngramloss.settings import Setting, part_of, setting, settings_of, toml_value
 from ngramloss.storage.files import parse_toml
 
 SOURCE, CHAT = "{source}", "chat"
@@ -53,6 +53,9 @@ class Data:
     the ids, so that the same rows are held out every time."""
     test_fraction: float = setting(0.0, least=0, below=1)
     """The same for the test split. It shares no row with the validation split."""
+    leave_out: str = ""
+    """A part of the training rows that is not trained on: ``1/2`` is the first of two. The ids decide which rows these
+    are. ``ngramloss candidates`` writes texts of them, which the model has not seen; ``limit`` counts them."""
     separator: str = "auto"
     """The token before every source sentence: ``auto`` (the tokenizer's separator), ``none``, or one such as <s>."""
     splitter: str = setting("sentencex", choices=("sentencex", "pysbd", "newline", "period"))
@@ -569,6 +572,11 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
         (
             recipe.data.validation_fraction + recipe.data.test_fraction < 1,
             "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on.",
+        ),
+        (
+            not recipe.data.leave_out or (part_of(recipe.data.leave_out) or (0, 0))[1] > 1,
+            "data.leave_out: must be K/N, such as 1/2 for the first of two parts of the training rows, got "
+            f"{recipe.data.leave_out!r}.",
         ),
         (
             recipe.data.prompt in ("", CHAT, NO_SOURCE) or recipe.data.prompt.count(SOURCE) == 1,

@@ -10,9 +10,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ngramloss.data import Example, Split, columns_of, has_split, load
+from ngramloss.data import Example, Split, has_split, load_split
 from ngramloss.data.candidate_tokens import tokenise_candidates
-from ngramloss.data.candidates import Candidates, about_candidates, check_candidates, read_candidates
+from ngramloss.data.candidates import Candidates, about_candidates, check_candidates, note_on_training, read_candidates
 from ngramloss.data.messages import MESSAGES
 from ngramloss.data.overview import overview
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
@@ -166,16 +166,8 @@ def prepare(
 
 
 def _read(settings: Recipe, split: str, limit: int, on_bad_row: str) -> Split:
-    data = settings.data
-    return load(
-        data.name,
-        split,
-        **columns_of(data, settings.task),
-        on_bad_row=on_bad_row,
-        limit=limit,
-        validation_fraction=data.validation_fraction,
-        test_fraction=data.test_fraction,
-    )
+    data = dataclasses.replace(settings.data, on_bad_row=on_bad_row)
+    return load_split(data, settings.task, split, limit=limit, leave_out=data.leave_out)
 
 
 def read_splits(settings: Recipe) -> dict[str, Split]:
@@ -245,8 +237,9 @@ def _compare(
     """Check and tokenise the candidates of the training split."""
     path = Path(settings.data.candidates)
     about = about_candidates(path)
-    if doubt := check_candidates(candidates, about, train.examples, path=path):
-        logger.info(doubt)
+    doubt = check_candidates(candidates, about, train.examples, path=path)
+    for note in filter(None, (doubt, note_on_training(candidates, train.examples, path=path))):
+        logger.info(note)
     rows = tokenise_candidates(train.examples, train.fingerprint, candidates, tokenizer, shape)
     return PreparedCandidates(
         file=path,
