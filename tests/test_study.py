@@ -24,6 +24,7 @@ from forks import fork
 from lanes import few
 from study_results import ROOT, SCORES, STUDY, Instant, changed, compared, instant, made, path, shown, without_speeds
 
+from ngramloss import recipe
 from ngramloss.cli import main
 from ngramloss.errors import UserError
 from ngramloss.scoring.significance import smallest_difference
@@ -954,10 +955,25 @@ def test_show_needs_no_torch_and_no_model(path, instant, capsys):
     assert without_speeds(done.stdout).splitlines()[:20] == text.splitlines()[:20]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem)
-def test_a_study_of_ours_can_be_read(path, monkeypatch):
+def test_the_study_of_rank_has_the_settings_of_brio(monkeypatch):
     monkeypatch.chdir(ROOT)
-    study = plan.read(path)
+    study = plan.read(ROOT / "studies" / "rank.toml")
+    theirs = recipe.load("brio-cnndm")
+    assert theirs.objective in study.objectives
+    assert recipe.load("brio-xsum").objective in study.objectives
+    assert study.baseline == "ce"
+    for data in study.sets:
+        train = data.base.train
+        assert (train.learning_rate, train.warmup_steps, train.schedule, train.clip) == (2e-3, 10000, "noam", 0.0)
+        assert train.batch_size * train.accumulate == theirs.train.batch_size * theirs.train.accumulate == 8
+    unseen, seen = (recipe.differences(study.sets[0].base, data.base) for data in study.sets)
+    assert unseen == []
+    assert [change.partition(":")[0] for change in seen] == ["data.candidates"]
+
+
+def test_the_study_of_ngram_terms_can_be_read(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    study = plan.read(ROOT / "studies" / "ngram-terms.toml")
     assert (study.baseline, len(study.objectives), study.comparisons) == ("ce", 9, 9)
     assert (len(study.screening), len(study.confirmation)) == (2, 5)
     assert study.tuning.objectives == ("ce", "ce + matches(2,3,4)")

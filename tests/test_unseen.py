@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from forks import fork, fork_ranks, killed_at_third_call
@@ -316,6 +317,40 @@ def test_marks_change_no_fingerprint_and_may_be_missing(tmp_path):
         found.append(read_candidates(tmp_path / "c.jsonl"))
     assert len({each.fingerprint for each in found}) == 1
     assert [each.trained_on for each in found] == [{}, {"a": True}, {}, {}]
+
+
+@pytest.mark.slow
+def test_the_study_of_rank_runs_on_a_small_scale(place, capsys):
+    """Its file, with a tiny writer and fewer rows and seeds; its comment's commands are run as they are."""
+    text = (Path(__file__).parent.parent / "studies" / "rank.toml").read_text()
+    commands = [line.removeprefix("#   ngramloss ") for line in text.splitlines() if line.startswith("#   ngramloss ")]
+    settings = "".join(f"{name}\n" for name in ('base = "demo"', "[data]", 'name = "data"', "[model]", "width = 16"))
+    more = (
+        'vocabulary = 400\nfeed_forward = 16\ninit_std = 0.5\n[train]\nmax_steps = 2\neval_every = 0\nbest = "last"\n'
+    )
+    (place / "studies").mkdir()
+    (place / "studies" / "rank_writer.toml").write_text(settings + more + "[generation]\nmax_length = 8\n")
+    rows = text[text.index("objectives = [") : text.index("[seeds]")]
+    fewer = rows.replace('  "0.1*ce(smoothing=0.1) + 0.1', '  # "').replace('  "ce + 0.01', '  # "')
+    text = text.replace(rows, fewer).replace("[11, 12, 13]", "[11, 12]").replace("train.epochs=3", "train.max_steps=3")
+    text = text.replace('greedy = ["generation.num_beams=1"]\n', "").replace("num_beams=4", "num_beams=2")
+    (place / "studies" / "rank.toml").write_text(text)
+    for command in commands[:-1]:
+        assert cli.main([*command.split(), *(["--count", "3"] if command.startswith("candidates") else [])]) == 0
+    told = capsys.readouterr().err
+    assert "writes of these" not in told, "both halves together"
+    assert commands[-1].startswith("study studies/rank.toml")
+    assert cli.main(["study", "studies/rank.toml"]) == 0
+    shown = capsys.readouterr()
+    assert all(f"{name}: compared on test data, R-2 of beam4, 2 seeds" in shown.out for name in ("unseen", "seen"))
+    assert "+ 10*rank(margin=0.001,alpha=2)" in shown.out
+    assert shown.err.count("does not end within this training") == 0 or "rises to the end" in shown.err
+    logs = sorted(place.glob("runs/rank/*/*/run/log.jsonl"))
+    assert len(logs) == 8
+    for log in logs:
+        rates = [line["learning_rate"] for line in rows_of(log) if "learning_rate" in line]
+        assert rates
+        assert max(rates) < 1e-8, "2e-3 · 3 / 10,000^1.5"
 
 
 # Stopped, continued, shared

@@ -142,8 +142,10 @@ class Train:
     encoder_warmup_steps: float = setting(0.0, least=0)
     """The same for ``encoder_learning_rate``; 0: the same as ``warmup_steps``."""
     schedule: str = setting(
-        "linear", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial")
+        "linear", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial", "noam")
     )
+    """``noam`` is ``learning_rate`` · min(t^-½, t · ``warmup_steps``^-1.5) at step t, in a training of any length; with
+    the others ``learning_rate`` is the largest rate."""
     weight_decay: float = setting(0.01, least=0)
     beta1: float = setting(0.9, least=0, below=1)
     beta2: float = setting(0.999, least=0, below=1)
@@ -200,12 +202,15 @@ class Train:
     def warmup(self, steps: int) -> int:
         """Steps of the warm-up in a training of this many steps. One that would not end takes a tenth of them.
 
+        That of ``noam`` is part of a formula, and stays.
+
         >>> Train(warmup_steps=100).warmup(1800), Train(warmup_steps=100).warmup(90), Train(warmup_steps=0.1).warmup(90)
         (100, 9, 9)
         """
         if self.warmup_steps < 1:
             return min(round(self.warmup_steps * steps), steps - 1)
-        return int(self.warmup_steps) if self.warmup_steps < steps else steps // 10
+        ends = self.warmup_steps < steps or self.schedule == "noam"
+        return int(self.warmup_steps) if ends else steps // 10
 
 
 @dataclass(frozen=True)
