@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +95,17 @@ def trained_sources(model: str, split: Split) -> set[str] | None:
     run = _run(model)
     if run is None:
         return None
-    settings = _recipe(run)
-    examples = _trained_examples(run, settings, split)
+    settings, prepared = _recipe(run), _json(run.prepared)
+    examples = _trained_examples(prepared, settings, split)
     if examples is None:
         return None
     found = {source_hash(example) for example in examples}
-    for base in filter(_run, (settings.model.name, settings.model.encoder)):
+    base = settings.model.encoder or settings.model.name
+    if _run(base) is not None:
         earlier = trained_sources(base, split)
-        if earlier is None:
-            return None
-        found |= earlier
-    return found
+        return None if earlier is None else found | earlier
+    was_folder = "commit" not in prepared.get("model_files", {"commit": ""}) and base != "scratch"
+    return None if was_folder and not Path(base).expanduser().is_dir() else found  # None: it may have been a run's
 
 
 def check_left_out(
@@ -157,11 +157,18 @@ def _recipe(run: RunFolder) -> Recipe:
     return recipe.load(str(run.recipe), objective=False)
 
 
-def _trained_examples(run: RunFolder, settings: Recipe, split: Split) -> Sequence[Example] | None:
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if it cannot be read."""
+    try:
+        return read_object(path)
+    except (OSError, UserError):
+        return {}
+
+
+def _trained_examples(prepared: Mapping[str, Any], settings: Recipe, split: Split) -> Sequence[Example] | None:
     """The training rows of a run; None if they are not there any more as it read them."""
     part = settings.data.leave_out
     try:
-        prepared: dict[str, Any] = read_object(run.prepared)
         expected = prepared["splits"]["train"]["fingerprint"]
         kept = [example for example in split.examples if not part or not in_part(example.id, part)]
         if fingerprint(kept) == expected:
