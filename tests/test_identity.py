@@ -318,6 +318,7 @@ SETTINGS = {
     "data.target_language": ("de_DE", "tokens texts", "multilingual"),
     "data.test_fraction": (0.25, "tokens", *ONE_FILE),
     "data.validation_fraction": (0.5, "tokens", *ONE_FILE),
+    "data.leave_out": ("1/2", "tokens", "train.eval_every=0"),  # generate and candidates read what a run left out
     "data.separator": ("<s>", "tokens texts"),
     "data.splitter": ("period", "tokens texts"),
     "data.language": ("de", "tokens texts"),

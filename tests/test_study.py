@@ -24,6 +24,7 @@ from forks import fork
 from lanes import few
 from study_results import ROOT, SCORES, STUDY, Instant, changed, compared, instant, made, path, shown, without_speeds
 
+from ngramloss import recipe
 from ngramloss.cli import main
 from ngramloss.errors import UserError
 from ngramloss.scoring.significance import smallest_difference
@@ -1008,6 +1009,22 @@ def test_the_results_of_our_studies_are_complete_and_of_their_files(name, rows, 
         for stage in of_set.all:
             assert all(stages.is_done(study, training, results) for training in stage.trainings)
             assert stage.trainings or not stage.planned
+
+
+def test_the_study_of_rank_has_the_settings_of_brio(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    study = plan.read(ROOT / "studies" / "rank.toml")
+    theirs = recipe.load("brio-cnndm")
+    assert theirs.objective in study.objectives
+    assert recipe.load("brio-xsum").objective in study.objectives
+    assert study.baseline == "ce"
+    for data in study.sets:
+        train = data.base.train
+        assert (train.learning_rate, train.warmup_steps, train.schedule, train.clip) == (2e-3, 10000, "noam", 0.0)
+        assert train.batch_size * train.accumulate == theirs.train.batch_size * theirs.train.accumulate == 8
+    unseen, seen = (recipe.differences(study.sets[0].base, data.base) for data in study.sets)
+    assert unseen == []
+    assert [change.partition(":")[0] for change in seen] == ["data.candidates"]
 
 
 TINY = (

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rouge_score.rouge_scorer import RougeScorer
 
 import ngramloss
 
@@ -151,3 +152,18 @@ def test_texts_are_scored_while_it_trains(runs):
 
 def test_predictions_are_the_models_own_logits(runs):
     assert runs["others"]["logits"] == [1, 9, 13]
+
+
+def test_grpo_takes_rewards_logs_them_by_name_and_moves_the_weights(runs):
+    found = runs["rewarded"]
+    scorer = RougeScorer(["rouge1"], use_stemmer=True)
+    for prompts, completions, references, values in found["calls"]:
+        assert len(prompts) == len(completions) == len(references) == len(values) == 8, "a whole batch in one call"
+        pairs = zip(references, completions, strict=True)
+        assert values == pytest.approx([scorer.score(gold, said)["rouge1"].fmeasure for gold, said in pairs])
+    assert len(found["calls"]) == len(found["logs"]) == 2
+    for log, (*_, values) in zip(found["logs"], found["calls"], strict=True):
+        assert log["rewards/kept/mean"] == pytest.approx(sum(values) / 8, abs=1e-6)
+        assert 0 <= log["rewards/credit(1,2)/mean"] <= 1, "rows without a reference are left out"
+        assert "rewards/bleu/mean" in log
+    assert found["moved"] > 0

@@ -263,6 +263,38 @@ def schedules():
     return {"trainer": ours.state.log_history, "function": theirs.state.log_history}
 
 
+def rewarded():
+    """Two steps of GRPO with three rewards, one of which lacks half of its references."""
+    import trl
+
+    found, shown = [], ng.rewards.rouge("rouge1", reference="summary")
+
+    def kept(prompts, completions, **columns):
+        values = shown(prompts, completions, **columns)
+        found.append([prompts, completions, columns["summary"], values])
+        return values
+
+    data = [
+        {"prompt": text(ids[:4]), "summary": text(ids[4:]), "some": None if number % 2 else [text(ids[4:]), "t9"]}
+        for number, ids in enumerate(drawn([9, 9, 9, 9]))
+    ]
+    usual = arguments(learning_rate=1.0, max_steps=2).to_dict()
+    known = {"output_dir", "max_steps", "learning_rate", "lr_scheduler_type", "optim", "logging_steps", "use_cpu"}
+    more = {name: usual[name] for name in (*known, "bf16", "save_strategy", "report_to", "disable_tqdm")}
+    model = tiny("llama")
+    before = flat(model)
+    it = trl.GRPOTrainer(
+        model=model,
+        reward_funcs=[kept, ng.rewards.credit(1, 2, reference="some"), ng.rewards.bleu(reference="summary")],
+        args=trl.GRPOConfig(**more, per_device_train_batch_size=8, num_generations=4, max_completion_length=6),
+        train_dataset=Dataset.from_list(data),
+        processing_class=tokenizer(),
+    )
+    it.train()
+    logs = [log for log in it.state.log_history if "reward" in log]
+    return {"calls": found, "logs": logs, "moved": (flat(it.model) - before).abs().max().item()}
+
+
 def mistakes():
     """What each wrong setting says."""
     from peft import PromptTuningConfig
@@ -348,7 +380,14 @@ if __name__ == "__main__":
     import trl
 
     warnings.filterwarnings("ignore")
-    parts = {"modes": modes, "stock": stock, "schedules": schedules, "mistakes": mistakes, "others": others}
+    parts = {
+        "modes": modes,
+        "stock": stock,
+        "schedules": schedules,
+        "mistakes": mistakes,
+        "others": others,
+        "rewarded": rewarded,
+    }
     Path(sys.argv[1]).write_text(
         json.dumps({"version": trl.__version__, **{name: parts[name]() for name in sys.argv[2:] or parts}})
     )

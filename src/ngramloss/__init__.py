@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ngramloss.hf.log_parts import LogParts as LogParts
     from ngramloss.hf.step_loss import compute_loss_func as compute_loss_func
     from ngramloss.hf.trainer import NgramTrainer as NgramTrainer
+    from ngramloss.integrations import rewards as rewards
     from ngramloss.integrations.score_texts import ScoreTexts as ScoreTexts
     from ngramloss.integrations.trl import NgramSFTTrainer as NgramSFTTrainer
     from ngramloss.loss import JointLoss as JointLoss
@@ -77,14 +78,19 @@ _ROOMS = {
     "System": "systems.registry",
 }
 
-__all__ = ["__version__", *_ROOMS]
+_MODULES = {"rewards": "integrations.rewards"}
+"""Public names that are modules."""
+
+__all__ = ["__version__", *_ROOMS, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562), so that ``ngramloss --help`` does not load torch."""
-    if name not in _ROOMS:
+    if name not in _ROOMS and name not in _MODULES:
         raise AttributeError(f"module 'ngramloss' has no attribute {name!r}")
     try:
+        if name in _MODULES:
+            return import_module(f"ngramloss.{_MODULES[name]}")
         return getattr(import_module(f"ngramloss.{_ROOMS[name]}"), name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(lacking(error), name=error.name) from None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ngramloss.engine_registry import AUTO, PRECISIONS, engine_choices
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
-from ngramloss.settings import Setting, setting, settings_of, toml_value
+from ngramloss.settings import Setting, part_of, setting, settings_of, toml_value
 from ngramloss.storage.files import parse_toml
 
 SOURCE, CHAT = "{source}", "chat"
@@ -57,6 +57,9 @@ class Data:
     the ids, so that the same rows are held out every time."""
     test_fraction: float = setting(0.0, least=0, below=1)
     """The same for the test split. It shares no row with the validation split."""
+    leave_out: str = ""
+    """A part of the training rows that is not trained on: ``1/2`` is the first of two. The ids decide which rows these
+    are. ``ngramloss candidates`` writes texts of them, which the model has not seen; ``limit`` counts them."""
     separator: str = "auto"
     """The token before every source sentence: ``auto`` (the tokenizer's separator), ``none``, or one such as <s>."""
     splitter: str = setting("sentencex", choices=("sentencex", "pysbd", "newline", "period"))
@@ -146,8 +149,10 @@ class Train:
     encoder_warmup_steps: float = setting(0.0, least=0)
     """The same for ``encoder_learning_rate``; 0: the same as ``warmup_steps``."""
     schedule: str = setting(
-        "linear", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial")
+        "linear", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial", "noam")
     )
+    """``noam`` is ``learning_rate`` · min(t^-½, t · ``warmup_steps``^-1.5) at step t, in a training of any length; with
+    the others ``learning_rate`` is the largest rate."""
     weight_decay: float = setting(0.01, least=0)
     beta1: float = setting(0.9, least=0, below=1)
     beta2: float = setting(0.999, least=0, below=1)
@@ -204,12 +209,15 @@ class Train:
     def warmup(self, steps: int) -> int:
         """Steps of the warm-up in a training of this many steps. One that would not end takes a tenth of them.
 
+        That of ``noam`` is part of a formula, and stays.
+
         >>> Train(warmup_steps=100).warmup(1800), Train(warmup_steps=100).warmup(90), Train(warmup_steps=0.1).warmup(90)
         (100, 9, 9)
         """
         if self.warmup_steps < 1:
             return min(round(self.warmup_steps * steps), steps - 1)
-        return int(self.warmup_steps) if self.warmup_steps < steps else steps // 10
+        ends = self.warmup_steps < steps or self.schedule == "noam"
+        return int(self.warmup_steps) if ends else steps // 10
 
 
 @dataclass(frozen=True)
@@ -636,6 +644,11 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
         (
             recipe.data.validation_fraction + recipe.data.test_fraction < 1,
             "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on.",
+        ),
+        (
+            not recipe.data.leave_out or (part_of(recipe.data.leave_out) or (0, 0))[1] > 1,
+            "data.leave_out: must be K/N, such as 1/2 for the first of two parts of the training rows, got "
+            f"{recipe.data.leave_out!r}.",
         ),
         (
             recipe.data.prompt in ("", CHAT, NO_SOURCE) or recipe.data.prompt.count(SOURCE) == 1,

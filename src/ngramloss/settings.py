@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -148,6 +149,17 @@ def toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
+
+
+def part_of(text: str) -> tuple[int, int] | None:
+    """Number and count of ``K/N``; None if it is something else.
+
+    >>> part_of("1/4"), part_of("5/4"), part_of("half")
+    ((1, 4), None, None)
+    """
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    return (number, count) if 1 <= number <= count else None
 
 
 def few_digits(value: int) -> str:

@@ -21,13 +21,17 @@ candidates.json. Training can learn from them which of its own texts are better.
 
 The first text of a source is the one that the search prefers. Texts that are equal are removed, and samples take their
 place. A gain is a score from 0 to 1 against the reference. To continue a stopped job, run the same command again. Under
-torchrun, each process writes a share."""
+torchrun, each process writes a share.
+
+A run that was trained without a part of the training rows (data.leave_out) writes of this part, which it has not seen.
+Several such runs write of all rows, into one folder."""
 
 EXAMPLES = """\
 examples:
   ngramloss candidates runs/demo-matches234 --limit 100
   ngramloss candidates facebook/bart-large-cnn --preset cnndm --data cnn_dailymail --out candidates/cnndm
   ngramloss candidates google/pegasus-xsum --data xsum --beams 128 --groups 16 --diversity 0.1 --out candidates/xsum
+  ngramloss candidates runs/half-1 runs/half-2 --out candidates/unseen
   ngramloss candidates runs/mine --how sample --top-p 0.95 --seed 1 --out samples
   ngramloss candidates runs/mine --how beams --count 8 --beams 16 --metric rouge2 --out beams
   ngramloss candidates runs/mine --split validation --metric chrf --set chrf.word_order=2 --out chrf --json
@@ -48,6 +52,12 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     parser = verb(verbs, "candidates", "write several texts of each source, and their scores", CANDIDATES, EXAMPLES)
     add_job(parser, "RUN_OR_MODEL", split="train")
+    parser.add_argument(
+        "others",
+        nargs="*",
+        metavar="RUN",
+        help="further runs: each left out another part of the training rows (data.leave_out), of which it writes",
+    )
     parser.add_argument(
         "--count", type=int, default=16, metavar="N", help="candidates of each source (default: %(default)s)"
     )
@@ -75,29 +85,36 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from ngramloss.generation import candidates
+    from ngramloss.generation import candidates, unseen
     from ngramloss.generation.job import check_model, job
     from ngramloss.storage.run_folder import RunFolder
     from ngramloss.systems.registry import system_of
 
     given = settings(options)
     own = of_metrics(given)
-    work = job(
-        options.model,
-        data=options.data,
-        split=options.split,
-        preset=options.preset,
-        overrides=[setting for setting in given if setting not in own],
-        limit=options.limit,
-        batch_size=options.batch_size or 0,
-        trust_remote_code=options.trust_remote_code,
-        verb="candidates",
-    )
-    if system := system_of(work.model):
-        raise UserError(
-            f"{work.model} is a run of {system.name}, which writes one text of each source. Candidates are written by "
-            "a run without a system, or a model."
+    works = [
+        job(
+            model,
+            data=options.data,
+            split=options.split,
+            preset=options.preset,
+            overrides=[setting for setting in given if setting not in own],
+            limit=options.limit,
+            batch_size=options.batch_size or 0,
+            trust_remote_code=options.trust_remote_code,
+            verb="candidates",
         )
+        for model in (options.model, *options.others)
+    ]
+    for work in works:
+        if system := system_of(work.model):
+            raise UserError(
+                f"{work.model} is a run of {system.name}, which writes one text of each source. Candidates are written "
+                "by a run without a system, or a model."
+            )
+    parts, work = unseen.parts_of(works), works[0]
+    if options.others and options.out is None:
+        raise UserError("several runs write into one folder: give it with --out DIR.")
     chosen = candidates.plan(
         work,
         how=options.how,
@@ -109,10 +126,11 @@ def run(options: argparse.Namespace) -> int:
         top_p=options.top_p,
         seed=options.seed,
     )
-    check_model(work, "candidates", groups=chosen.search.groups)
+    for each in works:
+        check_model(each, "candidates", groups=chosen.search.groups)
     gain = gain_asked(work, options.metric, own, verb="candidates")
     folder = output_folder(options, "RUN_OR_MODEL")
-    found = candidates.write_candidates(work, chosen, gain, folder)
+    found = candidates.write_candidates(works, chosen, gain, folder, parts)
     if found is None:
         return 0
     if found.fewer:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from ngramloss.cli.options import Verbs, add_number, add_trust, passed_on, verb
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
+from ngramloss.settings import part_of
 
 STUDY = """\
 Answer a question with many trainings: tune, screen rows on validation data, confirm the best with other seeds on test
@@ -121,8 +121,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _share(text: str) -> tuple[int, int]:
     """Number and count of ``K/N``."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= number <= count:
+    if (share := part_of(text)) is None:
         raise UserError(f"--share takes K/N, such as 1/4 for the first of four shares, got {text!r}.")
-    return number, count
+    return share

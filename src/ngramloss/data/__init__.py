@@ -4,6 +4,7 @@ from ngramloss.data.examples import Example, Split, columns_of, fingerprint, fro
 from ngramloss.data.origins import KNOWN, split_names
 from ngramloss.data.rows import BadRow
 from ngramloss.data.sentences import SPLITTERS, split_many
+from ngramloss.data.splits import in_part, load_split, without_part
 from ngramloss.data.statistics import Measurement, Statistics, measurement, table
 
 __all__ = [
@@ -18,9 +19,12 @@ __all__ = [
     "fingerprint",
     "from_rows",
     "has_split",
+    "in_part",
     "load",
+    "load_split",
     "measurement",
     "split_many",
     "split_names",
     "table",
+    "without_part",
 ]

@@ -33,20 +33,24 @@ class Candidates(NamedTuple):
         fingerprint: 16 hexadecimal digits that depend on ids, texts and gains.
         sources: id → the hash of the source of the candidates, where the file says it.
         references: id → the hash of the references of the gains, where the file says it.
+        trained_on: id → whether the model that wrote the candidates was trained on the source, where the file says it.
     """
 
     rows: dict[str, tuple[tuple[str, ...], tuple[float, ...]]]
     fingerprint: str
     sources: Mapping[str, str] = {}
     references: Mapping[str, str] = {}
+    trained_on: Mapping[str, bool] = {}
 
 
 def text_hashes(example: Example) -> dict[str, str]:
     """The hashes in a row of candidates: which texts it was made from."""
-    return {
-        "source_hash": _text_hash([example.source]),
-        "reference_hash": _text_hash(example.references or [example.target]),
-    }
+    return {"source_hash": source_hash(example), "reference_hash": _text_hash(example.references or [example.target])}
+
+
+def source_hash(example: Example) -> str:
+    """The hash of a source alone."""
+    return _text_hash([example.source])
 
 
 def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
@@ -73,6 +77,7 @@ def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
     found: dict[Any, tuple[tuple[str, ...], tuple[float, ...]]] = {}
     lines: dict[Any, int] = {}
     hashes: dict[str, dict[str, str]] = {"source": {}, "reference": {}}
+    trained_on: dict[str, bool] = {}
     bad: list[BadRow] = []
     for row in rows(file):
         if isinstance(row, BadRow):
@@ -97,6 +102,8 @@ def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
                 known[key] = str(given)
             elif name == "source" and isinstance(text, str):
                 known[key] = _text_hash([text])
+        if isinstance(said := row.values.get("trained_on"), bool):
+            trained_on[key] = said
     if bad:
         shown = [f"  {row}" for row in bad[:SHOWN]] + ([f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else [])
         raise UserError(
@@ -110,7 +117,7 @@ def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
         )
     if not found:
         raise UserError(f"{file} is empty. {ADVICE}")
-    return Candidates(found, candidates_fingerprint(found), hashes["source"], hashes["reference"])
+    return Candidates(found, candidates_fingerprint(found), hashes["source"], hashes["reference"], trained_on)
 
 
 def about_candidates(path: Path) -> dict[str, Any]:
@@ -170,6 +177,19 @@ def check_candidates(
         f"{unknown:,} of {len(own):,} rows of candidates in {path} do not say which text they belong to, so only "
         "their ids were compared. Make sure that they belong to these data, in this order. A key 'source' in each row, "
         "with the text of the source, lets them be checked."
+    )
+
+
+def note_on_training(candidates: Candidates, examples: Sequence[Example], *, path: Path) -> str:
+    """A sentence about candidates whose writer was trained on their sources; empty if the file names none."""
+    own = [example for example in examples if example.id in candidates.rows]
+    seen = sum(candidates.trained_on.get(example.id, False) for example in own)
+    if not seen:
+        return ""
+    return (
+        f"{seen:,} of {len(own):,} sources with candidates in {path} are sources that the writer of these was trained "
+        "on. A model knows such sources, and what it writes of them is not what it writes of new ones. To avoid it, "
+        "train two writers, with data.leave_out=1/2 and 2/2, then: ngramloss candidates RUN1 RUN2 --out DIR"
     )
 
 

@@ -51,6 +51,8 @@ def _sentence(name: str, split: Split, cut: tuple[int, int] | None, data: Data, 
     if split.more:
         setting, limit = ("limit", data.limit) if name == "train" else ("validation_limit", data.validation_limit)
         facts.append(f"the rest not used (data.{setting} = {limit:,})")
+    if name == "train" and data.leave_out:
+        facts.append(f"part {data.leave_out} left out (data.leave_out)")
     if split.skipped:
         facts.append(f"{_many(len(split.skipped), 'bad row')} skipped")
     if cut is not None:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.data import Example
+from ngramloss.data import Example, in_part
 from ngramloss.data.candidates import read_candidates, text_hashes
 from ngramloss.engine_registry import ENGINES
 from ngramloss.errors import UserError
-from ngramloss.generation import shares
+from ngramloss.generation import shares, unseen
 from ngramloss.generation.baselines import is_baseline
-from ngramloss.generation.batches import budget_for
+from ngramloss.generation.batches import Budget, budget_for
 from ngramloss.generation.job import Job, data_facts, read_split
 from ngramloss.generation.search import Options, check_options
 from ngramloss.generation.shares import Output
@@ -136,33 +136,49 @@ def candidates_in(run: RunFolder) -> Output:
     return Output(run, "candidates", "candidates", run.candidates, run.about_candidates)
 
 
-def write_candidates(work: Job, chosen: Plan, gain: Gain, folder: Path) -> Summary | None:
+def write_candidates(
+    works: Sequence[Job], chosen: Plan, gain: Gain, folder: Path, parts: Sequence[str] = ("",)
+) -> Summary | None:
     """Write candidates and their settings into a folder, or continue a stopped job.
 
     Under torchrun each process writes a share, and the first one computes the gains of all.
 
     Args:
-        work: model and data.
+        works: the model, the data; several jobs of the same data, if each model writes of a part of the sources.
         chosen: how candidates are made.
         gain: what each candidate scores.
         folder: where; it is created if it does not exist.
+        parts: of which part of the sources each job writes, as :func:`ngramloss.generation.unseen.parts_of` returns
+            them; empty: of all.
 
     Returns:
         A summary; None in other processes than the first.
     """
     with shares.claimed(folder) as run:
-        _write(work, chosen, gain, candidates_in(run))
+        _write(works, chosen, gain, candidates_in(run), parts)
         return summary(run.candidates, chosen.count) if shares.rank() == 0 else None
 
 
-def _write(work: Job, chosen: Plan, gain: Gain, output: Output) -> None:
-    split = read_split(work)
-    examples = split.examples
-    for note in gains.check_gain(gain, examples):
-        logger.info(note)
+class _Author(NamedTuple):
+    """A model that writes candidates.
+
+    Attributes:
+        facts: everything about it that could change them.
+        ids: sources → their ids.
+        write: these ids → a row for each.
+        budget: how much one batch may contain.
+    """
+
+    facts: dict[str, Any]
+    ids: Callable[[Sequence[Example]], list[list[int]]]
+    write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[dict[str, Any]]]
+    budget: Budget
+
+
+def _author(work: Job, chosen: Plan, output: Output, column: str) -> _Author:
     model, tokenizer = load_model(work, device=shares.device())
     engine = work.engine if chosen.search.groups > 1 else shares.engine_that_began(output, work.engine)
-    writer = writer_of(work, model, tokenizer, chosen.search, engine=engine, column=split.column)
+    writer = writer_of(work, model, tokenizer, chosen.search, engine=engine, column=column)
     if writer.engine.note:
         logger.info(writer.engine.note)
 
@@ -172,30 +188,10 @@ def _write(work: Job, chosen: Plan, gain: Gain, output: Output) -> None:
         seed = chosen.samples.seed if not number else _seed(chosen.samples.seed, number)
         engine = writer.engine.name if ENGINES[writer.engine.name].has_groups else work.engine
         options = chosen.samples._replace(seed=seed)
-        return writer_of(work, model, tokenizer, options, engine=engine, column=split.column)
+        return writer_of(work, model, tokenizer, options, engine=engine, column=column)
 
     if sampler(0).engine.note and chosen.searched < chosen.count:  # somebody asked for samples
         logger.info(f"samples: {sampler(0).engine.note}")
-    settings = {
-        **writer_facts(work, writer),
-        "candidates": {
-            "how": chosen.how,
-            "count": chosen.count,
-            "temperature": chosen.samples.temperature,
-            "top_p": chosen.samples.top_p,
-            "seed": chosen.samples.seed,
-            "samples": sampler(0).engine.facts,
-        },
-        "metric": gain.settings,
-        **data_facts(work, split),
-    }
-    settings["versions"] = versions(settings) | gain.versions
-    if shares.was_begun(output, settings) and output.whole.exists():
-        return
-    if shares.processes() == 1:
-        output.run.tidy()
-    if shares.rank() == 0:
-        write_whole(output.about, json.dumps(settings, indent=1))
 
     def write(_: Sequence[Example], ids: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         searched = writer.write(ids)
@@ -211,14 +207,71 @@ def _write(work: Job, chosen: Plan, gain: Gain, output: Output) -> None:
             {"candidates": [text for text, _ in texts], "tokens": [tokens for _, tokens in texts]} for texts in found
         ]
 
-    shares.write_share(
-        output,
-        examples,
+    facts = {
+        **writer_facts(work, writer),
+        "candidates": {
+            "how": chosen.how,
+            "count": chosen.count,
+            "temperature": chosen.samples.temperature,
+            "top_p": chosen.samples.top_p,
+            "seed": chosen.samples.seed,
+            "samples": sampler(0).engine.facts,
+        },
+    }
+    return _Author(
+        facts,
         lambda examples: writer.ids([example.source for example in examples]),
         write,
         budget_for(model, [writer.search, sampler(0).search], work.batch_size),
-        unit=WORDS[work.task].sources,
     )
+
+
+def _write(works: Sequence[Job], chosen: Plan, gain: Gain, output: Output, parts: Sequence[str]) -> None:
+    work, several = works[0], len(works) > 1
+    split = read_split(work)
+    is_train = split.split == "train"
+    seen = [unseen.trained_sources(each.model, split) if is_train else None for each in works]
+    if parts[0] and not several:
+        split = unseen.only_part(split, parts[0], work.model)
+    examples = split.examples
+    for note in gains.check_gain(gain, examples):
+        logger.info(note)
+    unseen.check_left_out(examples, works, parts, seen)
+
+    @lru_cache(maxsize=1)  # one model at a time
+    def author(number: int) -> _Author:
+        return _author(works[number], chosen, output, split.column)
+
+    every = [author(number).facts for number in reversed(range(len(works)))][::-1]  # the first stays loaded
+    settings = {**every[0], "metric": gain.settings, **data_facts(work, split)}
+    if parts[0]:
+        settings["leave_out"] = list(parts) if several else parts[0]
+    if several:
+        settings["runs"] = [each.model for each in works]
+        settings["writers"] = [{key: value for key, value in facts.items() if key != "model"} for facts in every]
+    settings["versions"] = versions(settings) | gain.versions
+    if shares.was_begun(output, settings) and output.whole.exists():
+        return
+    if shares.processes() == 1:
+        output.run.tidy()
+    if shares.rank() == 0:
+        write_whole(output.about, json.dumps(settings, indent=1))
+    writers = {
+        example.id: number
+        for number, part in enumerate(parts)
+        for example in examples
+        if not several or in_part(example.id, part)
+    }
+    for number in range(len(works)):
+        shares.write_share(
+            output,
+            examples,
+            author(number).ids,
+            author(number).write,
+            author(number).budget,
+            unit=WORDS[work.task].sources,
+            only={key for key, writer in writers.items() if writer == number},
+        )
     if shares.rank() == 0:
         rows = shares.collected(output, [example.id for example in examples])
         scores = gains.gains_of(gain, examples, [row["candidates"] for row in rows])
@@ -231,6 +284,8 @@ def _write(work: Job, chosen: Plan, gain: Gain, output: Output) -> None:
                     "gains": values,
                     "tokens": row["tokens"],
                     **text_hashes(example),
+                    **({"writer": works[writers[example.id]].model} if several else {}),
+                    **unseen.mark(example, seen[writers[example.id]]),
                 }
                 for row, values, example in zip(rows, scores, examples, strict=True)
             ],

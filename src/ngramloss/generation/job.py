@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data import Split, columns_of, load
+from ngramloss.data import Split, load_split
 from ngramloss.data.origins import canonical
 from ngramloss.data.prompts import AS_THEY_ARE
 from ngramloss.engine_registry import AUTO
@@ -105,6 +105,8 @@ def job(
     for setting in overrides:
         if not setting.startswith(accepted):
             raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
+        if setting.partition("=")[0].strip() == "data.leave_out":
+            raise UserError(f"data.leave_out is a setting of train: {verb} knows from a run what it left out.")
     if data is None and like is None and own is None and preset is None:
         raise UserError(
             f"{model} is not a run, which would name its data: choose the documents with --data, with --like RUN, or "
@@ -121,7 +123,9 @@ def job(
         )
         base = dataclasses.replace(base, generation=theirs)
     if data is not None:  # columns and a held-out part are of the run's own data
-        theirs_only = dataclasses.replace(base.data, name=data, validation_fraction=0.0, test_fraction=0.0)
+        theirs_only = dataclasses.replace(
+            base.data, name=data, validation_fraction=0.0, test_fraction=0.0, leave_out=""
+        )
         base = dataclasses.replace(base, data=theirs_only)
     if like is not None:
         base, of_run = _like(base, RunFolder(Path(like)))
@@ -211,15 +215,7 @@ def check_model(work: Job, verb: str, *, groups: int = 1) -> None:
 
 def read_split(work: Job) -> Split:
     """Read the documents of a job."""
-    return load(
-        work.data.name,
-        work.split,
-        **columns_of(work.data, work.task),
-        on_bad_row=work.data.on_bad_row,
-        limit=work.limit,
-        validation_fraction=work.data.validation_fraction,
-        test_fraction=work.data.test_fraction,
-    )
+    return load_split(work.data, work.task, work.split, limit=work.limit)
 
 
 def data_facts(work: Job, split: Split) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,7 +115,7 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
         )
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
-    left_out = {"versions", "model"} if same_weights else {"versions"}
+    left_out = {"versions", "model", "runs"} if same_weights else {"versions"}
     changes = [
         change
         for key in settings
@@ -164,6 +164,7 @@ def write_share(
     budget: Budget,
     *,
     unit: str,
+    only: Container[str] | None = None,
 ) -> None:
     """Write the rows of this process that are not done yet, batch by batch.
 
@@ -174,11 +175,16 @@ def write_share(
         write: examples and their ids → the row of each, without its id.
         budget: how much one batch may contain.
         unit: what the sources are called in the progress.
+        only: the ids of the examples that are written now; None means all.
     """
     share = output.share
     write_whole(share, "".join(map(line, whole_rows(share))))  # removes a line that a kill truncated
     done = done_rows(output)
-    mine = [example for example in examples[rank() :: processes()] if example.id not in done]
+    mine = [
+        example
+        for example in examples[rank() :: processes()]
+        if example.id not in done and (only is None or example.id in only)
+    ]
     mine.sort(key=lambda example: len(example.source), reverse=True)  # similar lengths together, longest first
     with appended(share) as file, Progress(f"writing {output.noun}", len(mine), unit=unit) as progress:
         for batch, rows in batches(mine, ids, write, budget):

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data import Example, columns_of, fingerprint, load
+from ngramloss.data import Example, fingerprint, load_split
 from ngramloss.data.candidates import (
     Candidates,
     about_candidates,
     candidates_fingerprint,
     check_candidates,
+    note_on_training,
     read_candidates,
 )
 from ngramloss.data.origins import canonical
@@ -253,16 +254,10 @@ def _read(path: Path, data: Data, task: str, split: str, *, exactly: bool) -> Ca
     found, about = read_candidates(path, need_gains=False), about_of(path)
     if not exactly:
         data, split = _data_of(about, data), str(about.get("split", split))
-    whole = load(
-        data.name,
-        split,
-        **columns_of(data, task),
-        on_bad_row=data.on_bad_row,
-        validation_fraction=data.validation_fraction,
-        test_fraction=data.test_fraction,
-    )
-    if doubt := check_candidates(found, about, whole.examples, path=path, split=split):
-        logger.info(doubt)
+    whole = load_split(data, task, split)
+    doubt = check_candidates(found, about, whole.examples, path=path, split=split)
+    for note in filter(None, (doubt, note_on_training(found, whole.examples, path=path))):
+        logger.info(note)
     examples = [example for example in whole.examples if example.id in found.rows]
     if not examples:
         raise UserError(

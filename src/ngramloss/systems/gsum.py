@@ -111,6 +111,7 @@ def read_column(split: Split, data: Data, task: str, column: str) -> list[str]:
     """The texts of a column of the data; a list of texts is one text. Raises unless every document has one."""
     held_out = {"validation": data.validation_fraction, "test": data.test_fraction}
     is_part = any(held_out.values()) and (split.split == "train" or bool(held_out.get(split.split)))
+    is_part = is_part or (split.split == "train" and bool(data.leave_out))
     try:
         found = load(
             data.name,

@@ -29,6 +29,7 @@ PASSED_ON = (
     "data.target_language",
     "data.validation_fraction",
     "data.test_fraction",
+    "data.leave_out",
     "data.splitter",
     "data.language",
     "data.limit",

@@ -495,7 +495,7 @@ def generate(work: Job, folder: Path) -> Path:
         groups=groups,
         diversity=search["diversity_penalty"] if groups else None,
     )
-    candidates.write_candidates(writer, plan, _gain(metric_of(run), work.task), folder)
+    candidates.write_candidates([writer], plan, _gain(metric_of(run), work.task), folder)
     of_split = read_set([folder], writer.data, work.task, work.split, exactly=True)
     return choose(work.model, of_split, folder, task=work.task, trust_remote_code=work.trust_remote_code).path
 

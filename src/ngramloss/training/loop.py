@@ -463,9 +463,14 @@ def warmups_of(settings: Train, steps: int) -> tuple[int, int]:
     encoder = dataclasses.replace(settings, warmup_steps=settings.encoder_warmup_steps or settings.warmup_steps)
     for asked in dict.fromkeys((settings.warmup_steps, encoder.warmup_steps)):
         if asked >= max(steps, 1):
+            so = (
+                "the learning rate rises to the end"
+                if settings.schedule == "noam"
+                else f"it takes a tenth of them, {steps // 10:,}"
+            )
             logger.info(
-                f"a warm-up of {asked:,.0f} steps does not end within this training of {steps:,} steps, so it takes a "
-                f"tenth of them, {steps // 10:,}. A share, such as train.warmup_steps=0.05, fits every length."
+                f"a warm-up of {asked:,.0f} steps does not end within this training of {steps:,} steps, so {so}. A "
+                "share, such as train.warmup_steps=0.05, fits every length."
             )
     return settings.warmup(steps), encoder.warmup(steps)
 

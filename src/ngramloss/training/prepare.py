@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ngramloss.data import Example, Split, columns_of, has_split, load
+from ngramloss.data import Example, Split, has_split, load_split
 from ngramloss.data.candidate_tokens import tokenise_candidates
-from ngramloss.data.candidates import Candidates, about_candidates, check_candidates, read_candidates
+from ngramloss.data.candidates import Candidates, about_candidates, check_candidates, note_on_training, read_candidates
 from ngramloss.data.label_weights import NAME as WEIGHTS
 from ngramloss.data.label_weights import has_label_weights, prepare_weights
 from ngramloss.data.messages import MESSAGES
@@ -181,23 +181,14 @@ def prepare(
 # Reading and tokenising
 
 
-def _read(settings: Recipe, split: str, limit: int, on_bad_row: str, *, weights: str = "") -> Split:
-    data = settings.data
-    return load(
-        data.name,
-        split,
-        **columns_of(data, settings.task),
-        on_bad_row=on_bad_row,
-        limit=limit,
-        validation_fraction=data.validation_fraction,
-        test_fraction=data.test_fraction,
-        weights=weights or None,
-    )
+def _read(settings: Recipe, split: str, limit: int, on_bad_row: str, *, weights: bool = False) -> Split:
+    data = dataclasses.replace(settings.data, on_bad_row=on_bad_row)
+    return load_split(data, settings.task, split, limit=limit, leave_out=data.leave_out, weights=weights)
 
 
 def read_scored(settings: Recipe, prepared: Prepared) -> list[Example]:
     """The training examples, whose references score what the model writes, in the order of the prepared rows."""
-    split = _read(settings, "train", settings.data.limit, settings.data.on_bad_row)
+    split = _read(settings, "train", settings.data.limit, settings.data.on_bad_row, weights=True)
     if split.fingerprint != prepared.splits["train"].fingerprint:
         raise UserError("the train data have changed since they were prepared. Start the training again.")
     return split.examples
@@ -206,11 +197,9 @@ def read_scored(settings: Recipe, prepared: Prepared) -> list[Example]:
 def read_splits(settings: Recipe) -> dict[str, Split]:
     """Read the training split and, if there are validations, the validation split. Skipped rows are shown."""
     data = settings.data
-    splits = {"train": _read(settings, "train", data.limit, data.on_bad_row, weights=data.weights)}
+    splits = {"train": _read(settings, "train", data.limit, data.on_bad_row, weights=True)}
     if settings.train.eval_every:
-        splits["validation"] = _read(
-            settings, "validation", data.validation_limit, data.on_bad_row, weights=data.weights
-        )
+        splits["validation"] = _read(settings, "validation", data.validation_limit, data.on_bad_row, weights=True)
     _check_weights(settings, splits)
     for split in splits.values():
         for bad in split.skipped:
@@ -316,8 +305,9 @@ def _compare(
     """Check and tokenise the candidates of the training split."""
     path = Path(settings.data.candidates)
     about = about_candidates(path)
-    if doubt := check_candidates(candidates, about, train.examples, path=path):
-        logger.info(doubt)
+    doubt = check_candidates(candidates, about, train.examples, path=path)
+    for note in filter(None, (doubt, note_on_training(candidates, train.examples, path=path))):
+        logger.info(note)
     rows = tokenise_candidates(train.examples, train.fingerprint, candidates, tokenizer, shape)
     return PreparedCandidates(
         file=path,

@@ -38,10 +38,21 @@ def polynomial(done: int, warmup: int, total: int, rate: float) -> float:
     return ((rate - END) * left + END) / rate
 
 
+def noam(done: int, warmup: int, total: int, rate: float) -> float:
+    """min(t^-½, t · warmup^-1.5) for the t-th update: up until the warm-up ends, then down with the root of t.
+
+    The factor is warmup^-½ at its highest, so the rate is not the largest one, but what Vaswani et al. (2017), PreSumm,
+    SimCLS and BRIO call by that name. A training that is shorter than the warm-up keeps to the formula.
+    """
+    step = done + 1
+    falling = 1 / math.sqrt(step)
+    return min(falling, step / (warmup * math.sqrt(warmup))) if warmup else falling
+
+
 SCHEDULES: dict[str, Callable[[int, int, int, float], float]] = {
-    schedule.__name__: schedule for schedule in (linear, cosine, constant_with_warmup, inverse_sqrt, polynomial)
+    schedule.__name__: schedule for schedule in (linear, cosine, constant_with_warmup, inverse_sqrt, polynomial, noam)
 }
-"""Name → what the learning rate is after the warm-up."""
+"""Name → what the learning rate is after the warm-up; that of ``noam`` has its own."""
 
 
 def learning_rate(name: str, done: int, *, warmup: int, total: int, rate: float) -> float:
@@ -52,12 +63,14 @@ def learning_rate(name: str, done: int, *, warmup: int, total: int, rate: float)
         done: updates done.
         warmup: updates in which the rate rises from 0.
         total: all updates.
-        rate: the largest rate.
+        rate: the largest rate; of ``noam`` the factor before its formula.
 
     Example:
         >>> [learning_rate("linear", done, warmup=2, total=4, rate=1.0) for done in range(5)]
         [0.0, 0.5, 1.0, 0.5, 0.0]
+        >>> [f"{learning_rate('noam', t - 1, warmup=10_000, total=100, rate=2e-3):.0e}" for t in (1, 1_000, 10_000)]
+        ['2e-09', '2e-06', '2e-05']
     """
-    if done < warmup:
+    if done < warmup and name != noam.__name__:
         return rate * done / max(1, warmup)
     return rate * SCHEDULES[name](done, warmup, total, rate) if rate else 0.0

@@ -1,0 +1,63 @@
+"""the data of a recipe and the name of a split → the split, or the training rows without a part that is left out."""
+
+from __future__ import annotations
+
+import hashlib
+
+from ngramloss.data.examples import Split, columns_of, fingerprint, load
+from ngramloss.errors import UserError
+from ngramloss.recipe import Data
+from ngramloss.settings import part_of
+
+
+def load_split(
+    data: Data, task: str, split: str, *, limit: int = 0, leave_out: str = "", weights: bool = False
+) -> Split:
+    """Read a split of a recipe's data.
+
+    Args:
+        data: which data, and which columns.
+        task: of the recipe.
+        split: its name.
+        limit: the most rows, from the beginning; 0 means all.
+        leave_out: a part of the training rows that is left out, such as ``1/2``; empty: none. What the recipe leaves
+            out when it trains is ``data.leave_out``; those who write or score texts read all rows.
+        weights: whether to read the weights of tokens, too (``data.weights``). They are a part of the fingerprint.
+    """
+    found = load(
+        data.name,
+        split,
+        **columns_of(data, task),
+        on_bad_row=data.on_bad_row,
+        limit=limit,
+        validation_fraction=data.validation_fraction,
+        test_fraction=data.test_fraction,
+        weights=(data.weights or None) if weights else None,
+    )
+    return without_part(found, leave_out) if leave_out and split == "train" else found
+
+
+def without_part(split: Split, part: str) -> Split:
+    """The rows that do not belong to a part. Raises if that are all of them, or none."""
+    kept = [example for example in split.examples if not in_part(example.id, part)]
+    if not kept or len(kept) == len(split.examples):
+        raise UserError(
+            f"data.leave_out = {part!r}: of the {len(split.examples):,} training rows of {split.name}, "
+            f"{'none is' if kept else 'all are'} in this part, which the ids decide. Use fewer parts or more rows."
+        )
+    return split._replace(examples=kept, fingerprint=fingerprint(kept))
+
+
+def in_part(key: str, part: str) -> bool:
+    """Whether the row with this id belongs to a part ``K/N``. Neither its place nor other rows matter.
+
+    The last bytes of the hash decide. Its first bytes order the rows that are held out for validation and for the test
+    (``data.validation_fraction``), so that one does not depend on the other.
+
+    >>> [in_part("a", f"{number}/3") for number in (1, 2, 3)]
+    [True, False, False]
+    """
+    numbers = part_of(part)
+    assert numbers is not None, "recipes are checked"
+    number, count = numbers
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[-8:], "big") % count == number - 1
