@@ -63,8 +63,9 @@ class Fork:
 
 
 def fork(program, arguments, *, environment, limit=None):
-    """Start a Python program, which may write no file of more than ``limit`` bytes."""
-    return Fork(_server(), {"program": program, "arguments": arguments, "environment": environment, "limit": limit})
+    """Start a Python program in the present folder, which may write no file of more than ``limit`` bytes."""
+    request = {"program": program, "arguments": arguments, "environment": environment, "limit": limit}
+    return Fork(_server(), {**request, "place": os.getcwd()})
 
 
 def fork_ranks(program, arguments, *, environment, count=2, one_device=False):
@@ -138,6 +139,7 @@ def _server():
 def _child(request):
     os.environ.clear()
     os.environ.update(request["environment"])
+    os.chdir(request["place"])
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(request["folder"]) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +32,17 @@ PAIR = ["explain", "--reference", "the cat sat on the mat", "--candidate", "the 
 
 def run(*arguments):
     return subprocess.run([sys.executable, "-m", "ngramloss", *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
+def test_threads_that_wait_sleep_unless_somebody_chose_otherwise(chosen):
+    """OpenMP of torch reads it when torch is loaded, so it must be set before that."""
+    program = "import os, sys\nfrom ngramloss.cli import main\nprint('torch' in sys.modules)\nmain([])\nprint(os.environ['OMP_WAIT_POLICY'])"
+    others = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    environment = others if chosen is None else {**others, "OMP_WAIT_POLICY": chosen}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[0] == "False"
+    assert done.stdout.splitlines()[-1] == (chosen or "PASSIVE")
 
 
 def test_help_answers_without_loading_torch_or_metrics():
@@ -243,7 +255,7 @@ def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
 def test_bench_candidates_online_trains_on_texts_that_the_model_writes(tmp_path, capsys, model):
     tiny = f"--online --model {model} --count 2 --batch-size 2 --source 16 --target 8 --device cpu --steps 2".split()
     tiny += ["--refresh", "1", "2", "--objective", "ce + risk"]
-    assert main(["bench", "candidates", *tiny, "--json", str(tmp_path / "a.json")]) == 0
+    assert main(["bench", "candidates", *tiny, "-o", str(tmp_path / "a.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[2:]] == [
         "ce, without writing",

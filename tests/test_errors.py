@@ -30,16 +30,9 @@ def test_every_topic_that_an_error_names_has_a_page_and_every_page_is_named():
     used = set()
     for path in Path(ngramloss.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                used |= {
-                    word.value
-                    for keyword in node.keywords
-                    if keyword.arg == "about" and getattr(node.func, "id", "").endswith("Error")
-                    for word in ast.walk(keyword.value)
-                    if isinstance(word, ast.Constant)
-                }
-                if getattr(node.func, "id", "") == "see":
-                    used |= {word.value for word in node.args if isinstance(word, ast.Constant)}
+            called = getattr(node, "func", None)
+            if getattr(called, "attr", "") == "on_page" or getattr(called, "id", "") == "see":
+                used |= {word.value for word in node.args if isinstance(word, ast.Constant)}
     used |= {"code", "models"}  # of models.loading, chosen by the reason
     assert used == set(PAGES)
 
@@ -48,6 +41,6 @@ def test_the_page_is_the_last_line_of_a_message_and_not_part_of_the_exception(tm
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "demo", "--set", "data.name=nope.csv"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "see docs/data.md#where-data-come-from"
-    error = MissingFileError("no such file", about="data")
+    error = MissingFileError("no such file").on_page("data")
     assert (str(error), error.about, see("data")) == ("no such file", "data", f"see {PAGES['data']}")
     assert UserError("wrong").about == ""

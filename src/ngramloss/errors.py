@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 PAGES = {
     "candidates": "docs/candidates.md#make-candidates",
     "code": "docs/security.md#code-that-comes-with-a-model",
@@ -29,14 +31,16 @@ def see(topic: str) -> str:
 class UserError(ValueError):
     """An input cannot be used. The command line prints only the message and exits with code 2.
 
-    Args:
-        message: what was expected, what was given, and what to do.
-        about: a topic of ``PAGES``, if a page helps; the command line names it below the message.
+    The message says what was expected, what was given, and what to do. It has no ``__init__``: compiled code raises it.
     """
 
-    def __init__(self, message: str = "", *, about: str = "") -> None:
-        super().__init__(message)
-        self.about = about
+    about: str = ""
+    """A topic of ``PAGES``, if a page helps."""
+
+    def on_page(self, topic: str) -> Self:
+        """The same error, below which the command line names the page of a topic."""
+        self.about = topic
+        return self
 
 
 class MissingFileError(UserError, FileNotFoundError):

@@ -465,9 +465,8 @@ def _drop_consent(settings: dict[str, Any], where: str) -> None:
     if isinstance(model, dict) and model.pop("trust_remote_code", False) is not False:
         raise UserError(
             f"{where} asks to run code that comes with the model (model.trust_remote_code). A setting cannot give that "
-            "consent: if you trust the model, remove the key and use --trust-remote-code on the command line.",
-            about="code",
-        )
+            "consent: if you trust the model, remove the key and use --trust-remote-code on the command line."
+        ).on_page("code")
 
 
 def _build_recipe(
@@ -508,7 +507,7 @@ def _build_recipe(
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         changed = " with your options" if overridden else ""
         listed = "\n".join(f"  {mistake}" for mistake in mistakes)
-        raise UserError(f"recipe {name}{changed} has {count}:\n{listed}", about="settings")
+        raise UserError(f"recipe {name}{changed} has {count}:\n{listed}").on_page("settings")
     return recipe
 
 

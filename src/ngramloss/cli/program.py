@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ from ngramloss.version import __version__, installed, lacking
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
+    _let_threads_sleep()
     options = parser().parse_args(arguments)
     show_messages()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± prints ? instead of failing
@@ -60,6 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         return _report_failure(error)
+
+
+def _let_threads_sleep() -> None:
+    """Let threads that wait for others sleep. By default they spin, and starve whatever else uses the same cores.
+
+    OpenMP reads the setting when torch is loaded, so this is for commands, and not for programs that import both.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 LEAST = {

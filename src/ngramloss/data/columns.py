@@ -89,9 +89,8 @@ def columns(
             f"cannot find the {' and the '.join(missing)} column of {where}. Its columns are {listed(present)}; "
             f"usually {'; '.join(called)}. Set it with {' and '.join(f'data.{role} = …' for role in missing)} in a "
             f"recipe, {' '.join(f'--{role} COLUMN' for role in missing)} on the command line or "
-            f"{', '.join(f'{role}=…' for role in missing)} in Python.",
-            about="columns",
-        )
+            f"{', '.join(f'{role}=…' for role in missing)} in Python."
+        ).on_page("columns")
     return Columns(chosen_source, targets[0], id_column(id, present, where), tuple(targets[1:]))
 
 

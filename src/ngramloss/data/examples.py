@@ -224,7 +224,7 @@ def _read(
         more, column = len(examples) == limit and next(every, None) is not None, chosen.source
     if bad and (on_bad_row == "error" or not examples):
         may_skip = on_bad_row == "error" and name != ROWS
-        raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=may_skip), about="rows")
+        raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=may_skip)).on_page("rows")
     if not examples:
         raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
     return Split(name, split, examples, bad, fingerprint(examples), more, column)

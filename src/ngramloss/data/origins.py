@@ -101,14 +101,13 @@ def origin(name: str) -> Origin:
         hub_id, _, config = name.partition(":")
         return KNOWN.get(canonical(name)) or Hub(hub_id, config or None)
     if "/" in name or _looks_like_file(name):
-        raise MissingFileError(missing(path), about="data")
+        raise MissingFileError(missing(path)).on_page("data")
     close = difflib.get_close_matches(name, [BUILT_IN, *KNOWN, *ALIASES], n=1)
     raise UserError(
         f"unknown data set {name!r}. {f'Did you mean {close[0]!r}? ' if close else ''}Known names are "
         f"{', '.join([BUILT_IN, *KNOWN])}; otherwise give a file, a folder of splits, train=FILE,validation=FILE,"
-        f"test=FILE, or owner/name on the hub. Files are looked up from {Path.cwd()}, where this command runs.",
-        about="data",
-    )
+        f"test=FILE, or owner/name on the hub. Files are looked up from {Path.cwd()}, where this command runs."
+    ).on_page("data")
 
 
 def split_names(name: str) -> list[str]:
@@ -247,9 +246,8 @@ def _split_files(name: str, data_set: Files, split: str) -> list[Path | Parallel
         if Path(name).expanduser().is_file():
             raise UserError(
                 f"{name} is a single file, so it has no split {split!r}, only 'train' and what is held out of it. Give "
-                f"a folder with a file for each split, name the files (train={name},{split}=FILE){hint}.",
-                about="own file",
-            )
+                f"a folder with a file for each split, name the files (train={name},{split}=FILE){hint}."
+            ).on_page("own file")
         raise MissingFileError(
             f"{name} has no split {split!r}; its splits are {sorted(data_set.splits)}. Add a file for it{hint}."
         )

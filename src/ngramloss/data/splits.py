@@ -55,7 +55,7 @@ def in_part(key: str, part: str) -> bool:
     (``data.validation_fraction``), so that one does not depend on the other.
 
     >>> [in_part("a", f"{number}/3") for number in (1, 2, 3)]
-    [True, False, False]
+    [False, True, False]
     """
     numbers = part_of(part)
     assert numbers is not None, "recipes are checked"

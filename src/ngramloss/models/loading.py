@@ -165,9 +165,8 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
         raise UserError(
             f"{settings.name} writes no text{' from text' if config.is_encoder_decoder else ''} (its type is "
             f"{config.model_type}): ngramloss {verb} needs an encoder-decoder, such as facebook/bart-base, or a "
-            "decoder-only model, such as HuggingFaceTB/SmolLM2-135M-Instruct.",
-            about="models",
-        )
+            "decoder-only model, such as HuggingFaceTB/SmolLM2-135M-Instruct."
+        ).on_page("models")
     if quantised := getattr(config, "quantization_config", None):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise UserError(
@@ -468,7 +467,7 @@ class explained:
             reason = "there is no such folder, and the Hugging Face hub cannot be reached"
         reason = reason[:300].rstrip(".")
         about = "code" if "trust_remote_code" in reason else "models"
-        raise UserError(f"cannot load the {self.what} of {self.name!r}: {reason}. {advice}", about=about) from error
+        raise UserError(f"cannot load the {self.what} of {self.name!r}: {reason}. {advice}").on_page(about) from error
 
 
 def _is_ours(error: Exception) -> bool:

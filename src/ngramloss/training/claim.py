@@ -82,6 +82,5 @@ def _raise_unless_same_settings(settings: Recipe, run: RunFolder) -> None:
         raise UserError(
             f"{run.path} was started with other settings:\n"
             + "\n".join(f"  {line}" for line in changed)
-            + "\nUse the same settings to continue it, choose another --run, or start over with --fresh.",
-            about="continue",
-        )
+            + "\nUse the same settings to continue it, choose another --run, or start over with --fresh."
+        ).on_page("continue")

@@ -54,9 +54,8 @@ def resolve_candidates(settings: Recipe, run: RunFolder) -> Recipe:
         raise UserError(
             f"{terms[0]} compares candidates, but data.candidates is empty. Make candidates of the training split with "
             "ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER. Or let the model "
-            "write them while it is trained: --set online.samples=4.",
-            about="candidates",
-        )
+            "write them while it is trained: --set online.samples=4."
+        ).on_page("candidates")
     if not named:
         return settings
     path = Path(named).expanduser().resolve()
