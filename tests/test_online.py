@@ -382,6 +382,18 @@ def test_gains_that_are_all_equal_are_said_once(messages):
 
 
 @pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (lambda group: [float("nan")] * len(group), "the gain of a text of row 0 is nan: '"),
+        (lambda group: [1.0], "lengths differ: row 0 has 3 texts and 1 gains"),
+    ],
+)
+def test_gains_that_no_step_can_train_on_are_refused(given, sentence):
+    with pytest.raises(UserError, match=sentence):
+        trained_online(data=rows(8), gains=lambda numbers, texts: list(map(given, texts)))
+
+
+@pytest.mark.parametrize(
     ("objective", "gain", "said"),
     [
         ("ce + policy", lambda first: 0.5 * first, True),  # one sample has nothing to be compared with

@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,6 +227,18 @@ def _without_start(row: Sequence[int], search: Search) -> tuple[list[int], bool]
     return list(row[1:]), len(row) > 1 and row[-1] in search.ends
 
 
+def _raise_unless_finite(
+    rows: Sequence[int], texts: Sequence[Sequence[str]], scores: Sequence[Sequence[float]]
+) -> None:
+    """Raise if a text has no gain, or one that is NaN or infinite: one of them would spoil all weights."""
+    for row, own, values in zip(rows, texts, scores, strict=True):
+        if len(own) != len(values):
+            raise UserError(f"lengths differ: row {row} has {len(own)} texts and {len(values)} gains.")
+        for text, value in zip(own, values, strict=True):
+            if not isfinite(value):
+                raise UserError(f"the gain of a text of row {row} is {value}: {text!r:.200}. Gains are from 0 to 1.")
+
+
 class FreshTexts:
     """Examples with the texts that the model has written of them, and the steps that train on these.
 
@@ -331,7 +344,9 @@ class FreshTexts:
                     for texts, written in zip(found, writer.write(sources, seed), strict=True):
                         texts += [_without_start(row, writer.search) for row in written]
         flat = iter(decoded(self.tokenizer, [ids for texts in found for ids, _ in texts]))
-        scores = self.own.gains(rows, [[next(flat) for _ in texts] for texts in found])
+        read = [[next(flat) for _ in texts] for texts in found]
+        scores = self.own.gains(rows, read)
+        _raise_unless_finite(rows, read, scores)
         self.drawn |= {row: self._drawn(texts, values) for row, texts, values in zip(rows, found, scores, strict=True)}
         self._remark()
         self._seconds += time.perf_counter() - began
