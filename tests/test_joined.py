@@ -220,6 +220,10 @@ def test_candidates_without_positions_are_refused():
     inputs = {"input_ids": torch.full((2, 5), 4), "labels": torch.full((2, 5), 4)}
     with pytest.raises(UserError, match="candidate_positions"):
         model(**inputs, candidates=torch.full((2, 1, 3), 5), gains=torch.ones(2, 1))
+    batch = JoinedPadder(1)(CANDIDATES)
+    model(**batch)
+    with pytest.raises(UserError, match="label_positions"):
+        model(**{name: value for name, value in batch.items() if name != "label_positions"})
 
 
 def test_candidates_of_several_turns_are_refused():

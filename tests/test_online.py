@@ -201,6 +201,9 @@ def test_texts_are_those_of_the_model_alone_whatever_the_recipe_forbids():
     search = texts.sampler.search
     assert (search.min_length, search.no_repeat_ngram_size, search.num_beams, search.max_length) == (0, 0, 1, 8)
     assert drawn(texts) == drawn(fresh())
+    model.generation_config.update(min_new_tokens=5, max_new_tokens=6)
+    again = FreshTexts(own, model, Numbers(), rows(9), JointLoss(OBJECTIVE), seed=3, here=HERE)
+    assert drawn(again) == drawn(texts)
 
 
 def test_groups_of_beams_may_write_instead():
@@ -378,6 +381,36 @@ def test_gains_that_are_all_equal_are_said_once(messages):
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (lambda group: [float("nan")] * len(group), "the gain of a text of row 0 is nan: '"),
+        (lambda group: [1.0], "lengths differ: row 0 has 3 texts and 1 gains"),
+    ],
+)
+def test_gains_that_no_step_can_train_on_are_refused(given, sentence):
+    with pytest.raises(UserError, match=sentence):
+        trained_online(data=rows(8), gains=lambda numbers, texts: list(map(given, texts)))
+
+
+@pytest.mark.parametrize(
+    ("objective", "gain", "said"),
+    [
+        ("ce + policy", lambda first: 0.5 * first, True),  # one sample has nothing to be compared with
+        ("ce + policy(baseline=greedy)", lambda first: 0.5, True),
+        ("ce + policy(baseline=greedy)", lambda first: 0.5 * first, False),
+        ("ce + credit(1)", lambda first: 0.5, False),  # it reads no gains
+    ],
+)
+def test_one_sample_that_teaches_nothing_is_said(messages, objective, gain, said):
+    def gains(numbers, texts):
+        return [[gain(place == 0) for place in range(len(group))] for group in texts]
+
+    got = trained_online(objective=objective, gains=gains, online={"samples": 1}, max_steps=1)
+    assert any("gain the same" in line for line in messages) == said
+    assert (got.log[0][objective.removeprefix("ce + ")] == 0) == said
+
+
 def test_texts_that_never_end_are_trained_on_and_said_once(messages):
     model = writing_model()
     model.final_logits_bias[0, models.EOS] = -1e4
@@ -413,12 +446,18 @@ def test_settings_of_the_model_that_change_its_texts_are_said(messages):
     model = writing_model()
     model.generation_config.repetition_penalty = 1.5
     FreshTexts(written(rows(9)), attach(model, OBJECTIVE), Numbers(), rows(9), JointLoss(OBJECTIVE), seed=3, here=HERE)
-    assert messages[-1] == "the model's own generation settings also change its texts: repetition_penalty."
+    said = "the model's own generation settings also change its texts: repetition_penalty."
+    assert messages[-1] == said
+    own, loss_fn = written(rows(9)), JointLoss("ce + policy")
+    FreshTexts(own, attach(model, "ce + policy"), Numbers(), rows(9), loss_fn, seed=3, here=HERE)
+    assert messages[-1] == f"policy is right for samples of the model as it is, and {said}"
 
 
 def test_what_cannot_be_written_is_refused():
     with pytest.raises(UserError, match="no text of the model is read: 'ce' with 3 samples"):
         trained_online(objective="ce")
+    with pytest.raises(UserError, match=r"policy compares texts that the model writes, and online.samples is 0"):
+        trained_online(objective="ce + policy + bag(2):student", online={"samples": 0})
     with pytest.raises(UserError, match=r"sharded \(train.fsdp\) cannot write while it is trained"):
         trained_online(fsdp=True)
     with_candidates = [{**row, "candidates": [[5]], "gains": [0.5]} for row in rows(22)]
@@ -650,6 +689,10 @@ REFUSED = [
         ["online.samples=0"],
         "--set data.candidates=FOLDER. Or let the model write them while it is trained: --set online.samples=4.",
     ),
+    (
+        ["online.samples=0", "objective=ce + rank + matches(2):student", "data.candidates=some.jsonl"],
+        "rank compares texts that the model writes, and online.samples is 0, so that it writes the greedy text alone.",
+    ),
 ]
 
 
@@ -671,16 +714,29 @@ def test_an_objective_that_reads_no_text_trains_without_writing_and_that_is_said
 
 
 def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages):
-    for setting in ("online.temperature=0.7", "online.groups=2"):
-        online.check_online(recipe.load("tiny.toml", ["objective=ce + policy", setting]))
+    of_a_file = "data.candidates=some.jsonl", "online.samples=0"
+    for settings in (["online.temperature=0.7"], ["online.groups=2"], of_a_file):
+        online.check_online(recipe.load("tiny.toml", ["objective=ce + policy", *settings]))
     assert messages == [
         "policy is right for samples of the model as it is, and online.temperature = 0.7 and online.top_p = 1 draw "
         "from another distribution. Leave both at 1.",
         "policy is right for samples of the model as it is, and online.groups = 2 writes beams. Leave it at 0.",
+        "policy is right for samples of the model as it is, and those of a file were written by an older one. Let it "
+        "write: set online.samples.",
     ]
     online.check_online(recipe.load("tiny.toml", ["objective=ce + policy"]))
-    online.check_online(recipe.load("tiny.toml", ["online.temperature=0.7"]))
-    assert len(messages) == 2
+    for settings in (["online.temperature=0.7"], of_a_file):
+        online.check_online(recipe.load("tiny.toml", settings))
+    assert len(messages) == 3
+    trained_online(objective="ce + credit(1,2)", online={"top_p": 0.5}, max_steps=1)
+    assert messages[3].startswith("credit is right for samples of the model as it is, and online.temperature = 1 and")
+
+
+def test_a_file_of_candidates_beside_the_own_text_is_not_read_and_that_is_said(place, capsys):
+    objective = "ce + matches(2):student"
+    assert train("online.samples=0", "data.candidates=some.jsonl", f"objective={objective}") == 0
+    said = f"data.candidates is not used: no term of {objective!r} compares candidates."
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("objective", ["ce + credit(1,2)", "ce + bag(2):student", "ce + policy(baseline=greedy)"])

@@ -214,6 +214,10 @@ def test_sources_of_two_rows_and_of_an_earlier_run_are_not_taken_for_unseen_ones
         "or it began with a model that was trained on it. Rows of candidates say so (trained_on)."
         in capsys.readouterr().err
     )
+    (place / "link").symlink_to(place / "all again" / "model")
+    for number, base in enumerate(("all again/checkpoints/checkpoint-2", "link")):
+        assert train(f"from {number}", f"model.name={base}", "data.leave_out=1/2") == 0
+        assert all(row["trained_on"] for row in made(tmp_path / f"f{number}", f"from {number}")), base
     (place / "all again").rename(place / "moved")
     capsys.readouterr()
     assert make("continued", "--out", tmp_path / "e") == 2, "what it began with is not known any more"

@@ -89,7 +89,7 @@ def trained_sources(model: str, split: Split) -> set[str] | None:
     Of a model that no run trained, nothing is known.
 
     Args:
-        model: a run's folder, or the folder of its model, or something else.
+        model: a run's folder, or the folder of its model or of a checkpoint, or something else.
         split: rows that were read already; often they are those of the training.
     """
     run = _run(model)
@@ -144,13 +144,13 @@ def mark(example: Example, seen: set[str] | None) -> dict[str, bool]:
 
 
 def _run(model: str) -> RunFolder | None:
-    """The run of a folder, or of the folder of a run's model; None if it is neither."""
-    path = Path(model).expanduser()
-    return next((run for run in map(RunFolder, (path, path.parent)) if model and _is_run(run, path)), None)
+    """The run of a folder, or of the folder of a run's model or checkpoint; None if it is none of them."""
+    path = Path(model).expanduser().resolve()
+    return next((run for run in map(RunFolder, (path, *path.parents[:2])) if model and _is_run(run, path)), None)
 
 
 def _is_run(run: RunFolder, path: Path) -> bool:
-    return run.recipe.is_file() and path in (run.path, run.model)
+    return run.recipe.is_file() and (path in (run.path, run.model) or path.parent == run.checkpoints)
 
 
 def _recipe(run: RunFolder) -> Recipe:

@@ -324,8 +324,8 @@ class _State:
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
         loss_fn = self.objective(model, inputs)
-        places = inputs.pop(POSITIONS, None)  # [S, T]
         candidates = candidate_rows(model, inputs, labels, decoder_inputs)
+        places = inputs.pop(POSITIONS, None)  # [S, T]
         _refuse_router_loss(model, inputs)
         asks_for_router_loss = _asks_for_router_loss(model, inputs)
         if places is not None:

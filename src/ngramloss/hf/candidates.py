@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import has_encoder
+from ngramloss.hf.segments import POSITIONS
 from ngramloss.stats import IGNORE_INDEX, CandidateStats, at_positions, own_rows
 
 KEYS = ("candidates", "candidate_inputs", "candidate_positions", "gains", "greedy", "baseline")
@@ -145,7 +146,7 @@ def candidate_rows(
             "reference. Leave it out: padding at the end needs none."
         )
     if not has_encoder(model):
-        if positions is None or positions.shape != labels.shape:
+        if positions is None or positions.shape != labels.shape or inputs.get(POSITIONS) is None:
             raise UserError(
                 "candidates of a decoder-only model are further rows of the batch, so it needs `label_positions`, and "
                 f"`candidate_positions` in the shape of the candidates, {list(labels.shape)}. `ngramloss train` and "

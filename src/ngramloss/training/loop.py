@@ -39,7 +39,7 @@ from ngramloss.steps.twins import twins
 from ngramloss.training import averaging, checkpoints
 from ngramloss.training.best import Best, is_better
 from ngramloss.training.log import Log
-from ngramloss.training.online import FreshTexts, OwnTexts
+from ngramloss.training.online import FreshTexts, OwnTexts, warn_unless_exact
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
@@ -369,6 +369,8 @@ def train(
             "train.teacher is read by ngramloss train. Here, pass the loaded model: train(..., teacher=model). For "
             "keep pass none: it compares with the model as it is before training."
         )
+    if own_texts is not None:
+        warn_unless_exact(loss_fn, own_texts.settings)
     here = start_processes()
     checkpoint_folder = None if folder is None else Path(folder)
     job = Job(

@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,6 @@ from ngramloss.steps.padding import Step
 from ngramloss.steps.plan import Lengths
 from ngramloss.steps.planned import ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.storage.files import read_object
-from ngramloss.terms.parser import parse
 from ngramloss.training.best import has_own_model, options_of
 from ngramloss.training.processes import Processes
 from ngramloss.training.validation import unchanged
@@ -47,8 +47,10 @@ from ngramloss.training.validation import unchanged
 FILE = "online.json"
 """The file of a checkpoint with the texts of the steps after it."""
 METRIC = "online.metric"
-ON_POLICY = ("policy",)
+ON_POLICY = ("policy", "credit")
 """Terms whose gradient is right only if texts are drawn from the model as it is."""
+NO_GAINS = ("greedy", "token_logp")
+"""Terms that need one of these statistics read no gains."""
 
 Gains = Callable[[Sequence[int], Sequence[Sequence[str]]], list[list[float]]]
 """Numbers of rows, and texts of each → what each text gains, 0 to 1."""
@@ -83,23 +85,47 @@ def writes_texts(settings: Recipe) -> bool:
 
 
 def check_online(settings: Recipe) -> None:
-    """Raise if texts that the model would write cannot be scored here. Logs if nothing reads them."""
-    online = settings.online
-    if online.samples and not own_needs(JointLoss(settings.objective)).samples:  # such as the baseline of a study
+    """Raise if texts that the model would write cannot be scored here, or are missing. Logs if nothing reads them."""
+    online, loss = settings.online, JointLoss(settings.objective)
+    if online.samples and not own_needs(loss).samples:  # such as the baseline of a study
         logger.info(f"online.samples is not used: no term of {settings.objective!r} compares candidates.")
     if not writes_texts(settings):
+        if settings.data.candidates:
+            _warn_of_others(loss, "those of a file were written by an older one. Let it write: set online.samples")
         return
+    _raise_without_samples(loss, own_needs(loss), online)
     gain_online(settings)
-    exact = [term.name for term in parse(settings.objective) if term.name in ON_POLICY]
-    if exact and online.groups:
-        logger.warning(
-            f"{exact[0]} is right for samples of the model as it is, and online.groups = {online.groups} writes beams. "
-            "Leave it at 0."
+    warn_unless_exact(loss, online)
+
+
+def warn_unless_exact(loss: JointLoss, online: Online) -> None:
+    """Warn if a term needs samples of the model as it is, and the settings ask for other texts."""
+    if online.groups:
+        _warn_of_others(loss, f"online.groups = {online.groups} writes beams. Leave it at 0")
+    elif (online.temperature, online.top_p) != (1.0, 1.0):
+        _warn_of_others(
+            loss,
+            f"online.temperature = {online.temperature:g} and online.top_p = {online.top_p:g} draw from another "
+            "distribution. Leave both at 1",
         )
-    elif exact and (online.temperature, online.top_p) != (1.0, 1.0):
-        logger.warning(
-            f"{exact[0]} is right for samples of the model as it is, and online.temperature = {online.temperature:g} "
-            f"and online.top_p = {online.top_p:g} draw from another distribution. Leave both at 1."
+
+
+def _warn_of_others(loss: JointLoss, why: str) -> bool:
+    """Warn if a term needs samples of the model as it is: ``why`` says which there are. Returns whether one does."""
+    exact = [term.name for term in loss.terms if term.name in ON_POLICY]
+    if exact:
+        logger.warning(f"{exact[0]} is right for samples of the model as it is, and {why}.")
+    return bool(exact)
+
+
+def _raise_without_samples(loss: JointLoss, needs: Needs, online: Online) -> None:
+    """Raise if terms compare samples, and only the greedy text is written: they would learn nothing."""
+    if needs.samples and not online.samples:
+        name = next(part.name for part in loss.parts if part.reads == "candidates" and "greedy" not in part.needs)
+        raise UserError(
+            f"{name} compares texts that the model writes, and online.samples is 0, so that it writes the greedy text "
+            "alone. Set online.samples=4, or leave the term out; beside terms of the own text, a file of candidates is "
+            "not read."
         )
 
 
@@ -177,7 +203,7 @@ class _Writer(NamedTuple):
 def _writer(model: Any, options: Options, generation: Generation) -> _Writer:
     """What writes by a search without any rule of the recipe: the model's own probabilities decide alone."""
     plain = Generation(num_beams=1, max_length=generation.max_length, early_stopping=False)
-    search = search_of(model, plain, options)
+    search = search_of(model, plain, options, min_new_tokens=None, max_new_tokens=None)
     name = generation.engine
     named = name in ENGINES and ENGINES[name].in_torch
     try:
@@ -199,6 +225,18 @@ def _without_start(row: Sequence[int], search: Search) -> tuple[list[int], bool]
     if len(row) == search.max_length and search.last is not None:
         return list(row[1:-1]), False
     return list(row[1:]), len(row) > 1 and row[-1] in search.ends
+
+
+def _raise_unless_finite(
+    rows: Sequence[int], texts: Sequence[Sequence[str]], scores: Sequence[Sequence[float]]
+) -> None:
+    """Raise if a text has no gain, or one that is NaN or infinite: one of them would spoil all weights."""
+    for row, own, values in zip(rows, texts, scores, strict=True):
+        if len(own) != len(values):
+            raise UserError(f"lengths differ: row {row} has {len(own)} texts and {len(values)} gains.")
+        for text, value in zip(own, values, strict=True):
+            if not isfinite(value):
+                raise UserError(f"the gain of a text of row {row} is {value}: {text!r:.200}. Gains are from 0 to 1.")
 
 
 class FreshTexts:
@@ -229,6 +267,10 @@ class FreshTexts:
         self.samples = settings.samples if self.needs.samples else 0
         if not self.samples and not self.needs.greedy_text:
             raise UserError(f"no text of the model is read: {str(loss_fn)!r} with {settings.samples} samples.")
+        _raise_without_samples(loss_fn, self.needs, settings)
+        gained = [part for part in loss_fn.parts if part.reads == "candidates" and part.needs.isdisjoint(NO_GAINS)]
+        self.compares = bool(self.samples and gained)
+        """Whether a term compares what samples gain."""
         self.own, self.model, self.tokenizer, self.examples = own, model, tokenizer, examples
         self.seed, self.here = seed, here
         self.sampler: _Writer | None = None
@@ -245,7 +287,7 @@ class FreshTexts:
         """Steps that were done when these texts were written."""
         self._warned: set[str] = set()
         self._restart()
-        self._introduce()
+        self._introduce(loss_fn)
 
     # Examples of the planned steps
 
@@ -302,7 +344,9 @@ class FreshTexts:
                     for texts, written in zip(found, writer.write(sources, seed), strict=True):
                         texts += [_without_start(row, writer.search) for row in written]
         flat = iter(decoded(self.tokenizer, [ids for texts in found for ids, _ in texts]))
-        scores = self.own.gains(rows, [[next(flat) for _ in texts] for texts in found])
+        read = [[next(flat) for _ in texts] for texts in found]
+        scores = self.own.gains(rows, read)
+        _raise_unless_finite(rows, read, scores)
         self.drawn |= {row: self._drawn(texts, values) for row, texts, values in zip(rows, found, scores, strict=True)}
         self._remark()
         self._seconds += time.perf_counter() - began
@@ -371,7 +415,7 @@ class FreshTexts:
         self._gain = self._seconds = 0.0
         self._unended = self._trained = self._age = self._steps = self._texts = 0
 
-    def _introduce(self) -> None:
+    def _introduce(self, loss: JointLoss) -> None:
         """Say what is written, with what, and how old it becomes."""
         settings = self.own.settings
         by = f"texts by {settings.groups} groups of beams" if settings.groups else "samples"
@@ -389,13 +433,16 @@ class FreshTexts:
             logger.info(writer.engine.note)
         if self.own.generation.engine not in (AUTO, writer.engine.name):
             logger.info(f"generation.engine = {self.own.generation.engine} cannot write for a model in training.")
-        if others := writer.search.others:
-            logger.info(f"the model's own generation settings also change its texts: {', '.join(others)}.")
+        others = f"the model's own generation settings also change its texts: {', '.join(writer.search.others)}"
+        if writer.search.others and not (self.samples and _warn_of_others(loss, others)):
+            logger.info(f"{others}.")
 
     def _remark(self) -> None:
         """Warn, one time each, if texts teach nothing, or do not end."""
-        groups = [each["gains"][self.needs.greedy_text :] for each in self.drawn.values()]
-        if self.samples > 1 and groups and all(min(group) == max(group) for group in groups):
+        first = int(self.needs.greedy_text)
+        baselines = ["baseline"] * self.needs.baseline
+        compared = [[*each["gains"][first:], *(each[name] for name in baselines)] for each in self.drawn.values()]
+        if self.compares and compared and all(min(group) == max(group) for group in compared):
             self._warn(
                 "gains",
                 f"all texts of each source gain the same after {self.first} steps, so comparing them teaches nothing. "

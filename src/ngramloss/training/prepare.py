@@ -64,7 +64,7 @@ def resolve_candidates(settings: Recipe, run: RunFolder) -> Recipe:
             f"data.candidates is in the run's own folder {run.path}, where --fresh would delete it. Choose "
             "another --run."
         )
-    if not terms:
+    if not terms or writes_texts(settings):  # the greedy text of the model alone is read then
         logger.info(f"data.candidates is not used: no term of {settings.objective!r} compares candidates.")
     return dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=str(path)))
 
