@@ -214,3 +214,14 @@ def test_a_formula_that_cannot_be_drawn_is_an_error(monkeypatch):
     assert mathml.mathml(r"\frac{1}{2}").startswith("<math")
     with pytest.raises(ValueError, match=r"\\nosuch in the formula .* has no MathML"):
         mathml.mathml(r"\nosuch{x}")
+
+
+def test_an_exponent_stands_at_the_whole_bracket(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "website")
+    import mathml
+
+    drawn = re.sub(r" \w+=\"[^\"]*\"", "", mathml.mathml(r"a(b) \big( c(d) \big)^{2}"))
+    whole = "<mo>(</mo><mi>c</mi><mo>(</mo><mi>d</mi><mo>)</mo><mo>)</mo>"
+    assert drawn.endswith(f"<mo>)</mo><msup><mrow>{whole}</mrow><mrow><mn>2</mn></mrow></msup></mrow></math>")
+    with pytest.raises(ValueError, match="no bracket begins before"):
+        mathml.mathml(r"b \big)^2")
