@@ -165,6 +165,21 @@ def test_pages_open_from_a_folder_in_a_browser_and_search_finds_an_objective(sit
     assert wrong == []
 
 
+def test_commands_are_copied_without_prompts_and_search_finds_a_setting(site, browser):  # noqa: F811
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    tab = context.new_page()
+    tab.goto((site / "start_4_results.html").as_uri())
+    tab.locator(".md-code__button").first.click()
+    lines = tab.evaluate("navigator.clipboard.readText()").split("\n")
+    assert [line.split()[:2] for line in lines if line] == [
+        ["ngramloss", verb] for verb in ("generate", "generate", "score", "report")
+    ]
+    tab.keyboard.press("/")
+    tab.keyboard.type("leave_out", delay=20)
+    tab.wait_for_selector("a[href*='settings.html'][href*='#every-setting']", timeout=20_000)
+    context.close()
+
+
 def test_the_notebook_runs_and_prints_what_it_shows(tmp_path, own_cache, monkeypatch):
     """With a tenth of its steps; the words of the output are compared, not the numbers."""
     monkeypatch.syspath_prepend(ROOT / "website")
