@@ -154,6 +154,22 @@ def test_an_unknown_option_shows_the_usage_of_its_own_command(given, usage, hint
     assert shown.rstrip().endswith(f"error: unrecognized arguments: {unknown}.{hint}")
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (["trian", "demo"], "). Did you mean 'train'?"),
+        (["new", "x", "--task", "poem"], ")"),
+        (["candidates", "a", "--json", "b"], "arguments: b. Name everything together, before or behind the options."),
+        (["publish", "a", "b"], "arguments: b."),
+    ],
+)
+def test_a_wrong_choice_or_place_is_an_error_with_a_hint(given, hint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.rstrip().endswith(hint)
+
+
 def test_every_recipe_has_a_whole_sentence_and_is_in_the_help_of_train(capsys):
     for name in recipe.builtin():
         about = recipe.about(name)

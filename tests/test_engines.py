@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from lanes import few
 from searches import SOURCES, tiny, with_settings, written
+from transformers import GenerationConfig
 
 from ngramloss import cli, engine_registry, recipe
 from ngramloss.bench import generate as bench_generate
@@ -487,6 +488,16 @@ def test_a_sample_depends_on_the_seed_and_its_source_alone():
     assert [len(texts) for texts in whole] == [3] * len(SOURCES)
     assert len({tuple(text) for texts in whole for text in texts}) > len(SOURCES)
     assert written(hf, model, dataclasses.replace(search, seed=4)) != whole
+
+
+def test_transformers_does_not_warn_of_the_settings_of_samples(monkeypatch):
+    model, asked = tiny("bart"), {}
+    search = with_settings(model, do_sample=True, top_k=0, top_p=0.9, temperature=0.7)
+    generate = model.generate
+    monkeypatch.setattr(model, "generate", lambda **given: asked.update(given) or generate(**given))
+    written(hf, model, search)
+    chosen = {name: asked[name] for name in ("do_sample", "temperature", "top_p", "top_k")}
+    GenerationConfig(**chosen).validate(strict=True)
 
 
 @pytest.mark.parametrize("family", ["bart", "t5", "grouped"])

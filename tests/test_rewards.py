@@ -178,7 +178,7 @@ def test_rewards_need_no_torch():
     ("call", "sentence"),
     [
         (lambda: rewards.rouge("rouge3"), "rouge: choose from rouge, rouge1, rouge2, rougeL, rougeLsum, got 'rouge3'."),
-        (lambda: rewards.metric("shape"), "shape is not a single score"),
+        (lambda: rewards.metric("shape"), "^metric shape is not a single score"),
         (
             lambda: rewards.credit(),
             r"credit needs different lengths of n-grams, 1 or more, such as credit\(2, 3\); got",

@@ -165,6 +165,21 @@ def test_pages_open_from_a_folder_in_a_browser_and_search_finds_an_objective(sit
     assert wrong == []
 
 
+def test_commands_are_copied_without_prompts_and_search_finds_a_setting(site, browser):  # noqa: F811
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    tab = context.new_page()
+    tab.goto((site / "start_4_results.html").as_uri())
+    tab.locator(".md-code__button").first.click()
+    lines = tab.evaluate("navigator.clipboard.readText()").split("\n")
+    assert [line.split()[:2] for line in lines if line] == [
+        ["ngramloss", verb] for verb in ("generate", "generate", "score", "report")
+    ]
+    tab.keyboard.press("/")
+    tab.keyboard.type("leave_out", delay=20)
+    tab.wait_for_selector("a[href*='settings.html'][href*='#every-setting']", timeout=20_000)
+    context.close()
+
+
 def test_the_notebook_runs_and_prints_what_it_shows(tmp_path, own_cache, monkeypatch):
     """With a tenth of its steps; the words of the output are compared, not the numbers."""
     monkeypatch.syspath_prepend(ROOT / "website")
@@ -214,3 +229,14 @@ def test_a_formula_that_cannot_be_drawn_is_an_error(monkeypatch):
     assert mathml.mathml(r"\frac{1}{2}").startswith("<math")
     with pytest.raises(ValueError, match=r"\\nosuch in the formula .* has no MathML"):
         mathml.mathml(r"\nosuch{x}")
+
+
+def test_an_exponent_stands_at_the_whole_bracket(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "website")
+    import mathml
+
+    drawn = re.sub(r" \w+=\"[^\"]*\"", "", mathml.mathml(r"a(b) \big( c(d) \big)^{2}"))
+    whole = "<mo>(</mo><mi>c</mi><mo>(</mo><mi>d</mi><mo>)</mo><mo>)</mo>"
+    assert drawn.endswith(f"<mo>)</mo><msup><mrow>{whole}</mrow><mrow><mn>2</mn></mrow></msup></mrow></math>")
+    with pytest.raises(ValueError, match="no bracket begins before"):
+        mathml.mathml(r"b \big)^2")

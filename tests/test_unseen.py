@@ -229,8 +229,8 @@ def test_sources_of_two_rows_and_of_an_earlier_run_are_not_taken_for_unseen_ones
     [
         (["one", "all"], "all left out no part of its training rows (data.leave_out), or other data were chosen."),
         (["one", "two", "--data", "data"], "Leave --data out, train each with another part"),
-        (["one", "one"], "each part of the training rows needs one run: data.leave_out of one 1/2."),
-        (["one", "copy"], "each part of the training rows needs one run: data.leave_out of one 1/2, copy 1/2."),
+        (["one", "one"], "several runs left out the same part of the training rows (one 1/2, one 1/2). Keep one"),
+        (["one", "copy"], "several runs left out the same part of the training rows (one 1/2, copy 1/2). Keep one"),
         (["one", "third"], "runs left out parts of different sizes (one 1/2, third 3/3)."),
         (["third", "second"], "no run left out part 1/3 of the training rows (third 3/3, second 2/3), so nobody could"),
         (["one", "longer"], "longer has other settings than one (generation.max_length: 8 → 9), so their candidates"),

@@ -11,16 +11,20 @@ from markdown.blockprocessors import BlockProcessor
 from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 
+MATHML = "http://www.w3.org/1998/Math/MathML"
 INLINE = r"(?<![\\$\w])\$(?![\s$])([^$]+?)(?<![\s\\])\$(?![\w$])"
 
 
 BETTER = {
     r"(<mi>(?:log|ln|exp|cos)</mi>)(?!<mo)": r'\1<mspace width="0.17em"/>',
+    r"(<mi>\w</mi>)(<mi>(?:log|ln|exp|cos)</mi>)": r'\1<mspace width="0.17em"/>\2',
     r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0005B;|&#x0002C;|\(|\[)</mo>)<mo>(?=&#x02212;)": r'\1<mo form="prefix">',
     r"<msub>(<mo>(?:max|min)</mo><mi>\w</mi>)</msub>": r"<munder>\1</munder>",
 }
-"""What the converter leaves out: the space after a function's name, that a minus which begins a term has no space after
-it, and limits below their operator."""
+"""What the converter leaves out: the space after a function's name and before it, that a minus which begins a term has
+no space after it, and limits below their operator."""
+
+OPEN = {")": "(", "]": "["}
 
 
 def mathml(formula: str, *, display: bool = False) -> str:
@@ -30,7 +34,28 @@ def mathml(formula: str, *, display: bool = False) -> str:
         raise ValueError(f"{unknown[0]} in the formula {formula.strip()!r} has no MathML. Write it differently.")
     for pattern, better in BETTER.items():
         written = re.sub(pattern, better, written)
-    return written
+    return _with_whole_bases(written) if re.search(r"<msup><mo[^>]*>[)\]]", written) else written
+
+
+def _with_whole_bases(written: str) -> str:
+    """Let an exponent stand at the whole bracket. Else a browser draws the end of the bracket as high as a letter."""
+    etree.register_namespace("", MATHML)
+    root = etree.fromstring(written)
+    for row in root.iter(f"{{{MATHML}}}mrow"):
+        for power in [each for each in row if each.tag.endswith("}msup") and each[0].text in OPEN]:
+            before = list(row)[: list(row).index(power)]
+            depth, first = 1, len(before)
+            while depth and first:
+                first -= 1
+                depth += (before[first].text == power[0].text) - (before[first].text == OPEN[power[0].text or ""])
+            if depth:
+                raise ValueError(f"no bracket begins before {power[0].text} in {written!r}.")
+            base = etree.Element(f"{{{MATHML}}}mrow")
+            base.extend([*before[first:], power[0]])
+            for each in before[first:]:
+                row.remove(each)
+            power[0] = base
+    return etree.tostring(root, encoding="unicode")
 
 
 class Inline(InlineProcessor):

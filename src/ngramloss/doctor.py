@@ -20,6 +20,8 @@ PACKAGES = [
     "accelerate",
     "datasets",
     "safetensors",
+    "peft",
+    "trl",
     *engine_packages(),
 ]
 

@@ -354,7 +354,7 @@ def _seq2seq_lines(settings: Recipe) -> list[str]:
         *([f'tokenizer.src_lang = "{data.source_language}"'] if data.source_language else []),
         'source = "The text that the model reads."',
         f'batch = tokenizer({prefix}source, truncation=True, max_length={data.max_source}, return_tensors="pt")',
-        "print(tokenizer.decode(model.generate(**batch)[0], skip_special_tokens=True))",
+        "print(tokenizer.decode(model.generate(**batch)[0], skip_special_tokens=True).strip())",
     ]
 
 
@@ -374,7 +374,7 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
             "start = tokenizer.bos_token or tokenizer.eos_token",
             'batch = tokenizer(start, add_special_tokens=False, return_tensors="pt")',
             f"written = model.generate(**batch, max_new_tokens={settings.generation.max_length})",
-            "print(tokenizer.decode(written[0], skip_special_tokens=True))",
+            "print(tokenizer.decode(written[0], skip_special_tokens=True).strip())",
         ]
     else:
         before, after = (data.prompt or (SOURCE if column in AS_THEY_ARE else DEFAULTS[settings.task])).split(SOURCE)

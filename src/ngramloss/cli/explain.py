@@ -46,7 +46,7 @@ def add(verbs: Verbs) -> None:
         nargs="+",
         default=[],
         metavar="TEXT",
-        help="other outputs of the model, for objectives that compare them: rank, risk and prefer",
+        help="other outputs of the model, for objectives that compare them: rank, risk, prefer, policy and credit",
     )
     what = explain.add_mutually_exclusive_group()
     what.add_argument(

@@ -180,11 +180,22 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         super().error(escape.for_terminal(message))
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as refused:
+            hint = nearest(str(value), map(str, action.choices or ()), 0.6)
+            refused.message = f"{refused.message}. {hint}".rstrip() if hint else refused.message
+            raise
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Report unknown arguments here, with the usage of their own command; otherwise the program would."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             hint = nearest(unknown[0].partition("=")[0], self._option_string_actions, 0.6)
+            takes_several = any(each.nargs in ("*", "+") for each in self._get_positional_actions())
+            if takes_several and not unknown[0].startswith("-"):
+                hint = "Name everything together, before or behind the options."
             self.error(f"unrecognized arguments: {' '.join(unknown)}. {hint}".rstrip())
         return options, unknown
 

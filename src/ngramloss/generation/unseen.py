@@ -40,9 +40,9 @@ def parts_of(works: Sequence[Job]) -> list[str]:
                 f"out, train each with another part, such as --set {LEAVE_OUT}=1/{len(works)}, or give one model."
             )
     parts = {work.model: work.data.leave_out for work in works}
-    listed = ", ".join(f"{model} {part}" for model, part in parts.items())
+    listed = ", ".join(f"{work.model} {work.data.leave_out}" for work in works)
     if len(parts) < len(works) or len({*parts.values()}) < len(works):
-        raise UserError(f"each part of the training rows needs one run: {LEAVE_OUT} of {listed}. Leave one run out.")
+        raise UserError(f"several runs left out the same part of the training rows ({listed}). Keep one for each part.")
     counts = {count for _, count in map(part_of, parts.values())}  # type: ignore[misc]
     if len(counts) > 1:
         raise UserError(f"runs left out parts of different sizes ({listed}). Train them with the same N in K/N.")

@@ -75,7 +75,7 @@ def metric(name: str, *, reference: str = "reference", **options: Any) -> Reward
         reference: the column with the references.
         options: of the metric.
     """
-    return Reward(name, reference, partial(_gains, gain_of(name, options)))
+    return Reward(name, reference, partial(_gains, gain_of(name, options, key="metric")))
 
 
 def rouge(score: str = "rouge", *, reference: str = "reference", **options: Any) -> Reward:

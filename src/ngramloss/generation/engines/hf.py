@@ -319,6 +319,9 @@ def _sampled(model: Any, sources: Sequence[Ids], search: Search, **more: Tensor)
         [source for source in sources for _ in range(search.texts)],
         search,
         do_sample=False,
+        temperature=1.0,  # transformers warns of other values in a greedy search
+        top_p=1.0,
+        top_k=50,
         num_beams=1,
         early_stopping=False,
         num_return_sequences=1,
