@@ -42,6 +42,7 @@ GUIDE = [
     "translate",
     "prompts",
     "candidates",
+    "online",
     "systems",
     "scaling",
     "generate",
