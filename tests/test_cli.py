@@ -34,15 +34,23 @@ def run(*arguments):
     return subprocess.run([sys.executable, "-m", "ngramloss", *arguments], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
-def test_threads_that_wait_sleep_unless_somebody_chose_otherwise(chosen):
+@pytest.mark.parametrize(
+    ("chosen", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
+)
+def test_threads_that_wait_sleep_soon_unless_somebody_chose_otherwise(chosen, spins):
     """OpenMP of torch reads it when torch is loaded, so it must be set before that."""
-    program = "import os, sys\nfrom ngramloss.cli import main\nprint('torch' in sys.modules)\nmain([])\nprint(os.environ['OMP_WAIT_POLICY'])"
-    others = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
-    environment = others if chosen is None else {**others, "OMP_WAIT_POLICY": chosen}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    program = """
+import os, sys
+from ngramloss.cli import main
+print("torch" in sys.modules)
+main([])
+print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+    others = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    run = [sys.executable, "-c", program]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env={**others, **chosen})
     assert done.stdout.splitlines()[0] == "False"
-    assert done.stdout.splitlines()[-1] == (chosen or "PASSIVE")
+    assert done.stdout.splitlines()[-1] == spins
 
 
 def test_help_answers_without_loading_torch_or_metrics():

@@ -64,13 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report_failure(error)
 
 
-def _let_threads_sleep() -> None:
-    """Let threads that wait for others sleep. By default they spin, and starve whatever else uses the same cores.
+SPINS = "1000"
+"""How often a waiting thread looks before it sleeps: some microseconds."""
 
-    OpenMP reads the setting when torch is loaded, so this is for commands, and not for programs that import both.
+
+def _let_threads_sleep() -> None:
+    """Let threads that wait for others sleep soon. By default they spin, and starve whatever else uses the same cores.
+
+    GNU's OpenMP, torch's on Linux, reads this when torch is loaded; so it is for commands, not for programs that import
+    us. Who sets the policy decides.
     """
-    if "torch" not in sys.modules:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 LEAST = {
