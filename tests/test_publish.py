@@ -122,7 +122,15 @@ def test_the_card_has_the_scores_of_score_with_intervals_and_signatures(here, ca
         assert f"* `{signature}" in card.text
     assert re.search(r"On \d+ documents, split `test` of `mine.csv`\.", card.text)
     assert "Summarisation: `ce + matches(2)` on `mine.csv`, from `scratch`." in card.text  # as in card.md
-    assert (here / "runs" / "whole" / "card.md").read_text().partition("\n## ")[2] in card.text
+    own = (here / "runs" / "whole" / "card.md").read_text()
+    data, paper, machine = re.fullmatch(
+        r".+?(## Data.+?)(## Deviations from the paper.+?)(## Machine.+)", own, re.S
+    ).groups()
+    assert data in card.text
+    assert machine in card.text
+    assert paper not in card.text  # the data are not the paper's
+    assert "Deviations" not in card.text
+    assert card.text.lstrip().startswith("# summariser\n")
 
 
 def test_scores_that_only_describe_texts_are_in_the_table_alone(here):

@@ -192,6 +192,7 @@ def build(folder: Path) -> Path:
     for page in site.rglob("*.html"):
         up = "../" * (len(page.relative_to(site).parts) - 1)
         page.write_text(page.read_text(encoding="utf-8").replace(WORKER, f"{up}assets/worker.js"), encoding="utf-8")
+    (site / "404.html").unlink(missing_ok=True)  # its links are those of a server
     return site / "index.html"
 
 

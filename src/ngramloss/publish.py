@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data.origins import BUILT_IN, Files, Hub, origin
+from ngramloss.data.origins import BUILT_IN, Files, Hub, canonical, origin
 from ngramloss.data.prompts import AS_THEY_ARE, DEFAULTS
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, scores_of
@@ -26,6 +26,8 @@ CARD = "README.md"
 """The name under which a hub shows the card."""
 OWNER = "YOUR-NAME"
 """Stands for the owner of the repository until one is given."""
+PAPER = ("cnn_dailymail", "xsum")
+"""The paper's data."""
 PIPELINES = {"summarisation": "summarization", "translation": "translation"}
 """Task → what the hub calls it. Decoder-only models are text-generation."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -218,7 +220,9 @@ def _card(
         model_name=repo.partition("/")[2],
         eval_results=results or None,
     )
-    about, section, rest = run.card.read_text(encoding="utf-8").partition("\n## ")
+    written = _without_the_paper(run.card.read_text(encoding="utf-8"), settings)
+    about, section, rest = written.partition("\n## ")
+    about = f"# {in_markdown(repo.partition('/')[2])}\n" + about.partition("\n")[2]
     body = [
         about.rstrip(),
         _scores(evaluation),
@@ -228,6 +232,13 @@ def _card(
     text = f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(part for part in body if part)
     assert ModelCard(text).data.to_yaml() == data.to_yaml(), "the hub reads the card as it was written"
     return text
+
+
+def _without_the_paper(card: str, settings: Recipe) -> str:
+    """The card without its comparison with the paper, unless the data are the paper's."""
+    if canonical(settings.data.name) in PAPER:
+        return card
+    return re.sub(r"^## Deviations from the paper\n.*?(?=^## )", "", card, flags=re.M | re.S)
 
 
 def _results(evaluation: Evaluation, pipeline: str) -> list[Any]:

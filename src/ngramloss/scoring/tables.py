@@ -132,7 +132,10 @@ def seed_cell(seeds: Seeds, name: str, score: Score) -> Cell:
 def as_text(result: Result) -> str:
     """The table for a terminal, what the marks mean, spread over seeds, the audit, and every signature."""
     lines = [tabular.as_text(table(result)), ""]
-    lines += _seed_legend(result) if result.groups else ["± half of the 95% interval over documents (bootstrap)."]
+    over = "± half of the 95% interval over documents (bootstrap)."
+    if len(result.ids) == 1:
+        over = "±0.00: there is one document, so nothing is known of others. Score more of them for an interval."
+    lines += _seed_legend(result) if result.groups else [over]
     if len(result.names) > 1 and not result.groups:
         several = f", corrected (Holm) for the {len(result.names) - 1} comparisons" if len(result.names) > 2 else ""
         swapped = any(scores[1].p_randomisation is not None for scores in result.scores.values())
