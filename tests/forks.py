@@ -27,6 +27,8 @@ class Fork:
     def __init__(self, server, request):
         self._ask, self._folder = server, tempfile.TemporaryDirectory(prefix="fork-")
         self.returncode = None
+        for name in ("out", "err"):  # a process that is killed at once writes neither
+            Path(self._folder.name, name).touch()
         self.pid = self._ask({**request, "folder": self._folder.name})
 
     def poll(self):
