@@ -865,7 +865,8 @@ def test_the_row_that_others_are_compared_with_is_marked():
     drawn = forest.draw_forest(ROWS, "x", score="R-1")
     assert len(lines_across(drawn.scores, "series-6")) == 1
     assert len(lines_across(drawn.scores, "series-0")) == 1, "one run has no interval"
-    assert drawn.scores.count("stroke-dasharray") == drawn.differences.count("stroke-dasharray") == 1
+    pieces = drawn.scores.count("stroke-dasharray")
+    assert pieces == drawn.differences.count("stroke-dasharray") == len(ROWS), "a piece for each row, below its label"
     alone = forest.draw_forest([row._replace(is_first=False) for row in ROWS], "x", score="R-1")
     assert alone.scores.count("stroke-dasharray") == 0
 
