@@ -1,11 +1,17 @@
 """rows of ids → tiny models that the loop of ``ngramloss train`` trained on them, with their logs."""
 
+import json
+import os
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from forks import fork_ranks
+from safetensors.torch import load_file
 from trainings import rows
 
 import ngramloss as ng
+from ngramloss.training import checkpoints
 
 SETTINGS = {
     "batch_size": 8,
@@ -43,3 +49,27 @@ def assert_same_log(one, other, names, tolerance=1e-4):
     for here, there in zip(one, other, strict=True):
         for name in names:
             assert here.get(name) == pytest.approx(there.get(name), abs=tolerance), name
+
+
+WORKER = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from {module} import work
+work(sys.argv[1], **json.loads(sys.argv[2]))
+"""
+
+
+def in_two_processes(folder, module, **changes):
+    """What two processes end with, each of which calls ``work(folder, **changes)`` of a module of tests.
+
+    Returns the weights that they saved last in ``checkpoints``, and what the first wrote into ``found.json``.
+    """
+    folder.mkdir(exist_ok=True)
+    codes, err = fork_ranks(
+        WORKER.format(tests=str(Path(__file__).parent), module=module),
+        [str(folder), json.dumps(changes)],
+        environment={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert codes == [0, 0], err[-3000:]
+    newest = checkpoints.find(folder / "checkpoints").newest
+    return load_file(newest / "model.safetensors"), json.loads((folder / "found.json").read_text())

@@ -254,3 +254,19 @@ feed_forward = 32
 vocabulary = 400
 """
 """The section of a recipe: a model from scratch that trains in a second."""
+SHORT_TRAINING = """\
+[train]
+max_steps = 2
+batch_size = 4
+accumulate = 1
+warmup_steps = 0
+learning_rate = 1e-2
+log_every = 1
+eval_every = 1
+save_every = 1
+keep = 9
+[generation]
+num_beams = 1
+max_length = 8
+"""
+"""Two steps, each of them logged, validated and saved."""

@@ -12,7 +12,7 @@ from commands import environment
 from forks import fork_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import TINY_MODEL
+from models import SHORT_TRAINING, TINY_MODEL
 
 from ngramloss import cli
 from ngramloss.data import Example, Split, load
@@ -321,21 +321,8 @@ max_target = 40
 weights = "w"
 """
     + TINY_MODEL
-    + """dropout = 0.0
-[train]
-max_steps = 2
-batch_size = 4
-accumulate = 1
-warmup_steps = 0
-learning_rate = 1e-2
-log_every = 1
-eval_every = 1
-save_every = 1
-keep = 9
-[generation]
-num_beams = 1
-max_length = 8
-"""
+    + "dropout = 0.0\n"
+    + SHORT_TRAINING
 )
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"]
 

@@ -9,7 +9,7 @@ import torch
 from commands import TRAIN as TRAIN_PROGRAM
 from commands import environment
 from forks import fork_ranks
-from models import TINY_MODEL
+from models import SHORT_TRAINING, TINY_MODEL
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ngramloss import cli, recipe
@@ -28,25 +28,13 @@ separator = "none"
 max_source = 96
 max_target = 160
 """
-TRAIN = """
-[train]
-max_steps = 2
-batch_size = 4
-accumulate = 1
-warmup_steps = 0
-learning_rate = 1e-2
-log_every = 1
-eval_every = 1
-save_every = 1
-keep = 9
-[generation]
-num_beams = 1
-max_length = 8
-"""
 LM = (
-    DATA.replace("max_source = 96", 'max_source = 4\nprompt = "none"') + TINY_MODEL + 'architecture = "llama"\n' + TRAIN
+    DATA.replace("max_source = 96", 'max_source = 4\nprompt = "none"')
+    + TINY_MODEL
+    + 'architecture = "llama"\n'
+    + SHORT_TRAINING
 )
-FES = 'objective = "ce(smoothing=0.1) + margin"\n' + DATA + TINY_MODEL + TRAIN
+FES = 'objective = "ce(smoothing=0.1) + margin"\n' + DATA + TINY_MODEL + SHORT_TRAINING
 
 
 def train(name, *settings, run):

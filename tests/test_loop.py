@@ -13,8 +13,7 @@ import models
 import pytest
 import torch
 import transformers
-from forks import fork_ranks
-from safetensors.torch import load_file
+from looped import in_two_processes
 from trainings import OBJECTIVE, RANKED, assert_same_weights, padded, rows, rows_with_candidates, tiny
 
 import ngramloss as ng
@@ -568,13 +567,6 @@ def test_a_continued_training_has_the_scale_and_the_updates_of_its_checkpoint(tm
 
 # Several processes
 
-WORKER = """
-import json, sys
-sys.path.insert(0, {tests!r})
-import test_loop
-test_loop.work(sys.argv[1], **json.loads(sys.argv[2]))
-"""
-
 
 def work(folder, *, candidates=False, **changes):
     """What one process of two does: train, and save the weights and the log in the first."""
@@ -584,19 +576,6 @@ def work(folder, *, candidates=False, **changes):
     if start_processes().rank == 0:
         content = {"log": got.log, "kinds": kinds, "outcome": got.outcome[:4]}
         Path(folder, "found.json").write_text(json.dumps(content))
-
-
-def in_two_processes(folder, **changes):
-    """The weights that two processes saved last, and what else the first found."""
-    folder.mkdir(exist_ok=True)
-    codes, err = fork_ranks(
-        WORKER.format(tests=str(Path(__file__).parent)),
-        [str(folder), json.dumps(changes)],
-        environment={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert codes == [0, 0], err[-3000:]
-    newest = checkpoints.find(folder / "checkpoints").newest
-    return load_file(newest / "model.safetensors"), json.loads((folder / "found.json").read_text())
 
 
 VALIDATED = (*TERMS, "eval_loss", "eval_ce", "eval_matches(2)", "epoch", "learning_rate")
@@ -610,7 +589,7 @@ VALIDATED = (*TERMS, "eval_loss", "eval_ce", "eval_matches(2)", "epoch", "learni
 def test_two_processes_end_at_the_weights_of_one(tmp_path, batch, accumulate, max_tokens, fsdp):
     """22 rows: the last step of an epoch has 6, of which each process gets 3."""
     cut = {"batch_size": batch, "accumulate": accumulate, "max_tokens": max_tokens, "fsdp": fsdp}
-    weights, found = in_two_processes(tmp_path / "two", eval_every=3, **cut)
+    weights, found = in_two_processes(tmp_path / "two", __name__, eval_every=3, **cut)
     alone = trained(validation=rows(7, seed=2), eval_every=3)
     assert_same_weights(weights, alone.model.state_dict())
     assert_same_log(found["log"], alone.log, VALIDATED)
@@ -620,7 +599,7 @@ def test_two_processes_end_at_the_weights_of_one(tmp_path, batch, accumulate, ma
 @pytest.mark.slow
 @pytest.mark.parametrize("fsdp", [False, True])
 def test_two_processes_without_enough_rows_for_both_end_at_the_weights_of_one(tmp_path, fsdp):
-    weights, found = in_two_processes(tmp_path, data=17, eval_every=0, fsdp=fsdp)  # the last step has one row
+    weights, found = in_two_processes(tmp_path, __name__, data=17, eval_every=0, fsdp=fsdp)  # the last step has one row
     alone = trained(data=17)
     assert_same_weights(weights, alone.model.state_dict())
     assert_same_log(found["log"], alone.log)
@@ -628,12 +607,12 @@ def test_two_processes_without_enough_rows_for_both_end_at_the_weights_of_one(tm
 
 @pytest.mark.slow
 def test_sharded_processes_save_a_model_that_loads_and_continue_exactly(tmp_path):
-    weights, found = in_two_processes(tmp_path, fsdp=True, eval_every=3)
+    weights, found = in_two_processes(tmp_path, __name__, fsdp=True, eval_every=3)
     loaded = type(tiny()).from_pretrained(tmp_path / "checkpoints" / "checkpoint-6", use_safetensors=True)
     assert_same_weights(loaded.state_dict(), trained().model.state_dict())
     for step in (5, 6):
         checkpoints.delete(tmp_path / "checkpoints" / f"checkpoint-{step}")
-    again, continued = in_two_processes(tmp_path, fsdp=True, eval_every=3)
+    again, continued = in_two_processes(tmp_path, __name__, fsdp=True, eval_every=3)
     assert continued["outcome"] == [6, 6, True, 4]
     assert_same_weights(again, weights, 0)
     assert_same_log(continued["log"], found["log"][4:], VALIDATED, 0)
@@ -641,7 +620,7 @@ def test_sharded_processes_save_a_model_that_loads_and_continue_exactly(tmp_path
 
 @pytest.mark.slow
 def test_a_training_of_two_processes_continues_in_one(tmp_path):
-    in_two_processes(tmp_path, eval_every=0)
+    in_two_processes(tmp_path, __name__, eval_every=0)
     for step in (4, 5, 6):
         checkpoints.delete(tmp_path / "checkpoints" / f"checkpoint-{step}")
     again = trained(tmp_path / "checkpoints")
@@ -841,7 +820,9 @@ def test_validation_leaves_out_terms_that_compare_candidates():
 @pytest.mark.slow
 @pytest.mark.parametrize(("max_tokens", "fsdp"), [(0, False), (100, False), (100, True)])
 def test_two_processes_on_candidates_end_at_the_weights_of_one(tmp_path, max_tokens, fsdp):
-    weights, found = in_two_processes(tmp_path, candidates=True, max_tokens=max_tokens, fsdp=fsdp, eval_every=3)
+    weights, found = in_two_processes(
+        tmp_path, __name__, candidates=True, max_tokens=max_tokens, fsdp=fsdp, eval_every=3
+    )
     alone = on_candidates(validation=rows(7, seed=2), eval_every=3)
     assert_same_weights(weights, alone.model.state_dict())
     assert_same_log(found["log"], alone.log, (*COMPARED, "eval_loss", "eval_ce", "eval_matches(2)"), 2e-4)

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import models
 import numpy as np
 import pytest
 import torch
-from forks import fork_ranks
-from looped import assert_same_log
+from looped import assert_same_log, in_two_processes
 from models import TINY_MODEL
 from own_texts import OBJECTIVE, Numbers, overlap, trained_online, writing_model, written
 from safetensors.torch import load_file
@@ -516,38 +514,18 @@ def test_what_waits_is_no_part_of_the_model(tmp_path):
     assert FILE not in {path.name for path in (tmp_path / "model").iterdir()}
 
 
-WORKER = """
-import json, sys
-sys.path.insert(0, {tests!r})
-import test_online
-test_online.work(sys.argv[1], **json.loads(sys.argv[2]))
-"""
-
-
 def work(folder, **changes):
     """What one process of two does: train, and save the log in the first."""
     got = trained_online(Path(folder) / "checkpoints", **changes)
     if start_processes().rank == 0:
-        Path(folder, "log.json").write_text(json.dumps(got.log))
-
-
-def in_two_processes(folder, **changes):
-    folder.mkdir(exist_ok=True)
-    codes, err = fork_ranks(
-        WORKER.format(tests=str(Path(__file__).parent)),
-        [str(folder), json.dumps(changes)],
-        environment={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert codes == [0, 0], err[-3000:]
-    newest = checkpoints.find(folder / "checkpoints").newest
-    return load_file(newest / "model.safetensors"), json.loads((folder / "log.json").read_text())
+        Path(folder, "found.json").write_text(json.dumps(got.log))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "llama"])
 def test_two_processes_end_at_the_weights_of_one_and_continue_in_one(tmp_path, family):
     settings = {"family": family, "online": {"refresh": 4}, "data": rows(17), "epochs": 2.0}
-    weights, log = in_two_processes(tmp_path, **settings)  # the last step of an epoch has one row
+    weights, log = in_two_processes(tmp_path, __name__, **settings)  # the last step of an epoch has one row
     alone = trained_online(**settings)
     assert_same_weights(moved(weights), moved(alone.model), 1e-4)
     assert_same_log(log, alone.log, LOGGED, 1e-3)

@@ -1,7 +1,6 @@
 """The terms of the model's own output: policy, credit, and the variants :student."""
 
 import copy
-import pickle
 
 import oracle
 import pytest
@@ -526,46 +525,6 @@ def test_the_terms_compile_into_one_graph():
 
 
 # The written form
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        "policy",
-        "ce + policy(baseline=others,scale=std)",
-        "policy(baseline=greedy,alpha=1)@from(0.5)",
-        "0.5*credit(1,2,3,4)",
-        "precision(2):student",
-        "0.1*ce + 0.9*bag(2):student@ramp(0.1,0.3)",
-        "ce + matches(2,3,4):student",
-        ALL,
-    ],
-)
-def test_the_written_form_is_read_and_written_back(written):
-    loss_fn = JointLoss(written)
-    assert str(loss_fn) == str(JointLoss(str(loss_fn))) == written
-    assert str(copy.deepcopy(loss_fn)) == str(pickle.loads(pickle.dumps(loss_fn))) == written
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        ("policy(baseline=median)", "policy(baseline): must be one of mean, others, greedy, got 'median'."),
-        ("policy(baseline=1)", "policy(baseline): must be one of mean, others, greedy, got 1."),
-        ("policy(scale=)", "expected a number, got ')':"),
-        ("policy(scale=-std)", "expected a number, got 'std':"),
-        ("policy(alpha=mean)", "policy(alpha): must be a number, got 'mean'."),
-        ("policy(2)", "policy takes no n, got 2. Write policy alone."),
-        ("credit", "credit needs the length of its n-grams. Write credit(2), for example."),
-        ("credit(2):student", "credit has no variant 'student'. Leave it out: it has none."),
-        ("rewards(2):student", "rewards has no variant 'student'."),
-        ("policy + policy", "policy is given twice"),
-    ],
-)
-def test_a_mistake_in_the_written_form_is_named(written, message):
-    with pytest.raises(UserError) as raised:
-        JointLoss(written)
-    assert str(raised.value).startswith(message)
 
 
 def test_several_n_are_parts_of_their_own_except_in_credit():

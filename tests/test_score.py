@@ -58,6 +58,15 @@ def score(folder, *arguments):
     return cli.main(["score", "--references", str(folder / "refs.jsonl"), *map(str, arguments)])
 
 
+def test_one_document_has_no_interval_and_the_table_says_so(tmp_path, capsys):
+    for count, said in ((1, "±0.00: there is one document"), (2, "± half of the 95% interval over documents")):
+        for name, key in (("refs", "reference"), ("a", "prediction")):
+            rows = [json.dumps({"id": number, key: f"the {'cat' * number} sat"}) + "\n" for number in range(count)]
+            (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+        assert score(tmp_path, tmp_path / "a.jsonl") == 0
+        assert said in capsys.readouterr().out
+
+
 def test_systems_are_scored_and_compared(files, capsys):
     assert (
         score(

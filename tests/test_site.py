@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="session")
 def pages(site):
-    return {path: Page(path) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
 
 
 def test_links_of_the_built_site_lead_somewhere(pages):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import models
 import pytest
 import torch
 import transformers
-from forks import fork_ranks
-from looped import assert_same_log, trained
+from looped import assert_same_log, in_two_processes, trained
 from safetensors.torch import load_file
 from trainings import arguments, assert_same_weights, joined_rows, padded, rows, rows_with_candidates, tiny
 from trainings import trained as trainers
@@ -22,7 +20,6 @@ from ngramloss.data import newswire
 from ngramloss.hf.attach import decoder_inputs
 from ngramloss.models.adapters import add_lora
 from ngramloss.recipe import Model
-from ngramloss.training import checkpoints
 from ngramloss.training.processes import start_processes
 
 TERMS = ("loss", "ce", "distill(temperature=2)", "grad_norm")
@@ -246,14 +243,6 @@ def test_a_continued_training_of_adapters_keeps_to_the_same_start(tmp_path):
     assert whole.log[-1]["keep"] > 1e-6
 
 
-WORKER = """
-import json, sys
-sys.path.insert(0, {tests!r})
-import test_teacher
-test_teacher.work(sys.argv[1], **json.loads(sys.argv[2]))
-"""
-
-
 def work(folder, **changes):
     """What one process of two does."""
     got = trained(Path(folder, "checkpoints"), model=tiny(), objective=DISTILL, teacher=wide(), **changes)
@@ -265,15 +254,9 @@ def work(folder, **changes):
 @pytest.mark.parametrize("changes", [{"batch_size": 4, "accumulate": 2}, {"fsdp": True, "max_tokens": 50}], ids=str)
 def test_two_processes_end_at_the_weights_of_one(tmp_path, changes):
     alone = trained(model=tiny(), objective=DISTILL, teacher=wide())
-    codes, err = fork_ranks(
-        WORKER.format(tests=str(Path(__file__).parent)),
-        [str(tmp_path), json.dumps(changes)],
-        environment={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert codes == [0, 0], err[-3000:]
-    weights = load_file(checkpoints.find(tmp_path / "checkpoints").newest / "model.safetensors")
+    weights, log = in_two_processes(tmp_path, __name__, **changes)
     assert_same_weights(weights, alone.model.state_dict())
-    assert_same_log(json.loads((tmp_path / "found.json").read_text()), alone.log, TERMS)
+    assert_same_log(log, alone.log, TERMS)
 
 
 def test_settings_of_the_loop_in_python_are_refused_if_they_are_not_read():

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ngramloss.cli.generate import DIVERSITY, add_job, gain_asked, of_metrics, output_folder, settings
+from ngramloss.cli.generate import DIVERSITY, add_job, gain_asked, job_of, of_metrics, output_folder, settings
 from ngramloss.cli.options import ALL_METRICS, Verbs, verb
 from ngramloss.errors import UserError
 from ngramloss.generation.search import HOW
@@ -86,26 +86,14 @@ def add(verbs: Verbs) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.generation import candidates, unseen
-    from ngramloss.generation.job import check_model, job
+    from ngramloss.generation.job import check_model
     from ngramloss.storage.run_folder import RunFolder
     from ngramloss.systems.registry import system_of
 
     given = settings(options)
     own = of_metrics(given)
-    works = [
-        job(
-            model,
-            data=options.data,
-            split=options.split,
-            preset=options.preset,
-            overrides=[setting for setting in given if setting not in own],
-            limit=options.limit,
-            batch_size=options.batch_size or 0,
-            trust_remote_code=options.trust_remote_code,
-            verb="candidates",
-        )
-        for model in (options.model, *options.others)
-    ]
+    others = [setting for setting in given if setting not in own]
+    works = [job_of(options, model, others, verb="candidates") for model in (options.model, *options.others)]
     for work in works:
         if system := system_of(work.model):
             raise UserError(

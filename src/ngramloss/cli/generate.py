@@ -156,7 +156,7 @@ def output_folder(options: argparse.Namespace, model: str) -> Path:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.generation import predictions
-    from ngramloss.generation.job import check_model, job
+    from ngramloss.generation.job import check_model
     from ngramloss.systems.registry import system_of
 
     diversity = options.diversity if options.diversity is not None else float(options.groups > 1)
@@ -175,17 +175,7 @@ def run(options: argparse.Namespace) -> int:
     own = of_metrics(given) if by_agreement else []
     if options.metric and not by_agreement:
         raise UserError("--metric is what --rerank mbr compares texts by; add --rerank mbr, or leave it out.")
-    work = job(
-        options.model,
-        data=options.data,
-        like=options.like,
-        split=options.split,
-        preset=options.preset,
-        overrides=[setting for setting in given if setting not in own],
-        limit=options.limit,
-        batch_size=options.batch_size or 0,
-        trust_remote_code=options.trust_remote_code,
-    )
+    work = job_of(options, options.model, [setting for setting in given if setting not in own], like=options.like)
     folder = output_folder(options, "MODEL")
     if system := system_of(work.model):
         keys = [setting.partition("=")[0].strip() for setting in given]
@@ -232,6 +222,23 @@ def settings(options: argparse.Namespace) -> list[str]:
 def of_metrics(given: Sequence[str]) -> list[str]:
     """The settings that can only be a metric's: they are neither of the data nor of the search, nor the task."""
     return [setting for setting in given if not setting.startswith(("generation.", "data.", "task=", "system="))]
+
+
+def job_of(options: argparse.Namespace, model: str, overrides: Sequence[str], **more: Any) -> Job:
+    """What the options of :func:`add_job` ask of a model; ``more`` are further arguments of a job."""
+    from ngramloss.generation.job import job
+
+    return job(
+        model,
+        data=options.data,
+        split=options.split,
+        preset=options.preset,
+        overrides=overrides,
+        limit=options.limit,
+        batch_size=options.batch_size or 0,
+        trust_remote_code=options.trust_remote_code,
+        **more,
+    )
 
 
 def gain_asked(work: Job, name: str | None, own: Sequence[str], *, verb: str) -> Gain:

@@ -22,7 +22,7 @@ from ngramloss.generation.batches import Budget, batches
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.storage import heartbeat
-from ngramloss.storage.files import appended, read_object, whole_rows, write_whole
+from ngramloss.storage.files import appended, object_or_empty, read_object, whole_rows, write_whole
 from ngramloss.storage.run_folder import NAMES, RunFolder
 
 
@@ -104,10 +104,7 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
         return False
     if not output.about.exists() and not output.whole.exists():
         return False  # another process started before the first one, which writes the settings
-    try:
-        before = read_object(output.about)
-    except (OSError, UserError):
-        before = {}
+    before = object_or_empty(output.about)
     if "model" not in before:
         raise UserError(
             f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. "

@@ -14,7 +14,7 @@ from ngramloss.generation.job import Job
 from ngramloss.output.console import logger
 from ngramloss.recipe import Recipe
 from ngramloss.settings import part_of
-from ngramloss.storage.files import read_object
+from ngramloss.storage.files import object_or_empty
 from ngramloss.storage.run_folder import RunFolder
 
 LEAVE_OUT = "data.leave_out"
@@ -95,7 +95,7 @@ def trained_sources(model: str, split: Split) -> set[str] | None:
     run = _run(model)
     if run is None:
         return None
-    settings, prepared = _recipe(run), _json(run.prepared)
+    settings, prepared = _recipe(run), object_or_empty(run.prepared)
     examples = _trained_examples(prepared, settings, split)
     if examples is None:
         return None
@@ -155,14 +155,6 @@ def _is_run(run: RunFolder, path: Path) -> bool:
 
 def _recipe(run: RunFolder) -> Recipe:
     return recipe.load(str(run.recipe), objective=False)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty if it cannot be read."""
-    try:
-        return read_object(path)
-    except (OSError, UserError):
-        return {}
 
 
 def _trained_examples(prepared: Mapping[str, Any], settings: Recipe, split: Split) -> Sequence[Example] | None:

@@ -133,8 +133,8 @@ def _draw_set(ax: Axes, lines: Sequence[_Line]) -> None:
             at = ax.get_yaxis_transform()  # across in shares of the width, down in rows
             ax.text(across, place + 0.32, text, transform=at, ha=side, va="center", color=ink, parse_math=False)
         if line.is_first:
-            below_labels = [(other + 0.52, other + 1.0) for other in range(len(lines))]
-            for ends in below_labels:
+            for row in range(len(lines)):  # below its label, which the line would cross
+                ends = (row + 0.52, row + 1)
                 ax.plot([line.value] * 2, ends, color=MUTED, linewidth=0.8, linestyle="--", zorder=1)
         height = place + 0.72
         if is_number(line.low) and is_number(line.high):

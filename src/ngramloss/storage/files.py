@@ -122,6 +122,14 @@ def read_object(path: Path, advice: str = "") -> dict[str, Any]:
     return content
 
 
+def object_or_empty(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; empty if there is no such file or it contains something else."""
+    try:
+        return read_object(path)
+    except (OSError, UserError):
+        return {}
+
+
 def parse_toml(content: bytes, where: str) -> dict[str, Any]:
     """Read TOML. Raises ``UserError`` with the place if it is damaged, whatever it contains."""
     # The reader needs memory for the square of the parts of a key: a.a.a. … of 200 KB would take 40 GB.

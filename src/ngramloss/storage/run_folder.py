@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ngramloss.errors import UserError
-from ngramloss.storage.files import fingerprint, lock_folder, read_object, remove, write_whole
+from ngramloss.storage.files import fingerprint, lock_folder, object_or_empty, remove, write_whole
 
 
 class Busy(UserError):
@@ -148,7 +147,7 @@ class RunFolder:
 
         The saved fingerprint is valid while sizes and times of the files are unchanged; otherwise they are hashed.
         """
-        record = _json(self.weights)
+        record = object_or_empty(self.weights)
         files = weight_files(self.model)
         if not self.finished or (files and record.get("files") == _stamps(files)):
             return record.get("fingerprint")
@@ -157,7 +156,7 @@ class RunFolder:
     @property
     def wrote_predictions(self) -> bool:
         """Whether this run's own model wrote the predictions in the folder."""
-        about, own = _json(self.generation), self.fingerprint
+        about, own = object_or_empty(self.generation), self.fingerprint
         if own is not None:
             return bool(about.get("weights") == own)
         # Without fingerprints compare only the name: the path may come from another time or working directory.
@@ -166,7 +165,7 @@ class RunFolder:
 
     def raise_unless_current(self) -> None:
         """Raise if the folder has the run's model, but other weights or settings wrote the predictions."""
-        about = _json(self.generation)
+        about = object_or_empty(self.generation)
         written, files = about.get("weights"), about.get("model_files")
         if written is None or not self.recipe.exists() or not self.finished:
             return
@@ -213,11 +212,3 @@ def model_files(model: Path) -> dict[str, str]:
 
 def _stamps(files: Sequence[Path]) -> dict[str, list[int]]:
     return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; empty if there is no such file or it contains something else."""
-    try:
-        return read_object(path)
-    except (OSError, UserError):
-        return {}

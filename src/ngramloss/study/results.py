@@ -253,16 +253,15 @@ class ResultFolder:
     def _take_over(self, other: Path) -> int:
         """Copy the results of another study that this one would make in the very same way. Returns their number."""
         here, new = self.read(), []
+        grids = {data.name: data.grid or ((),) for data in self.study.sets}
         for path in sorted(other.glob("*/*.json")):
             result = None if path.name in (ALWAYS, CONFIRMED) else _read(path)
             if result is None or result.failed or result.writing not in self.study.writings:
                 continue
-            for row in self.study.objectives:
-                of_set = [data for data in self.study.sets if data.name == result.training.set]
-                for setting in (setting for data in of_set for setting in data.grid or ((),)):
-                    own = replace(result, training=result.training._replace(objective=row, setting=setting))
-                    if own.key not in here and not _changes(own, self.study.facts(*own.key)):
-                        new.append(own)
+            for row, setting in itertools.product(self.study.objectives, grids.get(result.training.set, ())):
+                own = replace(result, training=result.training._replace(objective=row, setting=setting))
+                if own.key not in here and not _changes(own, self.study.facts(*own.key)):
+                    new.append(own)
         _raise_unless_alike({**here, **{result.key: result for result in new}}, {})
         for result in new:
             self.write(result)
