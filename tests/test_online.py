@@ -27,7 +27,7 @@ from ngramloss.stats import CandidateStats
 from ngramloss.steps.planned import Epochs, PlannedSteps
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints, loop, online, prepare
-from ngramloss.training.online import FILE, FreshTexts, Needs, own_needs
+from ngramloss.training.online import FILE, FreshTexts, Needs, own_needs, writing_copy
 from ngramloss.training.processes import Processes, start_processes
 
 FAMILIES = ["bart", "mbart", "t5", "llama", "gpt2"]
@@ -58,6 +58,63 @@ def drawn(texts, numbers=range(9), done=0):
 
 
 # What is drawn
+
+
+def test_micro_batches_are_as_long_as_what_was_drawn():
+    """A plan begins with the greatest length; the lengths of the drawn texts cut the steps."""
+    texts = fresh(data=rows(22), samples=2, max_length=40)
+    job = loop.Job(texts.model, Numbers(), texts.examples, loop.Train(batch_size=8, accumulate=1, epochs=1), OBJECTIVE)
+    steps, _ = loop._plan(job, texts.model, HERE, None, texts, captures=False)
+    assert steps.plan.targets.min() == 39
+    seen = 0
+    for step in texts.steps(steps, 0):
+        (batch,) = step.batches
+        numbers = steps.epochs[0][step.number - 1]
+        own = [texts.drawn[row] for row in numbers]
+        longest = max(len(ids) for each in own for ids in each["candidates"])
+        assert batch["candidates"].shape[-1] == max(longest, batch["labels"].shape[-1])
+        for row, each in zip(numbers, own, strict=True):
+            lengths = [len(texts.examples[row]["labels"]), *map(len, each["candidates"])]
+            assert steps.plan.targets[row] == max(lengths)
+        seen += 1
+    assert seen == 3
+
+
+@pytest.mark.parametrize("engine", ["hf", "graph"])
+@pytest.mark.parametrize("family", ["bart", "t5", "llama"])
+def test_a_model_trained_in_16_bits_writes_in_16_bits_with_its_present_weights(family, engine):
+    model = writing_model(family)
+    copied = writing_copy(model, "bf16")
+    data = rows(9)
+    attach(model, OBJECTIVE).train()
+    given = written(data, engine=engine, samples=4), model, Numbers(), data, attached_loss(model)
+    texts = FreshTexts(*given, seed=3, here=HERE, writes=copied)
+    assert (texts.sampler.engine.name, texts.sampler.engine.precision) == (engine, "bf16")
+    before = drawn(texts)
+    assert drawn(texts) == before
+    with torch.no_grad():
+        model.get_output_embeddings().weight.neg_()
+    assert drawn(texts) != before
+    assert model.training
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    for own, copy in zip(model.parameters(), copied.parameters(), strict=True):
+        assert torch.equal(own.to(torch.bfloat16), copy)
+
+
+def test_a_model_writes_by_itself_where_it_is_trained_in_its_own_precision():
+    assert writing_copy(writing_model(), "fp32") is None
+    assert writing_copy(writing_model().to(torch.bfloat16), "bf16") is None
+
+
+@pytest.mark.parametrize("family", ["bart", "llama"])
+def test_a_training_in_16_bits_continues_with_the_same_bits(tmp_path, family):
+    settings = {"family": family, "online": {"refresh": 2}, "precision": "bf16", "epochs": 2.0}
+    whole = trained_online(tmp_path / "whole", save_every=1, keep=9, **settings)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for step in range(4, 7):
+        shutil.rmtree(tmp_path / "cut" / f"checkpoint-{step}")
+    again = trained_online(tmp_path / "cut", save_every=1, keep=9, **settings)
+    assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -424,13 +481,13 @@ def test_texts_that_never_end_are_trained_on_and_said_once(messages):
 def test_the_beginning_says_what_is_written_and_how_old_it_becomes(messages):
     fresh(refresh=5)
     assert messages[-1] == (
-        "every 5 steps the model writes 3 samples of each source, with at most 7 tokens, by the engine hf. Steps train "
-        "on texts that are up to 4 steps old."
+        "every 5 steps the model writes 3 samples of each source, with at most 7 tokens, by the engine hf in fp32. Steps "
+        "train on texts that are up to 4 steps old."
     )
     fresh(samples=4, groups=2)
     assert messages[-1] == (
         "at every step the model writes 4 texts by 2 groups of beams of each source, with at most 7 tokens, by the "
-        "engine graph."
+        "engine graph in fp32."
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trainings import moved
 
 from ngramloss.steps.padding import Padder
-from ngramloss.steps.plan import Grid, LengthGrouped, Plan, Size, bounds, fitted_grid
+from ngramloss.steps.plan import OPEN, Grid, LengthGrouped, Plan, Size, bounds, fitted_grid, open_grid
 from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=40)
@@ -124,3 +124,44 @@ def test_a_step_knows_the_counts_of_all_processes():
     steps = [steps.step([0, 1, 2, 3]) for steps in made]
     assert [step.counts.tolist() for step in steps] == [[6, 3]] * 3
     assert [len(step.batches[0]["labels"]) for step in steps] == [2, 1, 1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=30),
+    st.integers(60, 200),
+    st.one_of(st.none(), st.integers(1, 3000)),
+    st.sampled_from(["", "candidates"]),
+)
+def test_a_grid_of_texts_that_come_later_holds_them(examples, most, max_tokens, joined):
+    prompts, drawn = (np.array(column) for column in zip(*examples, strict=True))
+    grid, numbers = open_grid(prompts, most, texts=3, joined=joined), list(range(len(examples)))
+    assert max(len(grid.sources), len(grid.targets)) <= OPEN
+    sources = prompts + most if joined else prompts
+    plan = Plan(sources, np.full(len(prompts), most), 20, max_tokens, grid, np.full(len(prompts), 3), joined)
+    later = plan.with_lengths(numbers, prompts + drawn if joined else prompts, drawn)
+    for each, lengths in ((plan, np.full(len(prompts), most)), (later, drawn)):
+        cut = each.cut(numbers)
+        assert sorted(row for micro in cut for row in micro.rows) == numbers
+        for micro in cut:
+            assert len(micro.rows) <= micro.size.rows
+            assert micro.size in each.sizes(len(numbers))
+            assert max_tokens is None or micro.size.tokens <= max_tokens or micro.size.rows == 1
+            for row in micro.rows:
+                assert lengths[row] <= micro.size.target
+                assert prompts[row] + (lengths[row] if joined else 0) <= micro.size.source
+    tokens = [sum(micro.size.tokens for micro in each.cut(numbers)) for each in (later, plan)]
+    assert tokens[0] <= tokens[1] or max_tokens is not None
+    assert plan.sources.max() == sources.max()  # the other plan stays as it is
+
+
+def test_texts_that_were_written_short_take_few_tokens():
+    prompts, drawn = np.full(64, 20), np.array([60] * 2 + [12] * 62)
+    grid = open_grid(prompts, 127, texts=9)
+    plan = Plan(prompts, np.full(64, 127), 64, 9000, grid, np.full(64, 9))
+    whole, known = (
+        sum(micro.size.tokens for micro in each.cut(range(64)))
+        for each in (plan, plan.with_lengths(range(64), prompts, drawn))
+    )
+    assert known < whole / 3
+    assert open_grid(prompts, 127, longest=100, texts=9).targets[-1] == 127  # the longest text is not cut
+    assert open_grid(np.array([90]), 99, longest=100, texts=2).targets[-1] == 100

@@ -26,6 +26,7 @@ from ngramloss.hf.candidates import NOT_CAUSAL
 from ngramloss.models import loading
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
+from ngramloss.models.precision import to_precision
 from ngramloss.models.prompts import align_stop, shape_of
 from ngramloss.output.progress import Progress
 from ngramloss.storage.files import fingerprint
@@ -128,9 +129,8 @@ def load_model(work: Job, *, device: str | None = None, load: Callable[..., Any]
     set_languages(tokenizer, work.data.source_language, work.data.target_language, model=settings.name)
     if (work.is_run or codes(tokenizer)) and not loading.is_causal(model.config):
         align_start(model, tokenizer, name=settings.name, training=False)
-    precision = getattr(torch, PRECISIONS[work.precision])
-    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"), precision)
-    return model, tokenizer
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return to_precision(model, getattr(torch, PRECISIONS[work.precision]), place), tokenizer
 
 
 def writer_of(

@@ -8,7 +8,7 @@ each shape. Rows that fill a micro-batch up have no labels, so they count for no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ POOL = 50
 """Number of steps whose rows are sorted by length together."""
 MOST_SOURCES, MOST_TARGETS = 12, 2
 """Most source and target lengths of a grid; shapes are their pairs."""
+OPEN = 6
+"""Most lengths of each axis of a grid for texts that are written later, which short ones must not be padded to."""
 MULTIPLE = 8
 """Lengths of a grid are multiples of this, which suits the matrix units of a GPU."""
 
@@ -154,31 +156,57 @@ class Plan:
         if self.grid is None and self.max_tokens is None:
             pieces = [list(rows[start : start + self.most_rows]) for start in range(0, len(rows), self.most_rows)]
             return [MicroBatch(piece, None) for piece in pieces]
-        ordered = sorted(rows, key=lambda row: -self.sources[row])
+        ordered = sorted(rows, key=lambda row: (-self.targets[row] * self._by_text, -self.sources[row]))
         batches: list[MicroBatch] = []
         while ordered or not batches:
-            longest = int(self.sources[ordered[0]]) if ordered else 1
-            taken = self._rows_at(longest, len(rows)) if self.grid else self._fitting(ordered)
+            longest, target = self._longest(ordered)
+            taken = self._rows_at(longest, target, len(rows)) if self.grid else self._fitting(ordered)
             piece, ordered = ordered[:taken], ordered[taken:]
             batches.append(MicroBatch(piece, self._size(piece, longest, taken)))
         return batches
 
+    def with_lengths(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> Plan:
+        """The same plan with other lengths of these rows, which the grid must hold."""
+        changed = self.sources.copy(), self.targets.copy()
+        for lengths, new in zip(changed, (sources, targets), strict=True):
+            lengths[list(rows)] = new
+        return replace(self, sources=changed[0], targets=changed[1])
+
+    @property
+    def _by_text(self) -> bool:
+        """Whether rows with long texts come first, not those with long sources: candidates of an encoder-decoder.
+
+        There the texts of a source have most of its tokens, and sources of a step have similar lengths anyway.
+        """
+        return self.grid is not None and self.grid.texts > 1 and not self.joined
+
+    def _longest(self, ordered: Sequence[int]) -> tuple[int, int]:
+        """Lengths that hold the next rows of a micro-batch: of the longest source, and of targets on a grid."""
+        most = self.grid.targets[-1] if self.grid else 1
+        if not ordered:
+            return 1, 1 if self._by_text else most
+        if self._by_text:
+            return int(self.sources[ordered].max()), int(self.targets[ordered[0]])
+        return int(self.sources[ordered[0]]), most
+
     def sizes(self, step: int) -> list[Size]:
         """Every size that steps of this many rows can have, the largest first."""
         assert self.grid is not None
+        most, texts = self.grid.targets[-1], (self.grid.texts, self.grid.copies)
         sizes = [
-            Size(self._rows_at(source, step), source, target, self.grid.texts, self.grid.copies)
+            Size(self._rows_at(source, target if self._by_text else most, step), source, target, *texts)
             for source in self.grid.sources
             for target in self.grid.targets
         ]
         return sorted(sizes, key=lambda size: -size.tokens)
 
-    def _rows_at(self, length: int, step: int) -> int:
-        """Rows of a micro-batch whose longest source has this length, such that a step's micro-batches are equal."""
+    def _rows_at(self, source: int, target: int, step: int) -> int:
+        """Rows of a micro-batch with these greatest lengths, such that a step's micro-batches are equal."""
         assert self.grid is not None
         fitting = self.most_rows
         if self.max_tokens is not None:
-            largest = Size(1, self.grid.source(length), self.grid.targets[-1], self.grid.texts, self.grid.copies)
+            held = self.grid.source(source), self.grid.target(target)
+            largest = Size(1, *held, self.grid.texts, self.grid.copies)
             fitting = min(fitting, max(1, self.max_tokens // largest.tokens))
         full = max(self.most_rows, step)
         return -(-full // -(-full // fitting))
@@ -253,6 +281,32 @@ def fitted_grid(
         highest = max(int(lengths.max()), 1)
         tops = np.array([int(lengths[list(rows)].max()) for rows in steps] + [highest])
         axes.append(tuple(min(bound, max(limit, highest)) for bound in bounds(tops, most)))
+    return Grid(axes[0], axes[1], texts, copies(joined, texts))
+
+
+def open_grid(lengths: Lengths, longest_text: int, *, longest: int | None = None, texts: int, joined: str = "") -> Grid:
+    """A grid for texts whose lengths are not known yet: it holds every source, with a text of the greatest length.
+
+    Args:
+        lengths: source tokens of each example; for a decoder-only model, without its text.
+        longest_text: the most tokens of a text.
+        longest: as in :func:`fitted_grid`.
+        texts: the most texts of a source.
+        joined: as in :class:`Plan`.
+    """
+    targets = [-(-longest_text // MULTIPLE) * MULTIPLE]
+    while targets[-1] > 2 * MULTIPLE and len(targets) < OPEN:
+        targets.append(-(-targets[-1] * 2 // 3 // MULTIPLE) * MULTIPLE)
+    targets.reverse()
+    if joined:  # a row is a prompt with a text of any length
+        tops = np.concatenate([lengths + target for target in targets])
+        tops = np.append(tops[tops <= np.quantile(tops, 0.99)], lengths.max() + longest_text)
+    else:
+        tops = lengths
+    axes = [
+        tuple(min(bound, max(longest or 2**62, highest)) for bound in axis)
+        for axis, highest in ((bounds(tops, OPEN), int(tops.max())), (targets, longest_text))
+    ]
     return Grid(axes[0], axes[1], texts, copies(joined, texts))
 
 

@@ -39,7 +39,7 @@ from ngramloss.steps.twins import twins
 from ngramloss.training import averaging, checkpoints
 from ngramloss.training.best import Best, is_better
 from ngramloss.training.log import Log
-from ngramloss.training.online import FreshTexts, OwnTexts, warn_unless_exact
+from ngramloss.training.online import FreshTexts, OwnTexts, warn_unless_exact, writing_copy
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
@@ -163,6 +163,7 @@ def run(job: Job, here: Processes) -> Outcome:
         raise UserError(NOT_SHARDED)
     # Before any checkpoint is read: a start is the model before training.
     teacher = frozen_start(model) if objective.compares_with_start else job.teacher
+    writes = None if job.own_texts is None else writing_copy(model, precision)
     mark = "" if teacher is None else teacher_mark(teacher)
     attach(model, objective.with_ce().terms, memory=settings.memory, teacher=teacher)
     loss_fn = attached_loss(model)
@@ -179,7 +180,8 @@ def run(job: Job, here: Processes) -> Outcome:
         shard(model)
     fresh: FreshTexts | None = None
     if job.own_texts is not None:
-        fresh = FreshTexts(job.own_texts, model, job.tokenizer, job.examples, objective, seed=settings.seed, here=here)
+        given = job.own_texts, model, job.tokenizer, job.examples, objective
+        fresh = FreshTexts(*given, seed=settings.seed, here=here, writes=writes)
     optimiser = optimiser_of(model, settings, here.device)
     ema = averaging.MovingAverage(model, settings.ema) if settings.ema else None
 
@@ -640,7 +642,10 @@ def _plan(
         first = epochs[0]
         most = 1 if texts is None else max(int(texts.max()), 2)
         positions = getattr(model.config, "max_position_embeddings", None)
-        grid = fitted_grid(sources, targets, first, longest=positions, texts=most, joined=joined)
+        if fresh is None:
+            grid = fitted_grid(sources, targets, first, longest=positions, texts=most, joined=joined)
+        else:
+            grid = fresh.grid(longest=positions, joined=joined)
 
         def loss(batch: Batch) -> Tensor:
             with autocast():
@@ -652,10 +657,11 @@ def _plan(
         sizes, shown = plan.sizes(rows), first[:50]
         largest = padder([], sizes[0])
         micro = sum(len(plan.cut(piece[:: here.count])) for piece in shown) / len(shown)
+        padding = "" if fresh is not None else f", with {plan.padding(shown):.0%} padding"
         logger.info(
-            f"a step of {copies * len(first[0])} sequences is {micro:.3g} micro-batch{'es' if micro != 1 else ''} of "
-            f"up to {copies * sizes[0].tokens:,} tokens, in {len(sizes)} shapes, with {plan.padding(shown):.0%} "
-            "padding."
+            f"a step of {copies * len(first[0])} sequences is {'up to ' * (fresh is not None)}{micro:.3g} "
+            f"micro-batch{'es' if micro != 1 else ''} of up to {copies * sizes[0].tokens:,} tokens, in {len(sizes)} "
+            f"shapes{padding}."
         )
     else:
         each = -(-settings.batch_size // here.count)

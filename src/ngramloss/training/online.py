@@ -10,6 +10,7 @@ next steps train on, so a continued training is one that was never stopped.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import time
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from ngramloss.data import Example
-from ngramloss.engine_registry import AUTO, ENGINES, STANDARD
+from ngramloss.engine_registry import AUTO, ENGINES, PRECISIONS, STANDARD
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.batches import CPU_TOKENS, Budget, batches, budget_for
@@ -34,10 +35,11 @@ from ngramloss.generation.writer import decoded
 from ngramloss.loss import JointLoss
 from ngramloss.metrics import gains
 from ngramloss.metrics.gains import Gain
+from ngramloss.models.precision import to_precision
 from ngramloss.output.console import logger
 from ngramloss.recipe import Generation, Online, Recipe
 from ngramloss.steps.padding import Step
-from ngramloss.steps.plan import Lengths
+from ngramloss.steps.plan import Grid, Lengths, Plan, open_grid
 from ngramloss.steps.planned import ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.storage.files import read_object
 from ngramloss.training.best import has_own_model, options_of
@@ -90,6 +92,11 @@ def check_online(settings: Recipe) -> None:
     if online.samples and not own_needs(loss).samples:  # such as the baseline of a study
         logger.info(f"online.samples is not used: no term of {settings.objective!r} compares candidates.")
     if not writes_texts(settings):
+        if own_needs(loss).baseline:
+            raise UserError(
+                "policy(baseline=greedy) compares with the model's greedy text, which a file of candidates does not "
+                "have. Let the model write: set online.samples, or use another baseline, mean or others."
+            )
         if settings.data.candidates:
             _warn_of_others(loss, "those of a file were written by an older one. Let it write: set online.samples")
         return
@@ -177,6 +184,25 @@ def own_texts(settings: Recipe, examples: Sequence[Example]) -> OwnTexts:
 # Writing
 
 
+def writing_copy(model: Any, precision: str) -> Any:
+    """A copy of a model that writes for it in the precision in which it is trained; None if the model writes itself.
+
+    Args:
+        model: before its objective is attached and its layers are compiled.
+        precision: ``bf16``, ``fp16`` or ``fp32``.
+    """
+    dtype = getattr(torch, PRECISIONS[precision])
+    if dtype == model.dtype or precision == "fp32":
+        return None
+    return to_precision(copy.deepcopy(model), dtype).eval()
+
+
+@torch.no_grad()
+def refresh(copied: Any, model: Any) -> None:
+    """Give a copy the weights that the model has now."""
+    torch._foreach_copy_(list(copied.parameters()), list(model.parameters()))
+
+
 class _Writer(NamedTuple):
     """An engine, its search, and how much one batch may contain."""
 
@@ -250,6 +276,7 @@ class FreshTexts:
         loss_fn: the objective.
         seed: of the training.
         here: this process; it writes texts of its own rows.
+        writes: what :func:`writing_copy` made of the model; by default the model itself writes.
     """
 
     def __init__(
@@ -262,6 +289,7 @@ class FreshTexts:
         *,
         seed: int,
         here: Processes,
+        writes: Any = None,
     ) -> None:
         settings, self.needs = own.settings, own_needs(loss_fn)
         self.samples = settings.samples if self.needs.samples else 0
@@ -273,13 +301,15 @@ class FreshTexts:
         """Whether a term compares what samples gain."""
         self.own, self.model, self.tokenizer, self.examples = own, model, tokenizer, examples
         self.seed, self.here = seed, here
+        self.copy = None if writes is None else writes.to(here.device)
+        """A copy in another precision that writes; None if the model itself does."""
         self.sampler: _Writer | None = None
         self.greedy: _Writer | None = None
         with unchanged(model):
             if self.samples:
-                self.sampler = _writer(model, _options(settings), own.generation)
+                self.sampler = _writer(self.copy or model, _options(settings), own.generation)
             if self.needs.greedy_text or self.needs.baseline:
-                self.greedy = _writer(model, Options(beams=1), own.generation)
+                self.greedy = _writer(self.copy or model, Options(beams=1), own.generation)
         self.search = (self.sampler or self.greedy).search  # type: ignore[union-attr]  # one of them is there
         self.drawn: dict[int, dict[str, Any]] = {}
         """Row → ``candidates``, ``gains``, perhaps ``baseline``, and ``unended``, how many texts have no end."""
@@ -303,8 +333,8 @@ class FreshTexts:
         return ["greedy"] * self.needs.greedy_text + ["baseline"] * self.needs.baseline
 
     def lengths(self, *, joined: bool) -> ExampleLengths:
-        """Numbers of each example, as if every text had the greatest length."""
-        known = lengths_of(self.examples, joined=joined)
+        """Numbers of each example, as if every text had the greatest length; steps know better when it is written."""
+        known = self.known = lengths_of(self.examples, joined=joined)
         if known.texts is not None:
             raise UserError(
                 "the model writes one text behind a source, but rows have several turns, or candidates already. Leave "
@@ -314,6 +344,19 @@ class FreshTexts:
         count = 1 + self.samples + self.needs.greedy_text
         sources: Lengths = known.sources + (targets - known.targets) if joined else known.sources
         return known._replace(sources=sources, targets=targets, texts=np.full(len(self), count))
+
+    def grid(self, *, longest: int | None, joined: str) -> Grid:
+        """The shapes of micro-batches on a GPU.
+
+        Args:
+            longest: the most positions that the model has, if it has a limit.
+            joined: as in :class:`Plan`.
+        """
+        known = self.known
+        prompts = known.sources - known.targets if joined else known.sources
+        most = max(self.search.max_length - 1, int(known.targets.max()))
+        count = 1 + self.samples + self.needs.greedy_text
+        return open_grid(prompts, most, longest=longest, texts=count, joined=joined)
 
     # Steps
 
@@ -326,10 +369,21 @@ class FreshTexts:
                 self.drawn = {}
             if missing := sorted(own - self.drawn.keys()):  # all, unless a checkpoint had texts
                 self._draw(missing, done)
+            planned.plan = self._with_lengths(planned.plan)
             for number, rows in some:
                 self._count(planned.own(rows), number)
                 yield planned.step(rows, number)
                 done = number
+
+    def _with_lengths(self, plan: Plan) -> Plan:
+        """The same plan with the lengths of the texts that are there now."""
+        rows = sorted(self.drawn)
+        known = self.known
+        targets = [max([int(known.targets[row]), *map(len, self.drawn[row]["candidates"])]) for row in rows]
+        sources = known.sources[rows]
+        if plan.joined:
+            sources = sources - known.targets[rows] + targets
+        return plan.with_lengths(rows, sources.tolist(), targets)
 
     def _draw(self, rows: list[int], done: int) -> None:
         """Write the texts of these rows with the weights as they are, and score them."""
@@ -338,7 +392,10 @@ class FreshTexts:
         seed = int.from_bytes(hashlib.sha256(f"{self.seed} {done}".encode()).digest()[:4], "big")
         found: list[list[tuple[list[int], bool]]] = [[] for _ in rows]
         with unchanged(self.model):
-            self.model.eval()
+            if self.copy is None:
+                self.model.eval()
+            else:
+                refresh(self.copy, self.model)
             for writer in (self.greedy, self.sampler):  # the greedy text comes first
                 if writer is not None:
                     for texts, written in zip(found, writer.write(sources, seed), strict=True):
@@ -427,7 +484,7 @@ class FreshTexts:
         assert writer is not None
         logger.info(
             f"{often} the model writes {' and '.join(texts)} of each source, with at most {self.search.max_length - 1} "
-            f"tokens, by the engine {writer.engine.name}.{old}"
+            f"tokens, by the engine {writer.engine.name} in {writer.engine.precision}.{old}"
         )
         if writer.engine.name == STANDARD and writer.engine.note:  # why not a faster one
             logger.info(writer.engine.note)
