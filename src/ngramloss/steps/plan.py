@@ -21,8 +21,9 @@ POOL = 50
 """Number of steps whose rows are sorted by length together."""
 MOST_SOURCES, MOST_TARGETS = 12, 2
 """Most source and target lengths of a grid; shapes are their pairs."""
-OPEN = 6
-"""Most lengths of each axis of a grid for texts that are written later, which short ones must not be padded to."""
+OPEN = 4
+"""Most lengths of each axis of a grid for texts that are written later: each is half of the next, as a new shape costs
+more than some padding."""
 MULTIPLE = 8
 """Lengths of a grid are multiples of this, which suits the matrix units of a GPU."""
 
@@ -296,7 +297,7 @@ def open_grid(lengths: Lengths, longest_text: int, *, longest: int | None = None
     """
     targets = [-(-longest_text // MULTIPLE) * MULTIPLE]
     while targets[-1] > 2 * MULTIPLE and len(targets) < OPEN:
-        targets.append(-(-targets[-1] * 2 // 3 // MULTIPLE) * MULTIPLE)
+        targets.append(-(-targets[-1] // 2 // MULTIPLE) * MULTIPLE)
     targets.reverse()
     if joined:  # a row is a prompt with a text of any length
         tops = np.concatenate([lengths + target for target in targets])

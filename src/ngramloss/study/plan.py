@@ -47,6 +47,7 @@ _TOP = {
     "objectives": Setting(kind=list),
     "confirm": Setting(1, least=1),
     "always": Setting([], kind=list),
+    "metrics": Setting([], kind=list),
 }
 _SECTIONS = ("seeds", "writings", "tune", "budget", "set")
 _SET = {
@@ -344,6 +345,10 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
     mistakes += [
         f"always: {row!r} is not one of the objectives after the first." for row in always if row not in objectives[1:]
     ]
+    for name in top.get("metrics", []):
+        if name not in METRICS:
+            hint = nearest(str(name), METRICS, 0.5)
+            mistakes.append(f"metrics: there is no metric {name!r}. {hint}See ngramloss list metrics.")
     left = len(objectives) - 1 - len(always)
     if not screening:
         mistakes += [
@@ -360,7 +365,8 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
     if mistakes:
         return None
     rows = [named.get(row, NamedRow(row)) for row in objectives]
-    sets = [_data_set(entry, top["recipe"], rows, tuning, writings, screening, path, mistakes) for entry in given]
+    shared = top["recipe"], tuple(top["metrics"])
+    sets = [_data_set(entry, *shared, rows, tuning, writings, screening, path, mistakes) for entry in given]
     names = [data.name for data in sets if data]
     mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]
     return Study(
@@ -528,6 +534,7 @@ def _grid(where: str, given: Mapping[str, Any], mistakes: list[str]) -> tuple[tu
 def _data_set(
     given: Mapping[str, Any],
     shared: str,
+    more_metrics: tuple[str, ...],
     rows: Sequence[NamedRow],
     tuning: Tuning | None,
     writings: Mapping[str, tuple[str, ...]],
@@ -579,7 +586,7 @@ def _data_set(
         return None
     if len(mistakes) > before:
         return None
-    metrics = dict.fromkeys([owner, *METRICS_OF[base.task]])
+    metrics = dict.fromkeys([owner, *METRICS_OF[base.task], *more_metrics])
     screened = tuple(seed for seed in screening if seed in own_seeds)
     written = entry["primary"], entry["writing"], tuple(metrics), entry["limit"]
     return DataSet(entry["name"], base, *written, grid, screened)
