@@ -26,7 +26,7 @@ from ngramloss.steps import running
 from ngramloss.steps.padding import Step
 from ngramloss.steps.planned import Epochs, lengths_of
 from ngramloss.steps.running import StepRunner
-from ngramloss.training import checkpoints, loop
+from ngramloss.training import checkpoints, compiling, loop
 from ngramloss.training.best import Best
 from ngramloss.training.processes import Processes, start_processes
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_trained_is_refused(changes, sentence):
     ("family", "layers"), [("bart", ["BartEncoderLayer", "BartDecoderLayer"]), ("llama", ["LlamaDecoderLayer"])]
 )
 def test_layers_are_those_of_encoder_and_decoder(family, layers):
-    assert [type(layer).__name__ for layer in loop._layers(models.tiny(family))] == layers
+    assert [type(layer).__name__ for layer in compiling.layers(models.tiny(family))] == layers
 
 
 @pytest.mark.slow
