@@ -55,14 +55,11 @@ def seconds_saved(model: Any, lengths: ExampleLengths, *, rows: float, steps: in
     return SAVED * steps * rows * positions * len(layers(model)) * width
 
 
-def why_not_compiled(
-    model: Any, settings: Train, device: torch.device, *, why_not_captured: str, writes: bool, seconds: float
-) -> str:
+def why_not_compiled(model: Any, device: torch.device, *, why_not_captured: str, writes: bool, seconds: float) -> str:
     """Why ``auto`` does not compile; empty if it does.
 
     Args:
         model: to be trained.
-        settings: of the training.
         device: of the model.
         why_not_captured: why steps do not run as CUDA graphs; empty if they do.
         writes: whether the model writes texts while it is trained.
@@ -94,7 +91,7 @@ def decide(model: Any, settings: Train, device: torch.device, **facts: Any) -> b
     """
     if settings.compile != Switch.AUTO:
         return bool(settings.compile)
-    why = why_not_compiled(model, settings, device, **facts)
+    why = why_not_compiled(model, device, **facts)
     if why and device.type == "cuda":
         logger.info(f"layers are not compiled: {why}. train.compile=true compiles them.")
     elif not why:
