@@ -23,6 +23,7 @@ from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_part
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.hf.heads import has_dropout, has_encoder
 from ngramloss.hf.teachers import frozen_start
+from ngramloss.hf.unmasked import as_if_captured
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
@@ -194,7 +195,7 @@ def run(job: Job, here: Processes) -> Outcome:
 
     def share(batch: Batch, counts: Tensor) -> Tensor:
         """Run forward and backward of a micro-batch's share of the step. Returns its loss and terms, [1 + parts]."""
-        with autocast():
+        with autocast(), nullcontext() if runner.why_not_captured else as_if_captured():
             loss = model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
         scaled = loss * here.count  # gradients are averaged over processes
         (scaled if scaler is None else scaler.scale(scaled)).backward()
@@ -641,7 +642,7 @@ def _plan(
         grid = fitted_grid(sources, targets, first, longest=positions, texts=most, joined=joined)
 
         def loss(batch: Batch) -> Tensor:
-            with autocast():
+            with autocast(), as_if_captured() if captures else nullcontext():
                 value: Tensor = model(**batch).loss  # []
             return value
 
