@@ -754,11 +754,14 @@ def test_a_captured_update_follows_every_learning_rate_and_saves_numbers(tmp_pat
     settings = {"encoder_learning_rate": 3e-3, "warmup_steps": 2, "schedule": "cosine", "clip": 0.5, "ema": 0.5}
     eager = trained(tmp_path / "eager", **settings)
     request.getfixturevalue("without_graphs")
-    recorded = []
+    recorded, rates, adamw = [], [], torch._fused_adamw_
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "_fused_adamw_", lambda *_, lr, **others: rates.append(lr) or adamw(*_, lr=lr, **others))
         patch.setattr(captured.graphs, "record", lambda function: recorded.append(1) or record_without_graph(function))
         whole = trained(tmp_path / "captured", **settings)
     assert recorded == [1]
+    assert len(rates) == 4 * 6  # groups and steps
+    assert all(isinstance(rate, torch.Tensor) for rate in rates)  # a graph would repeat a number
     assert_same_weights(whole.model.state_dict(), eager.model.state_dict(), 1e-6)
     one, other = (
         torch.load(tmp_path / name / "checkpoint-6" / "optimizer.pt", weights_only=True)
