@@ -779,6 +779,18 @@ def test_a_captured_update_follows_every_learning_rate_and_saves_numbers(tmp_pat
         assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0 if folder == "captured" else 1e-6)
 
 
+def test_auto_decides_by_the_whole_training(without_graphs, monkeypatch):
+    """Twins count twice, and a continued training decides as the one that it continues."""
+    seen = []
+    monkeypatch.setattr(compiling, "decide", lambda *_, **facts: seen.append(facts) or False)
+    for changes in ({}, {"twins": True}, {"max_steps": 12}, {"batch_size": 16, "max_steps": 6}):
+        run(**changes)
+    each = [facts["seconds"] for facts in seen]
+    assert each[0] > 0
+    assert each == pytest.approx([each[0], 2 * each[0], 2 * each[0], 2 * each[0]])
+    assert seen[0] | {"seconds": 0} == {"why_not_captured": "", "writes": False, "seconds": 0}
+
+
 def test_an_update_that_cannot_be_captured_runs_as_it_is_and_says_why(request, messages):
     eager = trained()
     request.getfixturevalue("without_graphs")

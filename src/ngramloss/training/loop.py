@@ -705,10 +705,9 @@ def _capture_remark(settings: Train, device: torch.device, *, teacher: bool = Fa
 
 def _compiles(job: Job, here: Processes, lengths: ExampleLengths | None, why_not_captured: str) -> bool:
     """Whether the layers are compiled. Decided by the whole training, so that a continued one does the same."""
-    settings, rows = job.settings, job.settings.batch_size * job.settings.accumulate / here.count
-    seconds = 0.0
-    if lengths is not None and len(lengths.sources):
-        rows = 2 * rows if settings.twins else rows
+    settings, seconds = job.settings, 0.0
+    if lengths is not None and len(lengths.sources) and not why_not_captured:
+        rows = settings.batch_size * settings.accumulate * (2 if settings.twins else 1) / here.count
         steps = total_steps(settings, len(lengths.sources))
         seconds = compiling.seconds_saved(job.model, lengths, rows=rows, steps=steps)
     facts = {"why_not_captured": why_not_captured, "writes": job.own_texts is not None, "seconds": seconds}
