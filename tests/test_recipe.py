@@ -86,7 +86,7 @@ def test_the_papers_recipes_have_the_papers_settings(name, data):
         best="ce",
         early_stopping=0,
         gradient_checkpointing=False,
-        compile=False,
+        compile="auto",
         fsdp=False,
     )
     assert paper.data == Data(name=data, separator="auto", prefix="", max_source=1024, max_target=128, limit=0)
@@ -240,7 +240,7 @@ def test_a_key_like_no_other_gets_no_suggestion():
         ("model.vocabulary=100_000_000", "model.vocabulary: must be at most 16,777,216, got 100,000,000."),
         ("train.epochs=1e300", "train.epochs: must be at most 1,000,000,000, got 1e+300."),
         ("objective=matches(300000)", "objective: matches takes n of at most 1,024, got 300,000"),
-        ("train.compile=1", "train.compile: must be true or false, got 1."),
+        ("train.compile=1", "train.compile: must be true, false or auto, got 1."),
         ("train.report_to=wandb", "train.report_to: must be a list of texts, got 'wandb'."),
         ("train.report_to=[1]", "train.report_to: must be a list of texts, got [1]."),
         (
@@ -319,6 +319,8 @@ def test_cross_entropy_can_choose_the_best_of_an_objective_without_it():
         ('train.report_to=["wandb", "trackio"]', "train.report_to", ["wandb", "trackio"]),
         ("train.report_to=[]", "train.report_to", []),
         ("train.compile=true", "train.compile", True),
+        ("train.compile=auto", "train.compile", "auto"),
+        ("train.capture=false", "train.capture", False),
         ("data.name=my data/train.jsonl", "data.name", "my data/train.jsonl"),
         ("data.name=train=a.jsonl,validation=b.jsonl", "data.name", "train=a.jsonl,validation=b.jsonl"),
         ("data.name = xsum", "data.name", "xsum"),

@@ -16,7 +16,7 @@ from ngramloss.engine_registry import ENGINES
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import METRICS, score_owners
 from ngramloss.plugins import load_function
-from ngramloss.settings import Setting, settings_of
+from ngramloss.settings import Setting, Switch, settings_of
 from ngramloss.terms import OBJECTIVES
 
 
@@ -92,6 +92,7 @@ def test_every_default_of_a_recipe_is_allowed():
         (Setting(0.1, below=1), 1, "k: must be below 1, got 1.0."),
         (Setting(1.0, above=0), 0, "k: must be above 0, got 0.0."),
         (Setting(True), 1, "k: must be true or false, got 1."),
+        (Setting("auto", Switch), "on", "k: must be true, false or auto, got 'on'."),
         (Setting("a", choices=("a", "b")), "c", "k: must be one of a, b, got 'c'."),
         (Setting([], choices=("a", "b")), ["a", "c"], "k: must be one of a, b, got 'c'."),
         (Setting([]), "a", "k: must be a list of texts, got 'a'."),

@@ -22,8 +22,16 @@ REQUIRED: Any = object()
 LARGEST = 2**32
 """Whole numbers must be below this: products of steps, rows and tokens then fit into 64 bits."""
 
+
+class Switch:
+    """The type of a setting that is true, false, or ``auto``: the program decides."""
+
+    AUTO = "auto"
+
+
 _KINDS: dict[type, str] = {
     bool: "true or false",
+    Switch: "true, false or auto",
     int: "a whole number",
     float: "a number",
     str: "text",
@@ -46,7 +54,8 @@ class Setting:
     default: Any = REQUIRED
     """Its value if none is given. A setting without a default is required."""
     kind: type = None  # type: ignore[assignment]
-    """``bool``, ``int``, ``float``, ``str``, ``Path`` or ``list`` (of texts); by default the type of the default."""
+    """``bool``, ``Switch``, ``int``, ``float``, ``str``, ``Path`` or ``list`` (of texts); by default the type of the
+    default."""
     least: float | None = None
     """The smallest value allowed."""
     above: float | None = None
@@ -105,6 +114,8 @@ class Setting:
             return Path(value)
         if self.kind in (bool, str) and isinstance(value, self.kind):
             return value
+        if self.kind is Switch and (isinstance(value, bool) or value == Switch.AUTO):
+            return value
         if self.kind is int and isinstance(value, int) and number:
             return value
         expected = f"one of {', '.join(self.allowed)}" if self.kind is str and self.allowed else _KINDS[self.kind]
@@ -129,9 +140,12 @@ def setting(
     most: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
+    kind: type | None = None,
 ) -> Any:
-    """A field of a dataclass with its default, bounds and choices."""
-    described = Setting(default, least=least, above=above, most=most, below=below, choices=choices)
+    """A field of a dataclass with its default, its type if that is not the default's, bounds and choices."""
+    described = Setting(
+        default, kind or type(default), least=least, above=above, most=most, below=below, choices=choices
+    )
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata={"setting": described})
     return dataclasses.field(default=default, metadata={"setting": described})

@@ -11,8 +11,9 @@ from forks import fork_ranks
 from logged import logged
 
 import ngramloss as ng
-from ngramloss.gpu.captured import CapturedStep
-from ngramloss.training import loop
+from ngramloss.gpu.captured import CapturedStep, CapturedUpdate
+from ngramloss.steps.running import StepRunner
+from ngramloss.training import compiling, loop
 from ngramloss.training.processes import start_processes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -77,8 +78,19 @@ def replays(monkeypatch):
         (llama, {"precision": "bf16"}),
         (llama, {"precision": "fp32"}),
         (llama, {"precision": "bf16", "compile": True}),
+        (bart, {"precision": "bf16", "compile": True}),
+        (bart, {"precision": "fp32", "compile": True}),
     ],
-    ids=["bart-bf16", "bart-fp32", "bart-fp16", "llama-bf16", "llama-fp32", "llama-compiled"],
+    ids=[
+        "bart-bf16",
+        "bart-fp32",
+        "bart-fp16",
+        "llama-bf16",
+        "llama-fp32",
+        "llama-compiled",
+        "bart-compiled",
+        "bart-compiled-fp32",
+    ],
 )
 def test_the_losses_of_a_captured_training_are_those_of_an_eager_one(replays, model, changes):
     captured, was, _, said = trained(model(), max_steps=50, data=400, **changes)
@@ -134,13 +146,132 @@ def test_a_continued_captured_training_ends_at_the_same_weights(tmp_path, replay
         assert all(torch.equal(value, weights[name]) for name, value in whole.state_dict().items())
 
 
+@pytest.fixture
+def updates(monkeypatch):
+    """How often an update ran as a graph, and how often it did not."""
+    count = {"graph": 0, "eager": 0}
+    call, run = CapturedUpdate.__call__, CapturedUpdate._run
+
+    def called(self):
+        found = call(self)
+        count["graph"] += self.graph is not None
+        return found
+
+    def ran(self, *, capturable):
+        count["eager"] += not capturable
+        return run(self, capturable=capturable)
+
+    monkeypatch.setattr(CapturedUpdate, "__call__", called)
+    monkeypatch.setattr(CapturedUpdate, "_run", ran)
+    return count
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"clip": 0.0}, {"clip": 0.05}, {"encoder_learning_rate": 1e-4, "schedule": "cosine", "warmup_steps": 4}],
+    ids=["plain", "no clipping", "much clipping", "two rates"],
+)
+def test_a_captured_update_is_that_of_the_optimiser(updates, changes, monkeypatch, tmp_path):
+    """In fp32 without random numbers, so that only the learning rate's rounding differs."""
+    settings = {"precision": "fp32", "save_every": 100, **changes}
+    log, _, one, said = trained(folder=tmp_path / "graph", **settings)
+    assert updates == {"graph": 11, "eager": 1}, said
+    assert not any("the optimiser is not captured" in line for line in said)
+    monkeypatch.setattr(StepRunner, "update", lambda self, optimiser, most: (self.clip(most), optimiser.step())[0])
+    again, _, other, _ = trained(folder=tmp_path / "eager", **settings)
+    assert updates == {"graph": 11, "eager": 1}
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(one.state_dict()[name], value, atol=1e-5, rtol=1e-4)
+    for line, expected in zip(log, again, strict=True):
+        assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
+    saved, plain = (
+        torch.load(tmp_path / name / "checkpoint-12" / "optimizer.pt", weights_only=True) for name in ("graph", "eager")
+    )
+    assert saved["param_groups"] == plain["param_groups"]
+    assert all(state["step"].item() == 12 for state in saved["state"].values())
+
+
+def test_an_update_that_cannot_be_captured_runs_without_a_graph(updates, monkeypatch):
+    def waits(self, *, capturable):
+        if capturable:
+            self.rates[0].item()  # not permitted while a graph is recorded
+        return run(self, capturable=capturable)
+
+    run = CapturedUpdate._run
+    monkeypatch.setattr(CapturedUpdate, "_run", waits)
+    log, captured, _, said = trained()
+    assert captured
+    assert sum("the optimiser is not captured as a CUDA graph: " in line for line in said) == 1
+    assert updates == {"graph": 0, "eager": 1}
+    assert log[-1]["ce"] < log[0]["ce"]
+    assert len({line["grad_norm"] for line in log}) == 12
+
+
+def test_compiled_dropout_differs_from_step_to_step_and_is_the_same_in_a_second_run(replays):
+    losses = [
+        [line["loss"] for line in trained(bart(dropout=0.5), data=16, learning_rate=0.0, compile=True)[0]]
+        for _ in range(2)
+    ]
+    assert replays
+    assert len(set(losses[0])) == 12
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)  # the second may be tuned otherwise
+
+
+def test_a_continued_compiled_training_ends_at_the_same_weights(tmp_path, replays):
+    settings = {"save_every": 5, "keep": 9, "compile": True}
+    _, _, whole, _ = trained(bart(dropout=0.1), folder=tmp_path / "whole", **settings)
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "checkpoint-5").symlink_to(tmp_path / "whole" / "checkpoint-5")
+    log, _, made, _ = trained(bart(dropout=0.1), folder=again, **settings)
+    assert log[0]["step"] == 6
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(made.state_dict()[name], value, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("model", "pieces"), [(bart, 2), (llama, 1)])
+def test_every_shape_of_a_training_runs_the_same_compiled_code(model, pieces, replays):
+    counters = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    _, captured, _, said = trained(model(), data=400, max_steps=25, compile=True)
+    assert captured, said
+    assert counters["stats"]["unique_graphs"] == pieces
+    assert not counters["graph_break"]
+
+
+def test_a_short_training_is_not_compiled_and_says_so_and_a_long_one_is(monkeypatch):
+    said = trained()[3]
+    assert any("layers are not compiled: this training is short" in line for line in said)
+    monkeypatch.setattr(compiling, "EARNED", 0.0)
+    torch._dynamo.utils.counters.clear()
+    said = trained()[3]
+    assert any("layers are compiled before the first step" in line for line in said)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+def test_a_compiler_that_fails_leaves_captured_steps_as_they_are(monkeypatch, replays):
+    def fails(module, inputs):
+        raise RuntimeError("no C compiler")
+
+    compile_it = torch.nn.Module.compile
+    monkeypatch.setattr(compiling, "EARNED", 0.0)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: compile_it(self, backend=fails, **given))
+    log, captured, _, said = trained()
+    assert captured
+    assert len(replays) >= 12
+    assert any("layers are not compiled: " in line and "no C compiler" in line for line in said), said
+    assert log[-1]["ce"] < log[0]["ce"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("model", [bart, llama])
-def test_no_captured_step_waits_for_the_device(replays, model):
+def test_no_captured_step_waits_for_the_device(replays, model, compiled):
     def watch(number, values):
         torch.cuda.set_sync_debug_mode("error" if 4 <= number < 10 else "default")
 
     try:
-        trained(model(), data=16, log_every=100, on_step=watch)
+        trained(model(), data=16, log_every=100, on_step=watch, compile=compiled)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(replays) >= 12

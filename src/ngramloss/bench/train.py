@@ -88,6 +88,7 @@ class Contestant(NamedTuple):
     """Trains until the window's last step, with a folder for its output. Returns the batches of an epoch."""
     ours: bool = False
     compiles: bool = False
+    """Whether it compiles whole models, which takes minutes."""
     needs_gpu: bool = False
     captures: bool = False
     needs_liger: bool = False
@@ -120,9 +121,9 @@ class Row(NamedTuple):
     """As a multiple of the best stock trainer's."""
     step_milliseconds: float = NAN
     device_milliseconds: float = NAN
-    """Of a step, in which the GPU was busy."""
+    """Of a step, in which the GPU was busy. It is measured in a few other steps."""
     idle: float = NAN
-    """The share of a step in which the GPU had nothing to do."""
+    """The share of those steps in which the GPU had nothing to do."""
     padding: float = NAN
     """The share of padding among the tokens of sources and targets."""
     gibibytes: float = NAN
@@ -284,7 +285,6 @@ CONTESTANTS = [
         "ngramloss, captured, compiled",
         partial(_ours, capture=True, compiled=True),
         ours=True,
-        compiles=True,
         needs_gpu=True,
         captures=True,
     ),
@@ -429,7 +429,7 @@ def trained(setup: Setup, contestant: Contestant, trace: Path | None) -> Row:
         docs_per_second=1e3 * setup.batch * setup.accumulate / window.milliseconds,
         step_milliseconds=window.milliseconds,
         device_milliseconds=window.device_milliseconds,
-        idle=1 - window.device_milliseconds / window.milliseconds,
+        idle=window.idle,
         padding=padding,
         gibibytes=window.gibibytes,
         reserved_gibibytes=window.reserved_gibibytes,

@@ -21,8 +21,9 @@ TRACED = 3
 class Window:
     """Reads the clock at both ends of a window of steps, then profiles a few more steps.
 
-    The profiler slows the host down, so the time of a step and the time of the device come from different steps. On a
-    CPU nothing is profiled, except for a trace.
+    The profiler slows the host down, so the time of a step and the time of the device come from different steps, and
+    these may be longer or shorter. So the share in which the device is idle is of the profiled steps alone: at most
+    this much. On a CPU nothing is profiled, except for a trace.
 
     Args:
         warm_up: steps before the window.
@@ -33,8 +34,9 @@ class Window:
 
     def __init__(self, *, warm_up: int, steps: int, cuda: bool, trace: Path | None = None) -> None:
         self.steps, self.cuda, self.trace = steps, cuda, trace
-        self.milliseconds = self.device_milliseconds = self.gibibytes = self.reserved_gibibytes = float("nan")
-        self._began = 0.0
+        self.milliseconds = self.gibibytes = self.reserved_gibibytes = float("nan")
+        self.device_milliseconds = self.idle = float("nan")
+        self._began = self._profile_began = 0.0
         self._profiler: Any = None
         window_ends = warm_up + steps
         busy_ends = window_ends + PROFILED * cuda
@@ -73,14 +75,16 @@ class Window:
     def _profile(self, activities: list[ProfilerActivity]) -> None:
         self._profiler = profile(activities=activities)
         self._profiler.start()
+        self._profile_began = self._now()
 
     def _read_busy(self) -> None:
-        self._now()
+        milliseconds = 1e3 * (self._now() - self._profile_began) / PROFILED
         self._profiler.stop()
         recorded = self._profiler.profiler.kineto_results.events()  # a trace as JSON would take half a minute
         work = [event for event in recorded if event.device_type().name == "CUDA" and not event.is_user_annotation()]
         spans = [(event.start_ns() / 1e6, (event.start_ns() + event.duration_ns()) / 1e6) for event in work]
         self.device_milliseconds = busy(spans) / PROFILED if spans else float("nan")
+        self.idle = 1 - self.device_milliseconds / milliseconds
 
     def _write_trace(self) -> None:
         self._now()

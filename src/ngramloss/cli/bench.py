@@ -177,7 +177,7 @@ def _add_train(train: argparse.ArgumentParser) -> None:
     add_number(train, "--steps", 50, "N", steps)
     add_number(train, "--workers", 2, "N", "processes that load data, for each trainer")
     _add_precision(train, "bf16 and fp16 are mixed precision")
-    train.add_argument("--compile", action="store_true", help="also train with torch.compile, which takes minutes")
+    train.add_argument("--compile", action="store_true", help="also let the stock trainer compile, which takes minutes")
     only = f"train with these only: {', '.join(CONTESTANTS)}"
     train.add_argument("--only", nargs="+", choices=CONTESTANTS, default=[], metavar="NAME", help=only)
     add_number(train, "--seed", 0, "N", "random seed of rows and their order")

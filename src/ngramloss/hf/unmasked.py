@@ -39,6 +39,27 @@ def attention_named(config: Any, name: str) -> Iterator[None]:
         config._attn_implementation = before
 
 
+@contextmanager
+def as_if_captured() -> Iterator[None]:
+    """Let transformers build the masks that it builds while a CUDA graph is captured, where it cannot look at padding.
+
+    Otherwise the run before a capture may have no mask where the capture has one. Compiled layers would then be
+    compiled again in the middle of the capture.
+    """
+    from transformers.utils import import_utils
+
+    name = "is_cuda_stream_capturing"
+    before = getattr(import_utils, name, None)
+    if before is None:  # another version of transformers
+        yield
+        return
+    setattr(import_utils, name, lambda: True)
+    try:
+        yield
+    finally:
+        setattr(import_utils, name, before)
+
+
 @cache
 def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface

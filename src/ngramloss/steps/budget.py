@@ -16,7 +16,14 @@ SHARE = 0.8
 
 
 def fitting_tokens(
-    model: Any, loss: Callable[[Batch], Tensor], grid: Grid, rows: int, padder: Pad, device: torch.device
+    model: Any,
+    loss: Callable[[Batch], Tensor],
+    grid: Grid,
+    rows: int,
+    padder: Pad,
+    device: torch.device,
+    *,
+    fewest: int = 1,
 ) -> int:
     """The most tokens of a micro-batch, found by running one and three rows of the longest examples.
 
@@ -27,19 +34,35 @@ def fitting_tokens(
         rows: of a step in this process.
         padder: makes batches.
         device: a GPU.
+        fewest: run this many rows, and two more, instead.
     """
     longest = Size(1, grid.sources[-1], grid.targets[-1], grid.texts, grid.copies)
+    counts = (fewest, fewest, fewest + 2)
     try:
-        peaks = [_peak(model, loss, padder([], longest._replace(rows=count)), device) for count in (1, 1, 3)]
+        peaks = [_peak(model, loss, padder([], longest._replace(rows=count)), device) for count in counts]
     except torch.cuda.OutOfMemoryError:
         return longest.tokens
     each = max((peaks[2] - peaks[1]) / 2, 1)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    free = torch.cuda.mem_get_info(device)[0] - 8 * trained - (peaks[1] - each)  # the optimiser keeps two numbers
+    free = (
+        torch.cuda.mem_get_info(device)[0] - 8 * trained - (peaks[1] - fewest * each)
+    )  # the optimiser keeps two numbers
     fitting = max(1, int(SHARE * free / each))
     if fitting < rows:  # a power of two, so that the split does not change with a little memory
         fitting = 2 ** (fitting.bit_length() - 1)
     return fitting * longest.tokens
+
+
+def try_batch(model: Any, loss: Callable[[Batch], Tensor], grid: Grid, padder: Pad, device: torch.device) -> None:
+    """Run a few rows of the longest examples, for code that is compiled then. The model and random numbers stay.
+
+    The compiler takes sizes that are equal here for always equal, so sources and targets differ if they can, and there
+    are three rows: few models have three of anything.
+    """
+    source = grid.sources[-1]
+    target = max(grid.targets, key=lambda length: (length != source, length))
+    size = Size(3, source, target, grid.texts, grid.copies)
+    _peak(model, loss, padder([], size), device)
 
 
 def _peak(model: Any, loss: Callable[[Batch], Tensor], batch: Batch, device: torch.device) -> int:

@@ -179,7 +179,7 @@ class PlannedSteps:
             batches = [{name: value.pin_memory() for name, value in batch.items()} for batch in batches]
         counted = [each[list(rows)].sum() for each in (self.lengths.counted, self.lengths.sequences)]
         counts = torch.tensor(counted, dtype=torch.float32) * self.copies  # [2]
-        return Step(batches, counts, number)
+        return Step(batches, counts.pin_memory() if self.pin else counts, number)
 
     def _pieces(self, rows: Sequence[int]) -> list[MicroBatch]:
         own = self.plan.cut(self.own(rows))

@@ -25,7 +25,12 @@ MOST_DOTS = 500
 def cache_folder() -> Path:
     """The folder for prepared data: ``$NGRAMLOSS_CACHE``, or ``ngramloss`` in the user's cache."""
     own = os.environ.get("NGRAMLOSS_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ngramloss"
+    return Path(own) if own else user_cache()
+
+
+def user_cache() -> Path:
+    """``ngramloss`` in the user's own cache, which nobody else writes to."""
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ngramloss"
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -30,6 +30,7 @@ WITHOUT_EFFECT = (
     "train.max_tokens",
     "train.memory",
     "train.capture",
+    "train.compile",
     "train.log_every",
     "train.eval_batch_size",
     "train.keep",

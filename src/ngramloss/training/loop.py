@@ -23,20 +23,21 @@ from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_part
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.hf.heads import has_dropout, has_encoder
 from ngramloss.hf.teachers import frozen_start
+from ngramloss.hf.unmasked import as_if_captured
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
 from ngramloss.recipe import LAST, NOT_WRITTEN, NOTHING_IMPROVES, Train, broken_averages
 from ngramloss.stats import BESIDE_LABELS, WEIGHTS
 from ngramloss.steps import reduction
-from ngramloss.steps.budget import fitting_tokens
+from ngramloss.steps.budget import fitting_tokens, try_batch
 from ngramloss.steps.joined import JoinedPadder
 from ngramloss.steps.padding import Batch, Pad, Padder, Step
 from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
-from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
+from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.steps.twins import twins
-from ngramloss.training import averaging, checkpoints
+from ngramloss.training import averaging, checkpoints, compiling
 from ngramloss.training.best import Best, is_better
 from ngramloss.training.log import Log
 from ngramloss.training.online import FreshTexts, OwnTexts, warn_unless_exact, writing_copy
@@ -173,9 +174,13 @@ def run(job: Job, here: Processes) -> Outcome:
     model.to(here.device).train()
     if here.count > 1:
         reduction.share_weights(model)
-    if settings.compile:
-        for layer in _layers(model):
-            layer.compile(dynamic=True)
+    why_not_captured = _why_not_captured(settings, here.device, teacher=teacher is not None)
+    if remark := _capture_remark(settings, here.device, teacher=teacher is not None):
+        logger.info(remark)
+    lengths = lengths_of(job.examples, joined=_joined(model)) if job.own_texts is None else None
+    compiles = _compiles(job, here, lengths, why_not_captured)
+    if compiles:
+        compiling.compile_layers(model)
     if settings.fsdp:
         shard(model)
     fresh: FreshTexts | None = None
@@ -192,17 +197,16 @@ def run(job: Job, here: Processes) -> Outcome:
 
     def share(batch: Batch, counts: Tensor) -> Tensor:
         """Run forward and backward of a micro-batch's share of the step. Returns its loss and terms, [1 + parts]."""
-        with autocast():
+        with autocast(), nullcontext() if runner.why_not_captured else as_if_captured():
             loss = model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
         scaled = loss * here.count  # gradients are averaged over processes
         (scaled if scaler is None else scaler.scale(scaled)).backward()
         return torch.stack([loss.detach(), *last_parts(model).values()])
 
     # The steps
-    why_not_captured = _why_not_captured(settings, here.device, teacher=teacher is not None)
-    if remark := _capture_remark(settings, here.device, teacher=teacher is not None):
-        logger.info(remark)
-    steps, largest = _plan(job, model, here, autocast, fresh, captures=not why_not_captured)
+    steps, largest = _plan(
+        job, model, here, autocast, fresh, captures=not why_not_captured, compiled=compiles, lengths=lengths
+    )
     if not steps.total:
         raise UserError("there are no examples to train on.")
     state = State(teacher=mark)
@@ -255,14 +259,13 @@ def run(job: Job, here: Processes) -> Outcome:
                 group["lr"] = encoder_rate if "encoder" in group else rate
 
             values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step
-            if scaler is not None:
-                scaler.unscale_(optimiser)
-            norm = runner.clip(settings.clip)  # []
             done = state.updates
             if scaler is None:
-                optimiser.step()
+                norm = runner.update(optimiser, settings.clip)  # []
                 state.updates += 1
             else:
+                scaler.unscale_(optimiser)
+                norm = runner.clip(settings.clip)  # []
                 state.updates += _scaled_step(scaler, optimiser)
             if ema is not None and state.updates > done:
                 ema.update(state.updates)
@@ -542,13 +545,6 @@ def precision_of(settings: Train, device: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
 
 
-def _layers(model: Any) -> list[torch.nn.Module]:
-    """The layers of a model. Compiled one by one, alike layers share their code, so that compiling takes seconds."""
-    lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
-    inner = {id(part) for each in lists for layer in each for part in layer.modules()}
-    return [layer for each in lists if id(each) not in inner for layer in each]
-
-
 def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:
     """AdamW. Biases and the weights of norms, which are vectors, do not decay.
 
@@ -622,11 +618,14 @@ def _plan(
     fresh: FreshTexts | None = None,
     *,
     captures: bool,
+    compiled: bool = False,
+    lengths: ExampleLengths | None = None,
 ) -> tuple[PlannedSteps, Batch | None]:
-    """The steps of the training, and a micro-batch of the largest shape on a GPU."""
+    """The steps of the training, and a micro-batch of the largest shape on a GPU. Compiled layers first run here."""
     settings, cuda = job.settings, here.device.type == "cuda"
     joins = _joined(model)
-    lengths = lengths_of(job.examples, joined=joins) if fresh is None else fresh.lengths(joined=joins)
+    if lengths is None:
+        lengths = lengths_of(job.examples, joined=joins) if fresh is None else fresh.lengths(joined=joins)
     sources, targets, texts = lengths[:3]
     joined: Any = ""
     if joins:
@@ -648,11 +647,17 @@ def _plan(
             grid = fresh.grid(longest=positions, joined=joined)
 
         def loss(batch: Batch) -> Tensor:
-            with autocast():
+            with autocast(), as_if_captured() if captures else nullcontext():
                 value: Tensor = model(**batch).loss  # []
             return value
 
-        limit = most_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device)
+        if compiled:
+            compiled = compiling.run_compiled(
+                model, lambda: try_batch(model, loss, grid, padder, here.device), asked=settings.compile is True
+            )
+        # Of a single row, the compiler would make code of its own.
+        fewest = 2 if compiled else 1
+        limit = most_tokens or fitting_tokens(model, loss, grid, rows, padder, here.device, fewest=fewest)
         plan = Plan(sources, targets, rows, limit, grid, texts, joined)
         sizes, shown = plan.sizes(rows), first[:50]
         largest = padder([], sizes[0])
@@ -704,13 +709,30 @@ def _capture_remark(settings: Train, device: torch.device, *, teacher: bool = Fa
     return NOT_CAPTURED.format(why) if wanted and why else ""
 
 
+def _compiles(job: Job, here: Processes, lengths: ExampleLengths | None, why_not_captured: str) -> bool:
+    """Whether the layers are compiled. Decided by the whole training, so that a continued one does the same."""
+    settings, seconds = job.settings, 0.0
+    if lengths is not None and len(lengths.sources) and not why_not_captured:
+        rows = settings.batch_size * settings.accumulate * (2 if settings.twins else 1) / here.count
+        steps = total_steps(settings, len(lengths.sources))
+        seconds = compiling.seconds_saved(job.model, lengths, rows=rows, steps=steps)
+    facts = {"why_not_captured": why_not_captured, "writes": job.own_texts is not None, "seconds": seconds}
+    return compiling.decide(job.model, settings, here.device, **facts)
+
+
 def _begin_thread(device: torch.device) -> Callable[[], object]:
     return (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else bool
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Set the random numbers of a step: dropout is the same however often the training was stopped before."""
-    torch.manual_seed((seed * 1_000_003 + step) * 4099 + rank)
+    """Set the random numbers of a step: dropout is the same however often the training was stopped before.
+
+    ``torch.manual_seed`` does the same, and 0.2 ms of work for devices that are not there.
+    """
+    number = (seed * 1_000_003 + step) * 4099 + rank
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
 
 
 def scheduled_weights(loss_fn: JointLoss) -> dict[str, float]:
