@@ -19,7 +19,6 @@ from trainings import OBJECTIVE, RANKED, assert_same_weights, padded, rows, rows
 import ngramloss as ng
 from ngramloss import JointLoss
 from ngramloss.errors import UserError
-from ngramloss.gpu import captured
 from ngramloss.gpu.captured import CapturedStep, Gradients, _state
 from ngramloss.hf.attach import attached_loss
 from ngramloss.recipe import Train
@@ -678,18 +677,11 @@ class WithoutGraphs(CapturedStep):
         self.graphs[key] = SimpleNamespace(replay=replay), held, result
 
 
-def record_without_graph(function):
-    """As a graph: nothing runs before it is replayed, and each replay overwrites the result."""
-    result = torch.zeros(())
-    return SimpleNamespace(replay=lambda: result.copy_(function())), result
-
-
 @pytest.fixture
 def without_graphs(monkeypatch):
     """Captured steps on a CPU, as they are made."""
     monkeypatch.setattr(WithoutGraphs, "made", [])
     monkeypatch.setattr(running, "CapturedStep", WithoutGraphs)
-    monkeypatch.setattr(captured.graphs, "record", record_without_graph)
     monkeypatch.setattr(loop, "_why_not_captured", lambda *_, **__: "")
     return WithoutGraphs.made
 
@@ -749,36 +741,6 @@ def test_what_cannot_be_captured_is_said_once_and_trained_without(monkeypatch, w
     assert_same_weights(model.state_dict(), trained().model.state_dict(), 0)
 
 
-def test_a_captured_update_follows_every_learning_rate_and_saves_numbers(tmp_path, request):
-    """The graph reads the learning rates of both groups from tensors; the first update runs without it."""
-    settings = {"encoder_learning_rate": 3e-3, "warmup_steps": 2, "schedule": "cosine", "clip": 0.5, "ema": 0.5}
-    eager = trained(tmp_path / "eager", **settings)
-    request.getfixturevalue("without_graphs")
-    recorded, rates, adamw = [], [], torch._fused_adamw_
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "_fused_adamw_", lambda *_, lr, **others: rates.append(lr) or adamw(*_, lr=lr, **others))
-        patch.setattr(captured.graphs, "record", lambda function: recorded.append(1) or record_without_graph(function))
-        whole = trained(tmp_path / "captured", **settings)
-    assert recorded == [1]
-    assert len(rates) == 4 * 6  # groups and steps
-    assert all(isinstance(rate, torch.Tensor) for rate in rates)  # a graph would repeat a number
-    assert_same_weights(whole.model.state_dict(), eager.model.state_dict(), 1e-6)
-    one, other = (
-        torch.load(tmp_path / name / "checkpoint-6" / "optimizer.pt", weights_only=True)
-        for name in ("captured", "eager")
-    )
-    assert one["param_groups"] == other["param_groups"]
-    assert all(type(group["lr"]) is float and not group["capturable"] for group in one["param_groups"])
-    assert [state["step"].item() for state in one["state"].values()] == [6.0] * len(other["state"])
-    # A captured training continues an eager one, and the other way round.
-    for folder in ("eager", "captured"):
-        (tmp_path / f"again-{folder}").mkdir()
-        (tmp_path / folder / "checkpoint-3").rename(tmp_path / f"again-{folder}" / "checkpoint-3")
-        again = trained(tmp_path / f"again-{folder}", **settings)
-        assert again.outcome.continued_from == 3
-        assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0 if folder == "captured" else 1e-6)
-
-
 def test_auto_decides_by_the_whole_training(without_graphs, monkeypatch):
     """Twins count twice, and a continued training decides as the one that it continues."""
     seen = []
@@ -789,24 +751,6 @@ def test_auto_decides_by_the_whole_training(without_graphs, monkeypatch):
     assert each[0] > 0
     assert each == pytest.approx([each[0], 2 * each[0], 2 * each[0], 2 * each[0]])
     assert seen[0] | {"seconds": 0} == {"why_not_captured": "", "writes": False, "seconds": 0}
-
-
-def test_an_update_that_cannot_be_captured_runs_as_it_is_and_says_why(request, messages):
-    eager = trained()
-    request.getfixturevalue("without_graphs")
-
-    def fails(function):
-        raise RuntimeError("operation not permitted\nwhen stream is capturing")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(captured.graphs, "record", fails)
-        patch.setattr(torch.cuda, "synchronize", lambda device: None)
-        got = trained()
-    assert_same_weights(got.model.state_dict(), eager.model.state_dict(), 1e-6)
-    assert messages == [
-        "the optimiser is not captured as a CUDA graph: operation not permitted when stream is capturing. Training is "
-        "the same, but slower."
-    ]
 
 
 @pytest.mark.parametrize(

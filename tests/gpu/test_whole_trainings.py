@@ -11,8 +11,7 @@ from forks import fork_ranks
 from logged import logged
 
 import ngramloss as ng
-from ngramloss.gpu.captured import CapturedStep, CapturedUpdate
-from ngramloss.steps.running import StepRunner
+from ngramloss.gpu.captured import CapturedStep
 from ngramloss.training import compiling, loop
 from ngramloss.training.processes import start_processes
 
@@ -144,67 +143,6 @@ def test_a_continued_captured_training_ends_at_the_same_weights(tmp_path, replay
         assert log[0]["step"] == checkpoint + 1
         weights = made.state_dict()
         assert all(torch.equal(value, weights[name]) for name, value in whole.state_dict().items())
-
-
-@pytest.fixture
-def updates(monkeypatch):
-    """How often an update ran as a graph, and how often it did not."""
-    count = {"graph": 0, "eager": 0}
-    call, run = CapturedUpdate.__call__, CapturedUpdate._run
-
-    def called(self):
-        found = call(self)
-        count["graph"] += self.graph is not None
-        return found
-
-    def ran(self, *, capturable):
-        count["eager"] += not capturable
-        return run(self, capturable=capturable)
-
-    monkeypatch.setattr(CapturedUpdate, "__call__", called)
-    monkeypatch.setattr(CapturedUpdate, "_run", ran)
-    return count
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"clip": 0.0}, {"clip": 0.05}, {"encoder_learning_rate": 1e-4, "schedule": "cosine", "warmup_steps": 4}],
-    ids=["plain", "no clipping", "much clipping", "two rates"],
-)
-def test_a_captured_update_is_that_of_the_optimiser(updates, changes, monkeypatch, tmp_path):
-    """In fp32 without random numbers, so that only the learning rate's rounding differs."""
-    settings = {"precision": "fp32", "save_every": 100, **changes}
-    log, _, one, said = trained(folder=tmp_path / "graph", **settings)
-    assert updates == {"graph": 11, "eager": 1}, said
-    assert not any("the optimiser is not captured" in line for line in said)
-    monkeypatch.setattr(StepRunner, "update", lambda self, optimiser, most: (self.clip(most), optimiser.step())[0])
-    again, _, other, _ = trained(folder=tmp_path / "eager", **settings)
-    assert updates == {"graph": 11, "eager": 1}
-    for name, value in other.state_dict().items():
-        torch.testing.assert_close(one.state_dict()[name], value, atol=1e-5, rtol=1e-4)
-    for line, expected in zip(log, again, strict=True):
-        assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
-    saved, plain = (
-        torch.load(tmp_path / name / "checkpoint-12" / "optimizer.pt", weights_only=True) for name in ("graph", "eager")
-    )
-    assert saved["param_groups"] == plain["param_groups"]
-    assert all(state["step"].item() == 12 for state in saved["state"].values())
-
-
-def test_an_update_that_cannot_be_captured_runs_without_a_graph(updates, monkeypatch):
-    def waits(self, *, capturable):
-        if capturable:
-            self.rates[0].item()  # not permitted while a graph is recorded
-        return run(self, capturable=capturable)
-
-    run = CapturedUpdate._run
-    monkeypatch.setattr(CapturedUpdate, "_run", waits)
-    log, captured, _, said = trained()
-    assert captured
-    assert sum("the optimiser is not captured as a CUDA graph: " in line for line in said) == 1
-    assert updates == {"graph": 0, "eager": 1}
-    assert log[-1]["ce"] < log[0]["ce"]
-    assert len({line["grad_norm"] for line in log}) == 12
 
 
 def test_compiled_dropout_differs_from_step_to_step_and_is_the_same_in_a_second_run(replays):

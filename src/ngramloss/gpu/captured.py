@@ -157,64 +157,6 @@ class Gradients:
         return norm
 
 
-class CapturedUpdate:
-    """Clipping and the optimiser's step as one CUDA graph.
-
-    The optimiser goes through all parameters in Python, which takes a millisecond of the host. Its first call runs
-    without a graph and sets up the optimiser's state; the second records the graph.
-
-    Args:
-        gradients: of all parameters that are updated.
-        optimiser: a fused AdamW.
-        most: the largest norm of the gradients.
-    """
-
-    def __init__(self, gradients: Gradients, optimiser: torch.optim.Optimizer, most: float) -> None:
-        self.gradients, self.optimiser, self.most = gradients, optimiser, most
-        device = gradients.parameters[0].device
-        self.rates = [torch.zeros((), device=device) for _ in optimiser.param_groups]   # [] each, read by the graph
-        self.has_state = False
-        self.graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
-
-    def __call__(self) -> Tensor:
-        """Clip the gradients, and update the weights with the learning rates that the optimiser's groups have now.
-
-        Returns:
-            The norm before, [], which the next call overwrites.
-
-        Raises:
-            CannotCapture: the reason. Gradients and weights are as before.
-        """
-        for rate, group in zip(self.rates, self.optimiser.param_groups, strict=True):
-            rate.fill_(group["lr"])
-        if not self.has_state:
-            self.has_state = True
-            return self._run(capturable=False)
-        if self.graph is None:
-            try:
-                self.graph = graphs.record(lambda: self._run(capturable=True))
-            except RuntimeError as reason:
-                torch.cuda.synchronize(self.rates[0].device)
-                raise CannotCapture(" ".join(str(reason).split())[:200]) from reason
-        graph, norm = self.graph
-        graph.replay()
-        return norm
-
-    def _run(self, *, capturable: bool) -> Tensor:
-        """Clip and update. The groups get their own learning rates back: a checkpoint has numbers."""
-        groups = self.optimiser.param_groups
-        before = [{name: group[name] for name in ("lr", "capturable")} for group in groups]
-        norm = self.gradients.clip(self.most)   # []
-        try:
-            for group, rate in zip(groups, self.rates, strict=True):
-                group |= {"lr": rate, "capturable": capturable}
-            self.optimiser.step()
-        finally:
-            for group, own in zip(groups, before, strict=True):
-                group |= own
-        return norm
-
-
 def _grown(before: int, device: torch.device) -> bool:
     """Whether more memory is in use than before, not counting what waits for the garbage collector."""
     if torch.cuda.memory_allocated(device) <= before:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ngramloss.gpu.captured import CannotCapture, CapturedStep, CapturedUpdate, Gradients
+from ngramloss.gpu.captured import CannotCapture, CapturedStep, Gradients
 from ngramloss.output.console import logger
 from ngramloss.steps import reduction
 from ngramloss.steps.padding import Batch, Step
@@ -19,7 +19,6 @@ and [1 + parts] numbers for the log: the loss, and each term."""
 
 
 NOT_CAPTURED = "steps are not captured as CUDA graphs: {}. Training is the same, but slower."
-UPDATE_NOT_CAPTURED = "the optimiser is not captured as a CUDA graph: {}. Training is the same, but slower."
 
 
 class StepRunner:
@@ -49,8 +48,6 @@ class StepRunner:
         self.averages = processes > 1 and not sharded
         self.why_not_captured, self.largest = why_not_captured, largest
         self.captured: CapturedStep | None = None
-        self.captured_update: CapturedUpdate | None = None
-        self.captures_update = True
         self.last_batch: Batch = {}
 
     def run(self, step: Step) -> Tensor:
@@ -87,29 +84,6 @@ class StepRunner:
             return self.gradients.clip(limit)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)  # []
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards
-
-    def update(self, optimiser: torch.optim.Optimizer, most: float) -> Tensor:
-        """Clip the gradients and update the weights, where steps are captured as one CUDA graph.
-
-        Args:
-            optimiser: a fused AdamW. If the update is captured, only its learning rates may change from step to step.
-            most: the largest norm, as for :meth:`clip`.
-
-        Returns:
-            The norm before clipping, []. The next update overwrites it.
-        """
-        gradients = self.gradients
-        if gradients is not None and self.captures_update:
-            if self.captured_update is None or self.captured_update.gradients is not gradients:
-                self.captured_update = CapturedUpdate(gradients, optimiser, most or float("inf"))
-            try:
-                return self.captured_update()
-            except CannotCapture as reason:  # nothing has changed yet
-                self.captures_update, self.captured_update = False, None
-                logger.warning(UPDATE_NOT_CAPTURED.format(reason))
-        norm = self.clip(most)  # []
-        optimiser.step()
-        return norm
 
     def _share(self, inputs: Batch) -> Tensor:
         return self.share({name: value for name, value in inputs.items() if name != "counts"}, inputs["counts"])

@@ -259,13 +259,14 @@ def run(job: Job, here: Processes) -> Outcome:
                 group["lr"] = encoder_rate if "encoder" in group else rate
 
             values = runner.run(step)  # [1 + parts]: gradients are now those of the whole step
+            if scaler is not None:
+                scaler.unscale_(optimiser)
+            norm = runner.clip(settings.clip)  # []
             done = state.updates
             if scaler is None:
-                norm = runner.update(optimiser, settings.clip)  # []
+                optimiser.step()
                 state.updates += 1
             else:
-                scaler.unscale_(optimiser)
-                norm = runner.clip(settings.clip)  # []
                 state.updates += _scaled_step(scaler, optimiser)
             if ema is not None and state.updates > done:
                 ema.update(state.updates)
