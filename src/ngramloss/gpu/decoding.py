@@ -1,7 +1,7 @@
-"""logits and caches of a search → the best tokens of each row, and attention to texts and sources, in Triton kernels.
+"""caches of a search → attention to texts and sources, in Triton kernels.
 
-PyTorch would copy all caches at each token, because beams change places, and read the logits ten times. Norms and
-rotary positions are here, too: transformers computes them in many small kernels.
+PyTorch would copy all caches at each token, because beams change places. Norms and rotary positions are here, too:
+transformers computes them in many small kernels.
 """
 
 from __future__ import annotations
@@ -12,46 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-BLOCK = 4096
-"""Logits that one program of :func:`top` reads."""
-
-
-def top(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest logits of each row, their tokens, and the row's log-sum-exp.
-
-    Args:
-        logits: [N, V]; rows may be further apart than V.
-        count: how many are wanted.
-
-    Returns:
-        Values and tokens [N, C], where C is at least ``count``: the best of each block of the row, so that the best of
-        the row are among them; and the log-sum-exp, [N].
-    """
-    (N, V), device = logits.shape, logits.device
-    blocks = triton.cdiv(V, BLOCK)
-    values = torch.empty(N, blocks, count, device=device)                # [N, blocks, count]
-    tokens = torch.empty(N, blocks, count, dtype=torch.long, device=device)      # [N, blocks, count]
-    sums = torch.empty(N, blocks, device=device)                         # [N, blocks]
-    _top[(N, blocks)](logits, values, tokens, sums, logits.stride(0), V, blocks, count, BLOCK=BLOCK, num_warps=8)
-    return values.flatten(1), tokens.flatten(1), sums.logsumexp(-1)
-
-
-@triton.jit
-def _top(logits, values, tokens, sums, stride, V, blocks, count, BLOCK: tl.constexpr):
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = tl.arange(0, BLOCK)
-    token = block * BLOCK + place
-    left = tl.load(logits + row * stride + token, mask=token < V, other=float("-inf")).to(tl.float32)
-    highest = tl.max(left, 0)
-    shift = tl.where(highest == float("-inf"), 0.0, highest)   # every token may be ruled out
-    tl.store(sums + row * blocks + block, shift + tl.log(tl.sum(tl.exp(left - shift), 0)))
-    out = (row * blocks + block) * count
-    for number in range(count):
-        best, at = tl.max(left, 0, return_indices=True)
-        tl.store(values + out + number, best)
-        tl.store(tokens + out + number, (block * BLOCK + at).to(tl.int64))
-        left = tl.where(place == at, float("-inf"), left)
 
 
 class Part(NamedTuple):
