@@ -94,7 +94,7 @@ def _sweep(logits, maxima, sums, stride, V, blocks, BLOCK: tl.constexpr, SPAN: t
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     span = block * (BLOCK // SPAN) + tl.arange(0, BLOCK // SPAN)
     token = span[:, None] * SPAN + tl.arange(0, SPAN)[None, :]
-    # A row's end is known to be a multiple of 16, and V may be none: with it as the mask, loads would be of single logits.
+    # Rows end at a multiple of 16, which V may not be: with V as the mask, logits would be loaded one by one.
     left = tl.load(logits + row * stride + token, mask=token < stride, other=float("-inf")).to(tl.float32)
     left = tl.where(token < V, left, float("-inf"))
     largest = tl.max(left, 1)
