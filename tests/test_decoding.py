@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ngramloss.generation import beams, decoders
 from ngramloss.generation.engines import graph, hf
+from ngramloss.generation.fused_layers import Joined, norm_of
 from ngramloss.gpu import decoding
 
 pytestmark = pytest.mark.slow
@@ -104,15 +105,61 @@ def test_attention_to_a_prompt_and_the_text_behind_it(K, G, S, position, d, soft
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
-def test_norms_are_those_of_transformers(dtype):
+@pytest.mark.parametrize("kind", ["llama", "t5", "layer", "layer_without_bias"])
+def test_norms_are_those_of_transformers(kind, dtype):
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-    own = LlamaRMSNorm(40, eps=1e-5)
-    own.weight.data = drawn(40, seed=1)
+    makers = {"llama": LlamaRMSNorm, "t5": T5LayerNorm, "layer": torch.nn.LayerNorm}
+    own = makers[kind](40, eps=1e-5) if kind in makers else torch.nn.LayerNorm(40, bias=False)
+    for seed, parameter in enumerate(own.parameters()):
+        parameter.data = drawn(40, seed=seed)
     own = own.to(DEVICE, dtype)
     for shape in ((3, 5, 40), (2, 3, 4, 40)):
-        hidden = drawn(*shape, dtype=dtype)
-        torch.testing.assert_close(decoding.rms_norm(hidden, own.weight, 1e-5), own(hidden), **CLOSE[dtype])
+        hidden, part = drawn(*shape, dtype=dtype) + 2, drawn(*shape, dtype=dtype, seed=1)
+        torch.testing.assert_close(decoding.norm(hidden, norm_of(own)), own(hidden), **CLOSE[dtype])
+        for other in (part, part.flatten(0, -2)[:1], part.transpose(0, 1).contiguous().transpose(0, 1)):
+            total, normed = decoding.added_norm(hidden, other, norm_of(own))
+            assert torch.equal(total, hidden + other)
+            torch.testing.assert_close(normed, own(hidden + other), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_gates_are_those_of_pytorch(dtype):
+    both = drawn(2, 3, 2 * 1100, dtype=dtype) * 4
+    gate, up = both.split(1100, -1)
+    torch.testing.assert_close(decoding.gated(gate, up), torch.nn.functional.silu(gate) * up, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize(("K", "L", "position"), [(3, 70, 64), (6, 20, 0), (1, 5, 4)])
+def test_beams_continue_others(K, L, position):
+    generator = torch.Generator().manual_seed(0)
+    own = torch.arange(K).view(1, -1, 1).expand(2, -1, L)
+    origin = torch.randint(K, (2, K, L), generator=generator).where(torch.arange(L) <= position, own)
+    parents = torch.randint(K, (2, K), generator=generator)
+    expected = origin.gather(1, parents.unsqueeze(-1).expand_as(origin)).where(torch.arange(L) <= position, own)
+    found = origin.to(DEVICE)
+    decoding.reorder(found, parents.to(DEVICE), torch.tensor(position, device=DEVICE))
+    assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_rows_may_be_parts_of_longer_ones(dtype):
+    """Queries, keys and values of one product."""
+    B, K, H, G, S, L, d = 2, 3, 2, 2, 20, 8, 16
+    rows = drawn(B, K, (G + 2) * H * d, dtype=dtype).split([G * H * d, H * d, H * d], -1)
+    cached = [drawn(B * K, H, L, d, dtype=dtype, seed=seed) for seed in (1, 2)]
+    prompt = [drawn(B, H, S, d, dtype=dtype, seed=seed) for seed in (3, 4)]
+    origin, here = torch.zeros(B, K, L, dtype=torch.long, device=DEVICE), torch.tensor(5, device=DEVICE)
+    lengths, angles = torch.tensor([S, 7], device=DEVICE), [drawn(B, K, d, dtype=dtype, seed=seed) for seed in (5, 6)]
+    results = []
+    for queries, keys, values in (rows, [each.contiguous() for each in rows]):
+        decoding.rotate(queries, keys, *angles)
+        part = decoding.attend_to_prompt(queries, *prompt, lengths, here, scale=0.4)
+        caches = tuple(each.clone() for each in cached)
+        found = decoding.attend_to_text(queries, keys, values, caches, origin, here, scale=0.4, prompt=part)
+        results.append([found, *caches, decoding.attend_to_source(queries[..., : H * d], *prompt, lengths, scale=0.4)])
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
@@ -143,6 +190,10 @@ def test_rotary_positions_are_those_of_transformers(d, dtype):
         ("bart", {"num_beams": 3, "no_repeat_ngram_size": 2}),
         ("t5", {"num_beams": 2, "min_length": 5, "forced_eos_token_id": 7}),
         ("t5", {}),
+        ("mbart", {}),
+        ("m2m_100", {"bad_words_ids": [[1]]}),
+        ("marian", {}),
+        ("pegasus", {}),
     ],
 )
 def test_texts_with_all_kernels_are_those_of_hf(family, changes, monkeypatch):
@@ -156,4 +207,7 @@ def test_texts_with_all_kernels_are_those_of_hf(family, changes, monkeypatch):
         lambda self, *args, **sizes: (begin(self, *args, **sizes), setattr(self, "has_kernels", True))[0],
     )
     monkeypatch.setattr(beams, "has_kernels", lambda device: True)
+    monkeypatch.setattr(
+        graph, "joined", lambda model: Joined(decoders.DECODERS[model.config.model_type].joinable(model))
+    )
     assert written(graph, model, search, SOURCES[:3]) == expected
