@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 ROTARY = ("LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention")
 """Attention that rotates queries and keys by position, and does nothing else in between but normalise them."""
 LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
-"""Layers of such attention and a feed-forward part, each behind a norm and added to its input."""
+"""Layers of such attention and a part of ``GATED``, each behind a norm and added to its input."""
 GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 """Feed-forward parts of ``down(silu(gate(x)) · up(x))``, if their activation is that."""
 MOST_COPIED = 2**29
@@ -105,7 +105,7 @@ def normed(hidden: Tensor, module: Module, *, has_kernels: bool) -> Tensor:
     return found
 
 
-def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool = True) -> tuple[Tensor, Tensor]:
+def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool) -> tuple[Tensor, Tensor]:
     """A sum and its norm: ``hidden + part`` and ``module(hidden + part)``, [..., D] each.
 
     Args:
@@ -134,10 +134,8 @@ def fused_forwards(model: Module, joined: Joined) -> dict[Module, Callable[..., 
             found[module] = partial(_normed, norm)
         elif name in ROTARY:
             found[module] = partial(_attended, module, joined)
-        elif name in LAYERS:
-            found[module] = partial(_layer, module)
-        elif name in GATED and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation"):
-            found[module] = partial(_fed_forward, module, joined)
+        elif name in LAYERS and _is_gated(module.mlp) and (norm := norm_of(module.post_attention_layernorm)):
+            found[module] = partial(_layer, module, norm, joined)
     return found
 
 
@@ -159,18 +157,23 @@ def _normed(norm: Norm, hidden: Tensor) -> Tensor:
     return decoding.norm(hidden, norm)
 
 
-def _layer(module: Any, hidden_states: Tensor, **others: Any) -> Tensor:
-    attended, _ = module.self_attn(hidden_states=module.input_layernorm(hidden_states), **others)  # [B, K, D]
-    hidden, normed = added(hidden_states, attended, module.post_attention_layernorm)  # [B, K, D] each
-    fed: Tensor = module.mlp(normed)  # [B, K, D]
-    return fed.add_(hidden)
+def _is_gated(module: Any) -> bool:
+    known = type(module).__name__ in GATED and "forward" not in vars(module)
+    return known and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
-def _fed_forward(module: Any, joined: Joined, hidden: Tensor) -> Tensor:
+def _layer(module: Any, norm: Norm, joined: Joined, hidden_states: Tensor, **others: Any) -> Tensor:
+    """A layer of ``LAYERS``, [B, K, D]."""
     from ngramloss.gpu import decoding
 
-    found: Tensor = module.down_proj(decoding.gated(*joined(hidden, module.gate_proj, module.up_proj)))
-    return found
+    attended, _ = module.self_attn(hidden_states=module.input_layernorm(hidden_states), **others)  # [B, K, D]
+    hidden, normed = decoding.added_norm(hidden_states, attended, norm)  # [B, K, D] each
+    gated = decoding.gated(*joined(normed, module.mlp.gate_proj, module.mlp.up_proj))  # [B, K, F]
+    down = module.mlp.down_proj
+    if _is_plain(down) and down.bias is None:  # then the product adds to the sum
+        hidden.flatten(0, 1).addmm_(gated.flatten(0, 1), down.weight.t())
+        return hidden
+    return hidden + down(gated)
 
 
 def _attended(

@@ -198,9 +198,10 @@ def advance_groups(groups: Sequence[Beams], logits: Tensor, given: Limits) -> Te
     With ``renormalize``, the tokens that earlier groups took would change the sums, so it serves one group only.
     """
     (B, K, _), search = logits.shape, given.search
-    rows, texts = logits.flatten(0, 1), [group.ids for group in groups]  # [B · K, V]
-    ids = (texts[0] if len(groups) == 1 else torch.cat(texts, 1)).flatten(0, 1)      # [B · K, L]
-    length = groups[0].length
+    rows, length, ids = logits.flatten(0, 1), groups[0].length, groups[0].ids    # [B · K, V], [], [B, K/G, L]
+    if len(groups) > 1 and search.limits_tokens:
+        ids = torch.cat([group.ids for group in groups], 1)              # [B, K, L]
+    ids = ids.flatten(0, 1)                                              # [B · K, L]
     if search.renormalize:
         rule_out(rows, ids, length, given)
     sweep = Sweep(rows)

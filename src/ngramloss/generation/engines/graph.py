@@ -244,8 +244,9 @@ class Searcher:
         return self.groups[0].ids if self.alone else beams.best_ended(self.groups, self.search.texts)[0]
 
     def _token(self) -> None:
-        newest = torch.cat([group.newest for group in self.groups], 1)  # [B, K]
-        position = self.groups[0].length - 1  # []
+        position, texts = self.groups[0].length - 1, [group.ids for group in self.groups]  # [], [B, K/G, L]
+        ids = torch.cat(texts, 1) if len(texts) > 1 else texts[0]  # [B, K, L]
+        newest = ids.index_select(-1, position.view(1)).squeeze(-1)  # [B, K]
         logits = self.decoder.logits(newest, position)  # [B, K, V]
         if not self.alone:
             self.decoder.reorder(beams.advance_groups(self.groups, logits, self.limits), position)
