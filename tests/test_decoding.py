@@ -1,5 +1,7 @@
 """The kernels of the search in tensors against what PyTorch computes."""
 
+import copy
+
 import pytest
 import torch
 from searches import SOURCES, tiny, with_settings, written
@@ -176,6 +178,21 @@ def test_rotary_positions_are_those_of_transformers(d, dtype):
     torch.testing.assert_close(rows, expected, **CLOSE[dtype])
 
 
+@pytest.fixture
+def all_kernels(monkeypatch):
+    """Let a search on a CPU use all kernels, in the interpreter."""
+    begin = decoders.Decoder.__init__
+    monkeypatch.setattr(
+        decoders.Decoder,
+        "__init__",
+        lambda self, *args, **sizes: (begin(self, *args, **sizes), setattr(self, "has_kernels", True))[0],
+    )
+    monkeypatch.setattr(beams, "has_kernels", lambda device: True)
+    monkeypatch.setattr(
+        graph, "joined", lambda model: Joined(decoders.DECODERS[model.config.model_type].joinable(model))
+    )
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu does it without the interpreter")
 @pytest.mark.parametrize(
     ("family", "changes"),
@@ -196,18 +213,20 @@ def test_rotary_positions_are_those_of_transformers(d, dtype):
         ("pegasus", {}),
     ],
 )
-def test_texts_with_all_kernels_are_those_of_hf(family, changes, monkeypatch):
+def test_texts_with_all_kernels_are_those_of_hf(family, changes, all_kernels):
     model = tiny(family)
     search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=8, **changes)
-    expected = written(hf, model, search, SOURCES[:3])
-    begin = decoders.Decoder.__init__
-    monkeypatch.setattr(
-        decoders.Decoder,
-        "__init__",
-        lambda self, *args, **sizes: (begin(self, *args, **sizes), setattr(self, "has_kernels", True))[0],
-    )
-    monkeypatch.setattr(beams, "has_kernels", lambda device: True)
-    monkeypatch.setattr(
-        graph, "joined", lambda model: Joined(decoders.DECODERS[model.config.model_type].joinable(model))
-    )
-    assert written(graph, model, search, SOURCES[:3]) == expected
+    assert written(graph, model, search, SOURCES[:3]) == written(hf, model, search, SOURCES[:3])
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu does it without the interpreter")
+@pytest.mark.parametrize("family", ["bart", "grouped"])
+def test_copies_of_weights_are_those_of_a_model_that_has_changed(family, all_kernels):
+    model = copy.deepcopy(tiny(family))
+    search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=8, num_beams=2)
+    write = graph.load(model, search, precision="fp32")
+    before = write(SOURCES[:3])
+    with torch.no_grad():
+        for parameter in model.get_decoder().layers.parameters():
+            parameter.mul_(-1.5)
+    assert before != write(SOURCES[:3]) == written(hf, model, search, SOURCES[:3])

@@ -34,12 +34,16 @@ def test_a_forward_is_the_modules_own_again():
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_forward_that_somebody_else_replaced_stays():
+@pytest.mark.parametrize("name", ["norm", "layers.0", "layers.0.self_attn", "layers.0.post_attention_layernorm"])
+def test_a_forward_that_somebody_else_replaced_stays(name):
     model = copy.deepcopy(tiny("grouped"))
-    model.model.norm.forward = own = lambda hidden: hidden
-    with replaced(fused_forwards(model, Joined())):
-        assert model.model.norm.forward is own
-    assert model.model.norm.forward is own
+    module = model.model.get_submodule(name)
+    module.forward = own = lambda hidden: hidden
+    forwards = fused_forwards(model, Joined())
+    with replaced(forwards):
+        assert module.forward is own
+    assert module.forward is own
+    assert (model.model.layers[0] in forwards) == (name in ("norm", "layers.0.self_attn"))
 
 
 def test_layers_of_the_same_input_are_one_product():

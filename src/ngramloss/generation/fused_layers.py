@@ -101,7 +101,7 @@ def norm_of(module: Any) -> Norm | None:
 def normed(hidden: Tensor, module: Module, *, has_kernels: bool) -> Tensor:
     """The norm of each row, [..., D]."""
     norm = norm_of(module) if has_kernels else None
-    found: Tensor = module(hidden) if norm is None else _normed(norm, hidden)
+    found: Tensor = module(hidden) if norm is None or norm.weight.dtype != hidden.dtype else _normed(norm, hidden)
     return found
 
 
@@ -114,8 +114,8 @@ def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool) ->
         module: the norm.
         has_kernels: whether Triton may be used.
     """
-    norm = norm_of(module) if has_kernels and hidden.dtype == part.dtype else None
-    if norm is None:
+    norm = norm_of(module) if has_kernels else None
+    if norm is None or not norm.weight.dtype == hidden.dtype == part.dtype:
         total = hidden + part  # [..., D]
         return total, module(total)
     from ngramloss.gpu import decoding

@@ -34,10 +34,13 @@ class Sweep:
     def __init__(self, logits: Tensor) -> None:
         N, V = logits.shape
         self.logits, self.blocks = logits, triton.cdiv(V, BLOCK)
+        # With a mask that ends at any number, logits would be loaded one by one.
+        end, room = logits.storage_offset() + (N - 1) * logits.stride(0), -(-V // 16) * 16
+        room = room if (end + room) * logits.element_size() <= logits.untyped_storage().nbytes() else V
         self.maxima = torch.empty(N, self.blocks * BLOCK // SPAN, device=logits.device)      # [N, spans]
         self.sums = torch.empty(N, self.blocks, device=logits.device)    # [N, blocks]
         _sweep[(N, self.blocks)](
-            logits, self.maxima, self.sums, logits.stride(0), V, self.blocks, BLOCK=BLOCK, SPAN=SPAN, num_warps=4
+            logits, self.maxima, self.sums, logits.stride(0), V, room, self.blocks, BLOCK=BLOCK, SPAN=SPAN, num_warps=4
         )
 
     def top(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,12 +93,11 @@ def _largest(keys, count, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _sweep(logits, maxima, sums, stride, V, blocks, BLOCK: tl.constexpr, SPAN: tl.constexpr):
+def _sweep(logits, maxima, sums, stride, V, room, blocks, BLOCK: tl.constexpr, SPAN: tl.constexpr):
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     span = block * (BLOCK // SPAN) + tl.arange(0, BLOCK // SPAN)
     token = span[:, None] * SPAN + tl.arange(0, SPAN)[None, :]
-    # Rows end at a multiple of 16, which V may not be: with V as the mask, logits would be loaded one by one.
-    left = tl.load(logits + row * stride + token, mask=token < stride, other=float("-inf")).to(tl.float32)
+    left = tl.load(logits + row * stride + token, mask=token < room, other=float("-inf")).to(tl.float32)
     left = tl.where(token < V, left, float("-inf"))
     largest = tl.max(left, 1)
     tl.store(maxima + row * blocks * (BLOCK // SPAN) + span, largest)
