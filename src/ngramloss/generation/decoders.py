@@ -266,21 +266,21 @@ class BartDecoder(Decoder):
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens after these, [B, K, V]."""
         hidden = self._embedded(tokens, position)                        # [B, K, D]
-        norms = [norm for layer in self.decoder.layers for norm in (
-            layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)]
-        normed = hidden                                                  # [B, K, D]
-        if self.norms_first:
-            normed, norms = self._normed(hidden, norms[0]), [*norms[1:], self.decoder.layer_norm]
-        parts = [partial(part, index, layer) for index, layer in enumerate(self.decoder.layers) for part in (
-            partial(self._to_text, position), self._to_source, self._forward)]
-        for part, norm in zip(parts, norms, strict=True):
-            hidden, normed = self._added(hidden if self.norms_first else normed, part(normed), norm)
+        each = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+        norms = (getattr(layer, name) for layer in self.decoder.layers for name in each)
+        normed = self._normed(hidden, next(norms)) if self.norms_first else hidden       # [B, K, D]
+        for index, layer in enumerate(self.decoder.layers):
+            for part in (partial(self._to_text, position), self._to_source, self._forward):
+                residual = hidden if self.norms_first else normed        # [B, K, D]
+                norm: Any = next(norms, getattr(self.decoder, "layer_norm", None))
+                hidden, normed = self._added(residual, part(index, layer, normed), norm)
         return self.head.logits(normed)
 
     def _to_text(self, position: Tensor, index: int, layer: Any, hidden: Tensor) -> Tensor:
         own = layer.self_attn
-        rows = self.joined(hidden, own.q_proj, own.k_proj, own.v_proj)   # [B, K, D] each
-        found: Tensor = own.out_proj(self._attend_to_text(index, *rows, position, scale=own.scaling))
+        queries, keys, values = self.joined(hidden, own.q_proj, own.k_proj, own.v_proj)      # [B, K, D] each
+        attended = self._attend_to_text(index, queries, keys, values, position, scale=own.scaling)   # [B, K, D]
+        found: Tensor = own.out_proj(attended)
         return found
 
     def _to_source(self, index: int, layer: Any, hidden: Tensor) -> Tensor:
@@ -372,11 +372,11 @@ class T5Decoder(Decoder):
             table = self.biases[index]
             if table is not None:
                 bias = table.index_select(0, position.view(1)).squeeze(0)            # [H, L]
-            rows = self.joined(normed, own.q, own.k, own.v)              # [B, K, H · d] each
-            part = own.o(self._attend_to_text(index, *rows, position, scale=1.0, bias=bias))         # [B, K, D]
-            hidden, normed = self._added(hidden, part, next(norms))
-            part = other.o(self._attend_to_source(index, other.q(normed), scale=1.0))                # [B, K, D]
-            hidden, normed = self._added(hidden, part, next(norms))
+            queries, keys, values = self.joined(normed, own.q, own.k, own.v)             # [B, K, H · d] each
+            attended = self._attend_to_text(index, queries, keys, values, position, scale=1.0, bias=bias)
+            hidden, normed = self._added(hidden, own.o(attended), next(norms))
+            attended = self._attend_to_source(index, other.q(normed), scale=1.0)         # [B, K, H · d]
+            hidden, normed = self._added(hidden, other.o(attended), next(norms))
             last = next(norms, self.decoder.final_layer_norm)
             hidden, normed = self._added(hidden, block.layer[2].DenseReluDense(normed), last)
         if self._scales_outputs():

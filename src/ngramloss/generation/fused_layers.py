@@ -58,7 +58,9 @@ class Joined:
         if layers[0] not in self.products:
             return [layer(hidden) for layer in layers]
         _, weight, bias = self.products[layers[0]]
-        return linear(hidden, weight, bias).split([layer.out_features for layer in layers], -1)
+        made: Tensor = linear(hidden, weight, bias)  # [..., all widths]
+        parts: Sequence[Tensor] = made.split([layer.out_features for layer in layers], -1)
+        return parts
 
 
 def _is_plain(layer: Module) -> bool:
@@ -66,7 +68,7 @@ def _is_plain(layer: Module) -> bool:
 
 
 @torch.no_grad()
-def _weights(layers: Sequence[Linear]) -> tuple[Tensor, Tensor | None]:
+def _weights(layers: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
     biases = [layer.bias for layer in layers if layer.bias is not None]
     return torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None
 
@@ -173,7 +175,8 @@ def _layer(module: Any, norm: Norm, joined: Joined, hidden_states: Tensor, **oth
     if _is_plain(down) and down.bias is None:  # then the product adds to the sum
         hidden.flatten(0, 1).addmm_(gated.flatten(0, 1), down.weight.t())
         return hidden
-    return hidden + down(gated)
+    fed: Tensor = down(gated)  # [B, K, D]
+    return hidden + fed
 
 
 def _attended(
