@@ -91,6 +91,13 @@ def cases():
             "eos_token_id": choose([7, [3, 7], None]),
         }
         yield pytest.param(groups, settings, choose([13, 200, 4500]), id=str(seed))
+    for groups, count in ((1, 17), (16, 16)):
+        yield pytest.param(
+            groups,
+            {"num_beams": count, "max_length": 5, "eos_token_id": [3, 7]},
+            300,
+            id=f"{count} beams in {groups} groups",
+        )
 
 
 @pytest.mark.parametrize(("groups", "settings", "V"), list(cases()))
