@@ -253,7 +253,9 @@ def test_fused_attention_has_the_window_of_the_model(attention, window, monkeypa
             return queries
 
     monkeypatch.setattr(decoding, "rotate", lambda *rows: None, raising=False)
-    fused_layers._attended(layer, torch.zeros(1, 2, 16), position_embeddings=(), cached=Cached(), text_position=None)
+    fused_layers._attended(
+        layer, fused_layers.Joined(), torch.zeros(1, 2, 16), position_embeddings=(), cached=Cached(), text_position=None
+    )
     assert seen["window"] == window
 
 

@@ -1,5 +1,7 @@
 """The kernels of the search in tensors against what PyTorch computes."""
 
+import copy
+
 import pytest
 import torch
 from searches import SOURCES, tiny, with_settings, written
@@ -7,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ngramloss.generation import beams, decoders
 from ngramloss.generation.engines import graph, hf
+from ngramloss.generation.fused_layers import Joined, norm_of
 from ngramloss.gpu import decoding
 
 pytestmark = pytest.mark.slow
@@ -18,28 +21,6 @@ CLOSE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, HALF: {"atol": 2e-2, "rtol
 
 def drawn(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize(("V", "room", "count"), [(5, 5, 3), (4096, 4160, 4), (9000, 9024, 12), (4097, 4097, 2)])
-def test_the_best_of_each_row_and_its_sum(V, room, count, dtype):
-    logits = drawn(6, room, dtype=dtype)[:, :V]
-    logits[0, 1:] = -torch.inf  # all but one ruled out
-    logits[1] = -torch.inf
-    values, tokens, sums = decoding.top(logits, count)
-    torch.testing.assert_close(sums, logits.float().logsumexp(-1), atol=1e-5, rtol=1e-5)
-    expected = logits.float().topk(min(count, V))[0]
-    torch.testing.assert_close(values.topk(expected.shape[1])[0], expected, atol=0, rtol=0)
-    real = values > -torch.inf
-    assert torch.equal(logits.float().gather(1, tokens.clamp_max(V - 1))[real], values[real])
-    assert [len(set(row[keep].tolist())) for row, keep in zip(tokens, real, strict=True)] == real.sum(-1).tolist()
-
-
-def test_no_best_but_the_sum():
-    logits = drawn(3, 50)
-    values, _, sums = decoding.top(logits, 0)
-    assert values.shape == (3, 0)
-    torch.testing.assert_close(sums, logits.logsumexp(-1))
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
@@ -126,15 +107,61 @@ def test_attention_to_a_prompt_and_the_text_behind_it(K, G, S, position, d, soft
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
-def test_norms_are_those_of_transformers(dtype):
+@pytest.mark.parametrize("kind", ["llama", "t5", "layer", "layer_without_bias"])
+def test_norms_are_those_of_transformers(kind, dtype):
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-    own = LlamaRMSNorm(40, eps=1e-5)
-    own.weight.data = drawn(40, seed=1)
+    makers = {"llama": LlamaRMSNorm, "t5": T5LayerNorm, "layer": torch.nn.LayerNorm}
+    own = makers[kind](40, eps=1e-5) if kind in makers else torch.nn.LayerNorm(40, bias=False)
+    for seed, parameter in enumerate(own.parameters()):
+        parameter.data = drawn(40, seed=seed)
     own = own.to(DEVICE, dtype)
     for shape in ((3, 5, 40), (2, 3, 4, 40)):
-        hidden = drawn(*shape, dtype=dtype)
-        torch.testing.assert_close(decoding.rms_norm(hidden, own.weight, 1e-5), own(hidden), **CLOSE[dtype])
+        hidden, part = drawn(*shape, dtype=dtype) + 2, drawn(*shape, dtype=dtype, seed=1)
+        torch.testing.assert_close(decoding.norm(hidden, norm_of(own)), own(hidden), **CLOSE[dtype])
+        for other in (part, part.flatten(0, -2)[:1], part.transpose(0, 1).contiguous().transpose(0, 1)):
+            total, normed = decoding.added_norm(hidden, other, norm_of(own))
+            assert torch.equal(total, hidden + other)
+            torch.testing.assert_close(normed, own(hidden + other), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_gates_are_those_of_pytorch(dtype):
+    both = drawn(2, 3, 2 * 1100, dtype=dtype) * 4
+    gate, up = both.split(1100, -1)
+    torch.testing.assert_close(decoding.gated(gate, up), torch.nn.functional.silu(gate) * up, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize(("K", "L", "position"), [(3, 70, 64), (6, 20, 0), (1, 5, 4)])
+def test_beams_continue_others(K, L, position):
+    generator = torch.Generator().manual_seed(0)
+    own = torch.arange(K).view(1, -1, 1).expand(2, -1, L)
+    origin = torch.randint(K, (2, K, L), generator=generator).where(torch.arange(L) <= position, own)
+    parents = torch.randint(K, (2, K), generator=generator)
+    expected = origin.gather(1, parents.unsqueeze(-1).expand_as(origin)).where(torch.arange(L) <= position, own)
+    found = origin.to(DEVICE)
+    decoding.reorder(found, parents.to(DEVICE), torch.tensor(position, device=DEVICE))
+    assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_rows_may_be_parts_of_longer_ones(dtype):
+    """Queries, keys and values of one product."""
+    B, K, H, G, S, L, d = 2, 3, 2, 2, 20, 8, 16
+    rows = drawn(B, K, (G + 2) * H * d, dtype=dtype).split([G * H * d, H * d, H * d], -1)
+    cached = [drawn(B * K, H, L, d, dtype=dtype, seed=seed) for seed in (1, 2)]
+    prompt = [drawn(B, H, S, d, dtype=dtype, seed=seed) for seed in (3, 4)]
+    origin, here = torch.zeros(B, K, L, dtype=torch.long, device=DEVICE), torch.tensor(5, device=DEVICE)
+    lengths, angles = torch.tensor([S, 7], device=DEVICE), [drawn(B, K, d, dtype=dtype, seed=seed) for seed in (5, 6)]
+    results = []
+    for queries, keys, values in (rows, [each.contiguous() for each in rows]):
+        decoding.rotate(queries, keys, *angles)
+        part = decoding.attend_to_prompt(queries, *prompt, lengths, here, scale=0.4)
+        caches = tuple(each.clone() for each in cached)
+        found = decoding.attend_to_text(queries, keys, values, caches, origin, here, scale=0.4, prompt=part)
+        results.append([found, *caches, decoding.attend_to_source(queries[..., : H * d], *prompt, lengths, scale=0.4)])
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
@@ -151,6 +178,21 @@ def test_rotary_positions_are_those_of_transformers(d, dtype):
     torch.testing.assert_close(rows, expected, **CLOSE[dtype])
 
 
+@pytest.fixture
+def all_kernels(monkeypatch):
+    """Let a search on a CPU use all kernels, in the interpreter."""
+    begin = decoders.Decoder.__init__
+    monkeypatch.setattr(
+        decoders.Decoder,
+        "__init__",
+        lambda self, *args, **sizes: (begin(self, *args, **sizes), setattr(self, "has_kernels", True))[0],
+    )
+    monkeypatch.setattr(beams, "has_kernels", lambda device: True)
+    monkeypatch.setattr(
+        graph, "joined", lambda model: Joined(decoders.DECODERS[model.config.model_type].joinable(model))
+    )
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu does it without the interpreter")
 @pytest.mark.parametrize(
     ("family", "changes"),
@@ -165,17 +207,26 @@ def test_rotary_positions_are_those_of_transformers(d, dtype):
         ("bart", {"num_beams": 3, "no_repeat_ngram_size": 2}),
         ("t5", {"num_beams": 2, "min_length": 5, "forced_eos_token_id": 7}),
         ("t5", {}),
+        ("mbart", {}),
+        ("m2m_100", {"bad_words_ids": [[1]]}),
+        ("marian", {}),
+        ("pegasus", {}),
     ],
 )
-def test_texts_with_all_kernels_are_those_of_hf(family, changes, monkeypatch):
+def test_texts_with_all_kernels_are_those_of_hf(family, changes, all_kernels):
     model = tiny(family)
     search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=8, **changes)
-    expected = written(hf, model, search, SOURCES[:3])
-    begin = decoders.Decoder.__init__
-    monkeypatch.setattr(
-        decoders.Decoder,
-        "__init__",
-        lambda self, *args, **sizes: (begin(self, *args, **sizes), setattr(self, "has_kernels", True))[0],
-    )
-    monkeypatch.setattr(beams, "_top", decoding.top)
-    assert written(graph, model, search, SOURCES[:3]) == expected
+    assert written(graph, model, search, SOURCES[:3]) == written(hf, model, search, SOURCES[:3])
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu does it without the interpreter")
+@pytest.mark.parametrize("family", ["bart", "grouped"])
+def test_copies_of_weights_are_those_of_a_model_that_has_changed(family, all_kernels):
+    model = copy.deepcopy(tiny(family))
+    search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=8, num_beams=2)
+    write = graph.load(model, search, precision="fp32")
+    before = write(SOURCES[:3])
+    with torch.no_grad():
+        for parameter in model.get_decoder().layers.parameters():
+            parameter.mul_(-1.5)
+    assert before != write(SOURCES[:3]) == written(hf, model, search, SOURCES[:3])

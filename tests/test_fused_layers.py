@@ -4,28 +4,29 @@ import contextlib
 import copy
 
 import pytest
+import torch
 from searches import tiny
 
-from ngramloss.generation.fused_layers import fused_forwards, replaced
+from ngramloss.generation.fused_layers import Joined, added, fused_forwards, norm_of, replaced
 
 
 @pytest.mark.parametrize(
     ("family", "kinds"),
     [
-        ("grouped", {"LlamaRMSNorm", "LlamaAttention"}),
-        ("qwen3", {"Qwen3RMSNorm", "Qwen3Attention"}),
+        ("grouped", {"LlamaRMSNorm", "LlamaAttention", "LlamaDecoderLayer"}),
+        ("qwen3", {"Qwen3RMSNorm", "Qwen3Attention", "Qwen3DecoderLayer"}),
         ("granite", {"GraniteRMSNorm"}),
         ("gemma", set()),  # its norm adds 1 to the weight
         ("gpt2", set()),
     ],
 )
-def test_norms_and_rotary_attention_are_replaced(family, kinds):
-    assert {type(module).__name__ for module in fused_forwards(tiny(family))} == kinds
+def test_layers_that_are_known_are_replaced(family, kinds):
+    assert {type(module).__name__ for module in fused_forwards(tiny(family), Joined())} == kinds
 
 
 def test_a_forward_is_the_modules_own_again():
     model = copy.deepcopy(tiny("grouped"))
-    forwards = fused_forwards(model)
+    forwards = fused_forwards(model, Joined())
     with replaced(forwards):
         assert model.model.norm.forward is forwards[model.model.norm]
     with contextlib.suppress(ValueError), replaced(forwards):
@@ -33,9 +34,61 @@ def test_a_forward_is_the_modules_own_again():
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_forward_that_somebody_else_replaced_stays():
+@pytest.mark.parametrize("name", ["norm", "layers.0", "layers.0.self_attn", "layers.0.post_attention_layernorm"])
+def test_a_forward_that_somebody_else_replaced_stays(name):
     model = copy.deepcopy(tiny("grouped"))
-    model.model.norm.forward = own = lambda hidden: hidden
-    with replaced(fused_forwards(model)):
-        assert model.model.norm.forward is own
-    assert model.model.norm.forward is own
+    module = model.model.get_submodule(name)
+    module.forward = own = lambda hidden: hidden
+    forwards = fused_forwards(model, Joined())
+    with replaced(forwards):
+        assert module.forward is own
+    assert module.forward is own
+    assert (model.model.layers[0] in forwards) == (name in ("norm", "layers.0.self_attn"))
+
+
+def test_layers_of_the_same_input_are_one_product():
+    layers, hidden = [torch.nn.Linear(6, width) for width in (4, 8, 2)], torch.randn(2, 3, 6)
+    joined = Joined([layers])
+    assert len(joined.products) == 1
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.add_(1)
+            layer.bias.mul_(3)
+    before = joined(hidden, *layers)
+    joined.refresh()
+    for found, stale, layer in zip(joined(hidden, *layers), before, layers, strict=True):
+        torch.testing.assert_close(found, layer(hidden))
+        assert not torch.allclose(stale, layer(hidden))
+
+
+class Other(torch.nn.Linear):
+    """Not a plain layer."""
+
+
+@pytest.mark.parametrize("change", ["class", "forward", "hook", "bias", "size"])
+def test_layers_that_are_not_plain_stay_as_they_are(change, monkeypatch):
+    layers, hidden = [torch.nn.Linear(6, 4), torch.nn.Linear(6, 5)], torch.randn(3, 6)
+    if change == "class":
+        layers[1] = Other(6, 5)
+    elif change == "forward":
+        layers[1].forward = lambda hidden: hidden
+    elif change == "hook":
+        layers[1].register_forward_hook(lambda module, given, result: result + 1)
+    elif change == "bias":
+        layers[1].bias = None
+    else:
+        monkeypatch.setattr("ngramloss.generation.fused_layers.MOST_COPIED", 4 * 6 * 9 - 1)
+    joined = Joined([layers])
+    assert not joined.products
+    assert all(map(torch.equal, joined(hidden, *layers), [layer(hidden) for layer in layers]))
+
+
+def test_only_norms_that_are_known_are_norms():
+    norm = torch.nn.LayerNorm(4)
+    assert norm_of(norm).centred
+    assert norm_of(torch.nn.LayerNorm(4, elementwise_affine=False)) is None
+    assert norm_of(torch.nn.Linear(4, 4)) is None
+    norm.forward = lambda hidden: hidden
+    assert norm_of(norm) is None
+    total, normed = added(torch.ones(2, 4), torch.ones(2, 4), norm, has_kernels=True)
+    assert torch.equal(total, normed)

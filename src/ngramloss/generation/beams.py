@@ -45,6 +45,11 @@ def limits(search: Search, device: torch.device) -> Limits:
     return Limits(search, torch.tensor(penalties, device=device), ends, banned, before=int(search.start is None))
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether ``gpu/selection.py`` computes a step there."""
+    return device.type == "cuda" and triton_is_installed()
+
+
 class Options(NamedTuple):
     """The best tokens that may follow each text, in any order, [B, K, C], and their log-probabilities, [B, K, C]."""
 
@@ -90,11 +95,11 @@ def _forced(length: Tensor, search: Search) -> Iterator[tuple[int, Tensor]]:
 
 
 def _top(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest logits of each row and their tokens, [N, count] or more each, and the row's log-sum-exp, [N]."""
-    if rows.device.type == "cuda" and triton_is_installed():
-        from ngramloss.gpu import decoding
+    """The largest logits of each row and their tokens, [N, count] each, and the row's log-sum-exp, [N]."""
+    if has_kernels(rows.device):
+        from ngramloss.gpu import selection
 
-        return decoding.top(rows, count)
+        return selection.Sweep(rows).top(count)
     scores = rows.float()                                                # [N, V]
     return *scores.topk(count), scores.logsumexp(-1)
 
@@ -109,6 +114,11 @@ def rule_out(scores: Tensor, ids: Tensor, length: Tensor, given: Limits) -> None
         given: the rules.
     """
     search = given.search
+    if has_kernels(scores.device):
+        from ngramloss.gpu import selection
+
+        selection.rule_out(scores, ids, length, given)
+        return
     if search.no_repeat_ngram_size:
         _rule_out_repeats(scores, ids[:, given.before :], length - given.before, search.no_repeat_ngram_size)
     if search.banned:
@@ -208,8 +218,7 @@ def write_on(beams: Beams, tokens: Tensor, given: Limits) -> None:
 
 def greedy(logits: Tensor) -> Tensor:
     """The most probable token of each row: logits [N, V] → [N]."""
-    values, tokens, _ = _top(logits, 1)                                  # [N, C] each
-    return tokens.gather(1, values.argmax(-1, keepdim=True)).squeeze(-1)
+    return _top(logits, 1)[1].squeeze(-1)
 
 
 def advance(beams: Beams, logits: Tensor, given: Limits, *, less: Tensor | None = None) -> Tensor:
@@ -254,6 +263,10 @@ def advance_groups(groups: Sequence[Beams], logits: Tensor, given: Limits) -> Te
     Returns:
         The beam that each of the new ones continues, [B, K].
     """
+    if has_kernels(logits.device) and (len(groups) == 1 or not given.search.renormalize):
+        from ngramloss.gpu import selection
+
+        return selection.advance_groups(groups, logits, given)
     parents: list[Tensor] = []
     taken: list[Tensor] = []
     first = 0

@@ -9,7 +9,7 @@ To a decoder-only model, a prompt is what a source is to an encoder-decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from inspect import unwrap
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from torch.nn import Module
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ngramloss.errors import UserError
-from ngramloss.generation.fused_layers import fused_forwards, replaced
+from ngramloss.generation.fused_layers import GATED, ROTARY, Joined, added, fused_forwards, normed, replaced
 from ngramloss.hf.heads import has_encoder, head_module, head_of
 from ngramloss.hf.unmasked import attention_named
 from ngramloss.stats import head_logits, triton_is_installed
@@ -84,6 +84,7 @@ class Decoder:
         source_length: tokens of a source with padding, S.
         text_length: the greatest length of a text, L.
         head: the model's head.
+        joined: linear layers that are computed together.
     """
 
     heads: int
@@ -94,9 +95,10 @@ class Decoder:
     """Of a prompt and its text together, if the model has no more."""
 
     def __init__(
-        self, model: Any, *, sources: int, beams: int, source_length: int, text_length: int, head: PaddedHead
+        self, model: Any, *, sources: int, beams: int, source_length: int, text_length: int, head: PaddedHead,
+        joined: Joined | None = None,
     ) -> None:
-        self.model, self.decoder, self.head = model, model.get_decoder(), head
+        self.model, self.decoder, self.head, self.joined = model, model.get_decoder(), head, joined or Joined()
         self.beams, self.text_length = beams, text_length
         layers, dtype, device = len(self.layers()), model.dtype, model.device
         texts = layers, sources * beams, self.heads, text_length, self.width
@@ -108,6 +110,11 @@ class Decoder:
         self.own = torch.arange(beams, device=device).view(1, -1, 1).expand(sources, -1, text_length)    # [B, K, L]
         self.origin = self.own.clone()                                   # [B, K, L]
         self.has_kernels = device.type == "cuda" and triton_is_installed()
+
+    @classmethod
+    def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
+        """Linear layers that read the same input."""
+        yield from ()
 
     def refresh(self) -> None:
         """Compute again what depends on the weights alone: a model in training has changed them."""
@@ -132,6 +139,11 @@ class Decoder:
 
     def reorder(self, parents: Tensor, position: Tensor) -> None:
         """Let beam k of a source continue what beam ``parents[b, k]`` was up to this position, [B, K] and []."""
+        if self.has_kernels:
+            from ngramloss.gpu import decoding
+
+            decoding.reorder(self.origin, parents, position)
+            return
         continued = self.origin.gather(1, parents.unsqueeze(-1).expand_as(self.origin))      # [B, K, L]
         self.origin.copy_(continued.where(self.positions <= position, self.own))
 
@@ -166,6 +178,14 @@ class Decoder:
         """[B, T, heads · width] → [B, heads, T, width]."""
         B, T, _ = rows.shape
         return rows.view(B, T, self.heads, self.width).transpose(1, 2)
+
+    def _normed(self, hidden: Tensor, norm: Module) -> Tensor:
+        """The norm of each row, [B, K, D]."""
+        return normed(hidden, norm, has_kernels=self.has_kernels)
+
+    def _added(self, hidden: Tensor, part: Tensor, norm: Module) -> tuple[Tensor, Tensor]:
+        """``hidden + part`` and its norm, [B, K, D] each."""
+        return added(hidden, part, norm, has_kernels=self.has_kernels)
 
     def _attend_to_text(
         self, index: int, queries: Tensor, keys: Tensor, values: Tensor, position: Tensor, *, scale: float,
@@ -237,46 +257,50 @@ class BartDecoder(Decoder):
         for layer in self.decoder.layers:
             yield layer.encoder_attn.k_proj, layer.encoder_attn.v_proj
 
+    @classmethod
+    def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
+        """Linear layers that read the same input."""
+        for layer in model.get_decoder().layers:
+            yield layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
+
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens after these, [B, K, V]."""
         hidden = self._embedded(tokens, position)                        # [B, K, D]
+        each = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+        norms = (getattr(layer, name) for layer in self.decoder.layers for name in each)
+        normed = self._normed(hidden, next(norms)) if self.norms_first else hidden       # [B, K, D]
         for index, layer in enumerate(self.decoder.layers):
+            for part in (partial(self._to_text, position), self._to_source, self._forward):
+                residual = hidden if self.norms_first else normed        # [B, K, D]
+                norm: Any = next(norms, getattr(self.decoder, "layer_norm", None))
+                hidden, normed = self._added(residual, part(index, layer, normed), norm)
+        return self.head.logits(normed)
 
-            def to_text(x: Tensor, index: int = index, layer: Any = layer) -> Tensor:
-                own = layer.self_attn
-                rows = own.q_proj(x), own.k_proj(x), own.v_proj(x)       # [B, K, D] each
-                found: Tensor = own.out_proj(self._attend_to_text(index, *rows, position, scale=own.scaling))
-                return found
+    def _to_text(self, position: Tensor, index: int, layer: Any, hidden: Tensor) -> Tensor:
+        own = layer.self_attn
+        queries, keys, values = self.joined(hidden, own.q_proj, own.k_proj, own.v_proj)      # [B, K, D] each
+        attended = self._attend_to_text(index, queries, keys, values, position, scale=own.scaling)   # [B, K, D]
+        found: Tensor = own.out_proj(attended)
+        return found
 
-            def to_source(x: Tensor, index: int = index, layer: Any = layer) -> Tensor:
-                other = layer.encoder_attn
-                found: Tensor = other.out_proj(self._attend_to_source(index, other.q_proj(x), scale=other.scaling))
-                return found
+    def _to_source(self, index: int, layer: Any, hidden: Tensor) -> Tensor:
+        other = layer.encoder_attn
+        found: Tensor = other.out_proj(self._attend_to_source(index, other.q_proj(hidden), scale=other.scaling))
+        return found
 
-            def forward(x: Tensor, layer: Any = layer) -> Tensor:
-                found: Tensor = layer.fc2(layer.activation_fn(layer.fc1(x)))
-                return found
-
-            hidden = self._added(hidden, to_text, layer.self_attn_layer_norm)
-            hidden = self._added(hidden, to_source, layer.encoder_attn_layer_norm)
-            hidden = self._added(hidden, forward, layer.final_layer_norm)
-        last = getattr(self.decoder, "layer_norm", None)
-        return self.head.logits(hidden if last is None else last(hidden))
-
-    def _added(self, hidden: Tensor, part: Callable[[Tensor], Tensor], norm: Module) -> Tensor:
-        if self.norms_first:
-            return hidden + part(norm(hidden))
-        normed: Tensor = norm(hidden + part(hidden))
-        return normed
+    def _forward(self, index: int, layer: Any, hidden: Tensor) -> Tensor:
+        found: Tensor = layer.fc2(layer.activation_fn(layer.fc1(hidden)))
+        return found
 
     def _embedded(self, tokens: Tensor, position: Tensor) -> Tensor:
         places = self.table.index_select(0, position.view(1))            # [1, D]
         if self.model.config.model_type == "m2m_100":   # it has no position for a padding token
             places = places.where((tokens != self.decoder.embed_positions.padding_idx).unsqueeze(-1), 0.0)   # [B, K, D]
-        scale = getattr(self.decoder, "embed_scale", 1.0)   # in most of these models, the embedding scales itself
-        hidden: Tensor = self.decoder.embed_tokens(tokens) * scale + places          # [B, K, D]
+        hidden: Tensor = self.decoder.embed_tokens(tokens)               # [B, K, D]
+        if hasattr(self.decoder, "embed_scale"):   # in most of these models, the embedding scales itself
+            hidden = hidden * self.decoder.embed_scale
         norm = getattr(self.decoder, "layernorm_embedding", None)
-        return hidden if norm is None else norm(hidden)
+        return hidden + places if norm is None else self._added(hidden, places, norm)[1]
 
     def _positions(self) -> Tensor:
         """The vector of each position, [L, D]."""
@@ -320,6 +344,13 @@ class T5Decoder(Decoder):
         for block in self.decoder.block:
             yield block.layer[1].EncDecAttention.k, block.layer[1].EncDecAttention.v
 
+    @classmethod
+    def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
+        """Linear layers that read the same input."""
+        for block in model.get_decoder().block:
+            own = block.layer[0].SelfAttention
+            yield own.q, own.k, own.v
+
     def _biases(self) -> list[Any]:
         return [self._bias(block.layer[0].SelfAttention) for block in self.layers()]
 
@@ -333,22 +364,24 @@ class T5Decoder(Decoder):
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens after these, [B, K, V]."""
         hidden: Tensor = self.decoder.embed_tokens(tokens)               # [B, K, D]
+        norms = (part.layer_norm for block in self.decoder.block for part in block.layer)
+        normed = self._normed(hidden, next(norms))                       # [B, K, D]
         bias: Tensor | None = None
         for index, block in enumerate(self.decoder.block):
             own, other = block.layer[0].SelfAttention, block.layer[1].EncDecAttention
             table = self.biases[index]
             if table is not None:
                 bias = table.index_select(0, position.view(1)).squeeze(0)            # [H, L]
-            normed = block.layer[0].layer_norm(hidden)                   # [B, K, D]
-            rows = own.q(normed), own.k(normed), own.v(normed)           # [B, K, H · d] each
-            hidden = hidden + own.o(self._attend_to_text(index, *rows, position, scale=1.0, bias=bias))
-            normed = block.layer[1].layer_norm(hidden)                   # [B, K, D]
-            hidden = hidden + other.o(self._attend_to_source(index, other.q(normed), scale=1.0))
-            hidden = block.layer[-1](hidden)
-        hidden = self.decoder.final_layer_norm(hidden)                   # [B, K, D]
+            queries, keys, values = self.joined(normed, own.q, own.k, own.v)             # [B, K, H · d] each
+            attended = self._attend_to_text(index, queries, keys, values, position, scale=1.0, bias=bias)
+            hidden, normed = self._added(hidden, own.o(attended), next(norms))
+            attended = self._attend_to_source(index, other.q(normed), scale=1.0)         # [B, K, H · d]
+            hidden, normed = self._added(hidden, other.o(attended), next(norms))
+            last = next(norms, self.decoder.final_layer_norm)
+            hidden, normed = self._added(hidden, block.layer[2].DenseReluDense(normed), last)
         if self._scales_outputs():
-            hidden = hidden * self.model.config.d_model**-0.5
-        return self.head.logits(hidden)
+            normed = normed * self.model.config.d_model**-0.5
+        return self.head.logits(normed)
 
     def _scales_outputs(self) -> bool:
         config = self.model.config
@@ -378,6 +411,15 @@ class CausalDecoder(Decoder):
         self.softcaps = config._attn_implementation != "sdpa"   # which does not in transformers 5.17
         AttentionInterface.register(CACHED, _cached_attention)
 
+    @classmethod
+    def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
+        """Linear layers that read the same input."""
+        for module in model.get_decoder().modules():
+            if type(module).__name__ in ROTARY:
+                yield module.q_proj, module.k_proj, module.v_proj
+            elif type(module).__name__ in GATED:
+                yield module.gate_proj, module.up_proj
+
     def layers(self) -> Any:
         """Something for each layer."""
         return range(self.model.config.num_hidden_layers)
@@ -396,7 +438,7 @@ class CausalDecoder(Decoder):
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens after these, [B, K, V]."""
         places = (self.source_lengths.unsqueeze(-1) + position).expand_as(tokens)    # [B, K]
-        forwards = fused_forwards(self.decoder) if self.has_kernels else {}
+        forwards = fused_forwards(self.decoder, self.joined) if self.has_kernels else {}
         with attention_named(self.model.config, CACHED), replaced(forwards):
             hidden = self.decoder(
                 inputs_embeds=self._embedded(tokens), position_ids=places, use_cache=False,
@@ -485,6 +527,12 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.3}
 in fp32; in bf16 0.01 with 12 layers and 0.1 with SmolLM2's 30, where positions that are wrong by one give 0.7."""
 
 
+def joined(model: Any) -> Joined:
+    """Linear layers of a model that are computed together; on a CPU there are none."""
+    has_kernels = model.device.type == "cuda" and triton_is_installed()
+    return Joined(DECODERS[model.config.model_type].joinable(model) if has_kernels else ())
+
+
 def random_ids(model: Any, rows: int, *lengths: int) -> list[Tensor]:
     """Random ids to compare a model with another form of it, [rows, length] each, not more than it has positions.
 
@@ -516,7 +564,7 @@ def difference(model: Any) -> float:
         rows = [torch.cat(row).unsqueeze(0) for row in ((source[0], target[0]), (source[1, : S // 2], target[1]))]
         expected = torch.cat([own(input_ids=row).logits[:, -T:] for row in rows])    # [B, T, V]
     decoder = DECODERS[model.config.model_type](
-        model, sources=B, beams=1, source_length=S, text_length=T, head=padded_head(model)
+        model, sources=B, beams=1, source_length=S, text_length=T, head=padded_head(model), joined=joined(model)
     )
     decoder.read(source, mask)
     steps = [decoder.logits(target[:, [t]], torch.tensor(t, device=model.device)) for t in range(T)]

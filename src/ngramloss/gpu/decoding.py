@@ -1,57 +1,20 @@
-"""logits and caches of a search → the best tokens of each row, and attention to texts and sources, in Triton kernels.
+"""caches of a search → attention to texts and sources, in Triton kernels.
 
-PyTorch would copy all caches at each token, because beams change places, and read the logits ten times. Norms and
-rotary positions are here, too: transformers computes them in many small kernels.
+PyTorch would copy all caches at each token, because beams change places. Norms, gates and rotary positions are here,
+too: transformers computes them in many small kernels.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
-"""Logits that one program of :func:`top` reads."""
-
-
-def top(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest logits of each row, their tokens, and the row's log-sum-exp.
-
-    Args:
-        logits: [N, V]; rows may be further apart than V.
-        count: how many are wanted.
-
-    Returns:
-        Values and tokens [N, C], where C is at least ``count``: the best of each block of the row, so that the best of
-        the row are among them; and the log-sum-exp, [N].
-    """
-    (N, V), device = logits.shape, logits.device
-    blocks = triton.cdiv(V, BLOCK)
-    values = torch.empty(N, blocks, count, device=device)                # [N, blocks, count]
-    tokens = torch.empty(N, blocks, count, dtype=torch.long, device=device)      # [N, blocks, count]
-    sums = torch.empty(N, blocks, device=device)                         # [N, blocks]
-    _top[(N, blocks)](logits, values, tokens, sums, logits.stride(0), V, blocks, count, BLOCK=BLOCK, num_warps=8)
-    return values.flatten(1), tokens.flatten(1), sums.logsumexp(-1)
-
-
-@triton.jit
-def _top(logits, values, tokens, sums, stride, V, blocks, count, BLOCK: tl.constexpr):
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = tl.arange(0, BLOCK)
-    token = block * BLOCK + place
-    left = tl.load(logits + row * stride + token, mask=token < V, other=float("-inf")).to(tl.float32)
-    highest = tl.max(left, 0)
-    shift = tl.where(highest == float("-inf"), 0.0, highest)   # every token may be ruled out
-    tl.store(sums + row * blocks + block, shift + tl.log(tl.sum(tl.exp(left - shift), 0)))
-    out = (row * blocks + block) * count
-    for number in range(count):
-        best, at = tl.max(left, 0, return_indices=True)
-        tl.store(values + out + number, best)
-        tl.store(tokens + out + number, (block * BLOCK + at).to(tl.int64))
-        left = tl.where(place == at, float("-inf"), left)
+if TYPE_CHECKING:
+    from ngramloss.generation.fused_layers import Norm
 
 
 class Part(NamedTuple):
@@ -86,22 +49,31 @@ def attend_to_text(
         window: how many positions a token attends to, with its own; None: to all.
     """
     (B, K, _), (_, H, L, d) = queries.shape, cached[0].shape
-    found = torch.empty_like(queries)                                    # [B, K, H · G · d]
+    found = queries.new_empty(queries.shape)                             # [B, K, H · G · d]
     G, wide = queries.shape[2] // (H * d), triton.next_power_of_2(d)
+    (queries, query_stride), (keys, key_stride), (values, value_stride) = map(_spaced, (queries, keys, values))
     _attend_to_text[(B * K, H * G)](
-        queries.contiguous(), keys.contiguous(), values.contiguous(), *cached, origin, position,
-        queries if bias is None else bias, *(prompt or (queries, queries)), found, scale, softcap or 0.0, window or 0,
-        K, H, L, d, G=G, HAS_BIAS=bias is not None, HAS_PROMPT=prompt is not None, HAS_CAP=softcap is not None,
-        HAS_WINDOW=window is not None, TOKENS=32, WIDTH=wide, num_warps=max(1, wide // 64),
+        queries, keys, values, *cached, origin, position, queries if bias is None else bias,
+        *(prompt or (queries, queries)), found, scale, softcap or 0.0, window or 0, query_stride, key_stride,
+        value_stride, K, H, L, d, G=G, HAS_BIAS=bias is not None, HAS_PROMPT=prompt is not None,
+        HAS_CAP=softcap is not None, HAS_WINDOW=window is not None, TOKENS=32, WIDTH=wide, num_warps=max(1, wide // 64),
     )
     return found
+
+
+def _spaced(rows: Tensor) -> tuple[Tensor, int]:
+    """Rows [B, K, width], which may be parts of longer ones, and how far they are from each other."""
+    if rows.stride(2) != 1 or rows.stride(0) != rows.shape[1] * rows.stride(1):
+        rows = rows.contiguous()
+    return rows, rows.stride(1)
 
 
 @triton.jit
 def _attend_to_text(
     queries, keys, values, cached_keys, cached_values, origin, position, bias, prompt_means, prompt_sums, found, scale,
-    softcap, window, K, H, L, d, G: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PROMPT: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    softcap, window, query_stride, key_stride, value_stride, K, H, L, d, G: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_PROMPT: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     row, query_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head = query_head // G
@@ -109,10 +81,10 @@ def _attend_to_text(
     across = tl.arange(0, WIDTH)
     inside = across < d
     own = (row * H * G + query_head) * d + across
-    shared = (row * H + head) * d + across
-    query = tl.load(queries + own, mask=inside, other=0.0).to(tl.float32) * scale
-    key = tl.load(keys + shared, mask=inside, other=0.0)
-    value = tl.load(values + shared, mask=inside, other=0.0)
+    query = tl.load(queries + row * query_stride + query_head * d + across, mask=inside, other=0.0)
+    query = query.to(tl.float32) * scale
+    key = tl.load(keys + row * key_stride + head * d + across, mask=inside, other=0.0)
+    value = tl.load(values + row * value_stride + head * d + across, mask=inside, other=0.0)
     kept = ((row * H + head) * L + here) * d + across
     if query_head % G == 0:   # one of those that share them
         tl.store(cached_keys + kept, key, mask=inside)
@@ -134,7 +106,9 @@ def _attend_to_text(
         beam = beams + tl.load(origin + row * L + at, mask=before, other=0)
         places = ((beam * H + head) * L + at)[:, None] * d + across[None, :]
         real = before[:, None] & inside[None, :]
-        scores = tl.sum(tl.load(cached_keys + places, mask=real, other=0.0).to(tl.float32) * query[None, :], 1)
+        stored = tl.load(cached_keys + places, mask=real, other=0.0)
+        rows = tl.load(cached_values + places, mask=real, other=0.0).to(tl.float32)   # early: it takes a while
+        scores = tl.sum(stored.to(tl.float32) * query[None, :], 1)
         if HAS_CAP:
             scores = _capped(scores, softcap)
         if HAS_BIAS:
@@ -143,7 +117,6 @@ def _attend_to_text(
         new = tl.maximum(highest, tl.max(scores, 0))
         weights = tl.exp(scores - new)
         shrunk = tl.exp(highest - new)
-        rows = tl.load(cached_values + places, mask=real, other=0.0).to(tl.float32)
         mean = mean * shrunk + tl.sum(rows * weights[:, None], 0)
         total = total * shrunk + tl.sum(weights, 0)
         highest = new
@@ -174,7 +147,7 @@ def attend_to_source(
         lengths: tokens of each source, at least 1, [B].
         scale: multiplies the products of queries and keys.
     """
-    found = torch.empty_like(queries)                                    # [B, K, H · d]
+    found = queries.new_empty(queries.shape)                             # [B, K, H · d]
     _launch_to_source(queries, keys, values, lengths, found, scale=scale)
     return found
 
@@ -213,9 +186,10 @@ def _launch_to_source(
     rows = min(max(16, triton.next_power_of_2(K * G)), 64)   # 16 is the least of a matrix unit
     wide = max(16, triton.next_power_of_2(d))
     tokens = min(max(16, 2**14 // (wide * keys.element_size())), 64)   # keys that fit into the memory of a program
+    queries, stride = _spaced(queries)
     _attend_to_source[(B, H, triton.cdiv(K * G, rows))](
-        queries.contiguous(), keys, values, lengths, lengths if position is None else position, found,
-        found if sums is None else sums, scale, softcap or 0.0, window or 0, K, H, S, d, G=G,
+        queries, keys, values, lengths, lengths if position is None else position, found,
+        found if sums is None else sums, scale, softcap or 0.0, window or 0, stride, K, H, S, d, G=G,
         HAS_SUMS=sums is not None, HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
         ROWS=rows, TOKENS=tokens, WIDTH=wide, num_warps=4,
     )
@@ -223,19 +197,21 @@ def _launch_to_source(
 
 @triton.jit
 def _attend_to_source(
-    queries, keys, values, lengths, position, found, sums, scale, softcap, window, K, H, S, d, G: tl.constexpr,
+    queries, keys, values, lengths, position, found, sums, scale, softcap, window, stride, K, H, S, d, G: tl.constexpr,
     HAS_SUMS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     source, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + source)
     row = part * ROWS + tl.arange(0, ROWS)   # the queries of all texts that share this head's keys
-    query_head = (source * K + row // G) * H * G + head * G + row % G
+    text, query_head = source * K + row // G, head * G + row % G
     across = tl.arange(0, WIDTH)
     inside = across < d
+    given = (text * stride + query_head * d)[:, None] + across[None, :]
+    query_head += text * H * G
     own = query_head[:, None] * d + across[None, :]
     mine = (row < K * G)[:, None] & inside[None, :]
-    query = tl.load(queries + own, mask=mine, other=0.0)
+    query = tl.load(queries + given, mask=mine, other=0.0)
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mean = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -266,43 +242,118 @@ def _attend_to_source(
     tl.store(found + own, (mean / total[:, None]).to(found.dtype.element_ty), mask=mine)
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Each row divided by the root of its mean square, times a weight: [..., D] and [D]."""
-    hidden = hidden.contiguous()
-    D, normed = hidden.shape[-1], torch.empty_like(hidden)               # [..., D]
-    _rms_norm[(hidden.numel() // D,)](hidden, weight, normed, eps, D, WIDTH=triton.next_power_of_2(D), num_warps=4)
-    return normed
+def reorder(origin: Tensor, parents: Tensor, position: Tensor) -> None:
+    """Let beam k continue what beam ``parents[b, k]`` was up to this position, in place: [B, K, L], [B, K] and []."""
+    B, K, L = origin.shape
+    _reorder[(B,)](origin, parents, position, K, L, BEAMS=triton.next_power_of_2(K), TOKENS=64, num_warps=4)
 
 
 @triton.jit
-def _rms_norm(hidden, weight, normed, eps, D, WIDTH: tl.constexpr):
+def _reorder(origin, parents, position, K, L, BEAMS: tl.constexpr, TOKENS: tl.constexpr):
+    source = tl.program_id(0).to(tl.int64)
+    beam = tl.arange(0, BEAMS)
+    parent = tl.load(parents + source * K + beam, mask=beam < K, other=0)
+    here = tl.load(position)
+    for start in range(0, here + 1, TOKENS):
+        at = start + tl.arange(0, TOKENS)[None, :]
+        real = (beam < K)[:, None] & (at <= here)
+        continued = tl.load(origin + (source * K + parent)[:, None] * L + at, mask=real, other=0)
+        tl.debug_barrier()   # other threads of the program read what is overwritten
+        tl.store(origin + (source * K + beam)[:, None] * L + at, continued, mask=real)
+
+
+def norm(hidden: Tensor, given: Norm) -> Tensor:
+    """The norm of each row, [..., D]."""
+    hidden = hidden.contiguous()
+    normed = torch.empty_like(hidden)                                    # [..., D]
+    _launch_norm(hidden, None, given, normed, normed)
+    return normed
+
+
+def added_norm(hidden: Tensor, part: Tensor, given: Norm) -> tuple[Tensor, Tensor]:
+    """``hidden + part`` and its norm, [..., D] each. ``part`` has as many rows, or one."""
+    hidden = hidden.contiguous()
+    total, normed = torch.empty_like(hidden), torch.empty_like(hidden)   # [..., D] each
+    _launch_norm(hidden, part.contiguous(), given, total, normed)
+    return total, normed
+
+
+def _launch_norm(hidden: Tensor, part: Tensor | None, given: Norm, total: Tensor, normed: Tensor) -> None:
+    D = hidden.shape[-1]
+    stride = D if part is not None and part.numel() == hidden.numel() else 0
+    _norm[(hidden.numel() // D,)](
+        hidden, hidden if part is None else part, given.weight, given.weight if given.bias is None else given.bias,
+        total, normed, given.eps, stride, D, HAS_PART=part is not None, HAS_BIAS=given.bias is not None,
+        CENTRED=given.centred, WIDTH=triton.next_power_of_2(D), num_warps=4,
+    )
+
+
+@triton.jit
+def _norm(
+    hidden, part, weight, bias, total, normed, eps, stride, D, HAS_PART: tl.constexpr, HAS_BIAS: tl.constexpr,
+    CENTRED: tl.constexpr, WIDTH: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
     across = tl.arange(0, WIDTH)
     inside = across < D
-    own = tl.program_id(0).to(tl.int64) * D + across
+    own = row * D + across
     given = tl.load(hidden + own, mask=inside, other=0.0)
-    row = given.to(tl.float32)
-    row = row * tl.rsqrt(tl.sum(row * row, 0) / D + eps)
-    row = row.to(given.dtype).to(tl.float32)   # as transformers rounds
-    tl.store(normed + own, (row * tl.load(weight + across, mask=inside, other=0.0)).to(given.dtype), mask=inside)
+    if HAS_PART:
+        other = tl.load(part + row * stride + across, mask=inside, other=0.0)
+        given = (given.to(tl.float32) + other.to(tl.float32)).to(given.dtype)
+        tl.store(total + own, given, mask=inside)
+    value = given.to(tl.float32)
+    if CENTRED:
+        value = tl.where(inside, value - tl.sum(value, 0) / D, 0.0)
+    value = value * tl.rsqrt(tl.sum(value * value, 0) / D + eps)
+    if not CENTRED:
+        value = value.to(given.dtype).to(tl.float32)   # as transformers rounds
+    value = value * tl.load(weight + across, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        value += tl.load(bias + across, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + own, value.to(given.dtype), mask=inside)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """``silu(gate) · up``, [B, K, F] each."""
+    found = gate.new_empty(gate.shape)                                   # [B, K, F]
+    (gate, gate_stride), (up, up_stride) = _spaced(gate), _spaced(up)
+    B, K, F = found.shape
+    _gated[(B * K, triton.cdiv(F, 1024))](gate, up, found, gate_stride, up_stride, F, WIDTH=1024, num_warps=4)
+    return found
+
+
+@triton.jit
+def _gated(gate, up, found, gate_stride, up_stride, F, WIDTH: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    across = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = across < F
+    value = tl.load(gate + row * gate_stride + across, mask=inside, other=0.0).to(tl.float32)
+    value = (value * tl.sigmoid(value)).to(found.dtype.element_ty).to(tl.float32)   # as PyTorch rounds
+    value = value * tl.load(up + row * up_stride + across, mask=inside, other=0.0).to(tl.float32)
+    tl.store(found + row * F + across, value.to(found.dtype.element_ty), mask=inside)
 
 
 def rotate(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate queries and keys by their positions, in place: the first half of each head with the second.
 
     Args:
-        queries, keys: [B, K, heads · d], of any number of heads each.
+        queries, keys: [B, K, heads · d], of any number of heads each. Rows may be parts of longer ones.
         cos, sin: of the angle of each position, [B, K, d].
     """
     B, K, d = cos.shape
     heads = queries.shape[2] // d, keys.shape[2] // d
     _rotate[(B * K,)](
-        queries, keys, cos.contiguous(), sin.contiguous(), *heads, d,
+        queries, keys, cos.contiguous(), sin.contiguous(), queries.stride(1), keys.stride(1), *heads, d,
         HEADS=triton.next_power_of_2(max(heads)), HALF=triton.next_power_of_2(d // 2), num_warps=4,
     )
 
 
 @triton.jit
-def _rotate(queries, keys, cos, sin, query_heads, key_heads, d, HEADS: tl.constexpr, HALF: tl.constexpr):
+def _rotate(
+    queries, keys, cos, sin, query_stride, key_stride, query_heads, key_heads, d, HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     across = tl.arange(0, HALF)
     inside = across < d // 2
@@ -312,13 +363,15 @@ def _rotate(queries, keys, cos, sin, query_heads, key_heads, d, HEADS: tl.conste
     cos_high = tl.load(cos + angle + d // 2, mask=inside, other=0.0).to(tl.float32)[None, :]
     sin_high = tl.load(sin + angle + d // 2, mask=inside, other=0.0).to(tl.float32)[None, :]
     head = tl.arange(0, HEADS)
-    _rotate_heads(queries, row, head, query_heads, across, inside, d, cos_low, sin_low, cos_high, sin_high)
-    _rotate_heads(keys, row, head, key_heads, across, inside, d, cos_low, sin_low, cos_high, sin_high)
+    queries += row * query_stride
+    keys += row * key_stride
+    _rotate_heads(queries, head, query_heads, across, inside, d, cos_low, sin_low, cos_high, sin_high)
+    _rotate_heads(keys, head, key_heads, across, inside, d, cos_low, sin_low, cos_high, sin_high)
 
 
 @triton.jit
-def _rotate_heads(rows, row, head, heads, across, inside, d, cos_low, sin_low, cos_high, sin_high):
-    place = rows + (row * heads + head)[:, None] * d + across[None, :]
+def _rotate_heads(rows, head, heads, across, inside, d, cos_low, sin_low, cos_high, sin_high):
+    place = rows + head[:, None] * d + across[None, :]
     real = (head < heads)[:, None] & inside[None, :]
     low = tl.load(place, mask=real, other=0.0).to(tl.float32)
     high = tl.load(place + d // 2, mask=real, other=0.0).to(tl.float32)

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.generation import beams
-from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, difference, padded_head
+from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, difference, joined, padded_head
 from ngramloss.generation.engines.hf import ended
+from ngramloss.generation.fused_layers import Joined
 from ngramloss.generation.sampling import sampled, text_seeds
 from ngramloss.generation.search import Search
 from ngramloss.gpu import graphs
@@ -92,14 +93,15 @@ def load(model: Any, search: Search, *, precision: str) -> Callable[..., list[li
             f"(log-probabilities differ by {apart:.2g})."
         )
 
-    head = padded_head(model)
-    new = partial(Searcher, model, search, head=head)
+    head, layers = padded_head(model), joined(model)
+    new = partial(Searcher, model, search, head=head, layers=layers)
     searcher = _searchers_on_gpu(new, model.device) if model.device.type == "cuda" else new
 
     def write(sources: Sequence[Ids], *, seed: int | None = None) -> list[list[list[int]]]:
         """``seed`` of the samples, if it is not that of the search."""
         length = max(map(len, sources))
         head.refresh(model)
+        layers.refresh()
         texts = found(lambda count: searcher(count, length), sources, seed=seed)
         return [[ended(row, search.ends) for row in rows] for rows in texts]
 
@@ -149,11 +151,20 @@ class Searcher:
         sources: the number of sources, B.
         length: tokens of a source with padding, S.
         head: the model's head, if it is at hand.
+        layers: its linear layers that are computed together, if any are.
         pool: the memory of the graph. Graphs that never run at the same time share it.
     """
 
     def __init__(
-        self, model: Any, search: Search, sources: int, length: int, *, head: PaddedHead | None = None, pool: Any = None
+        self,
+        model: Any,
+        search: Search,
+        sources: int,
+        length: int,
+        *,
+        head: PaddedHead | None = None,
+        layers: Joined | None = None,
+        pool: Any = None,
     ) -> None:
         device, self.search, self.pool = model.device, search, pool
         self.alone = search.sample or search.num_beams == 1
@@ -165,6 +176,7 @@ class Searcher:
             source_length=length,
             text_length=search.max_length,
             head=head or padded_head(model),
+            joined=layers,
         )
         self.groups = [beams.Beams.begin(sources, K // search.groups, search, device) for _ in range(search.groups)]
         self.limits = beams.limits(search, device)
@@ -232,8 +244,9 @@ class Searcher:
         return self.groups[0].ids if self.alone else beams.best_ended(self.groups, self.search.texts)[0]
 
     def _token(self) -> None:
-        newest = torch.cat([group.newest for group in self.groups], 1)  # [B, K]
-        position = self.groups[0].length - 1  # []
+        position, texts = self.groups[0].length - 1, [group.ids for group in self.groups]  # [], [B, K/G, L]
+        ids = torch.cat(texts, 1) if len(texts) > 1 else texts[0]  # [B, K, L]
+        newest = ids.index_select(-1, position.view(1)).squeeze(-1)  # [B, K]
         logits = self.decoder.logits(newest, position)  # [B, K, V]
         if not self.alone:
             self.decoder.reorder(beams.advance_groups(self.groups, logits, self.limits), position)
