@@ -8,7 +8,10 @@ import pytest
 import torch
 from searches import tiny, with_settings
 
-from ngramloss.generation import beams
+from ngramloss.errors import UserError
+from ngramloss.generation import agreement, beams
+from ngramloss.generation.agreement import kernels_agree
+from ngramloss.generation.engines import graph
 from ngramloss.gpu import selection
 
 pytestmark = pytest.mark.slow
@@ -122,3 +125,35 @@ def test_steps_of_a_search_are_those_of_pytorch(groups, settings, V):
             for name, value in vars(other).items():
                 new, where = getattr(one, name).cpu(), real.get(name, ...)
                 torch.testing.assert_close(new[where], value[where], atol=1e-5, rtol=1e-5, msg=f"{name}, {length}")
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_beams": 4}, {"early_stopping": True, "no_repeat_ngram_size": 2, "min_length": 4}]
+)
+def test_kernels_are_compared_with_pytorch_before_they_write(settings):
+    search = with_settings(tiny("bart"), **{"num_beams": 3, "max_length": 12, "eos_token_id": 7, **settings})
+    device = torch.device(DEVICE)
+    assert kernels_agree(search, 200, device, advance=selection.advance_groups)
+
+    def wrong(groups, logits, given):
+        """The most probable token is overlooked."""
+        logits.scatter_(-1, logits.argmax(-1, keepdim=True), -torch.inf)
+        return selection.advance_groups(groups, logits, given)
+
+    assert not kernels_agree(search, 200, device, advance=wrong)
+
+
+def test_kernels_of_texts_that_go_on_alone_are_compared(monkeypatch):
+    search = with_settings(tiny("bart"), num_beams=1, max_length=12, no_repeat_ngram_size=2, eos_token_id=7)
+    assert kernels_agree(search, 200, torch.device(DEVICE))
+    calls = iter([0, 1])
+    monkeypatch.setattr(agreement, "greedy", lambda rows: rows.argmax(-1) + next(calls))
+    assert not kernels_agree(search, 200, torch.device(DEVICE))
+
+
+def test_a_gpu_whose_kernels_choose_other_tokens_is_refused(monkeypatch):
+    monkeypatch.setattr(graph.beams, "has_kernels", lambda device: True)
+    monkeypatch.setattr(graph, "kernels_agree", lambda search, vocabulary, device: False)
+    model = tiny("bart")
+    with pytest.raises(UserError, match="choose other tokens than PyTorch's operations"):
+        graph.load(model, with_settings(model, num_beams=2), precision="fp32")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.generation import beams
+from ngramloss.generation.agreement import kernels_agree
 from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, difference, joined, padded_head
 from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.fused_layers import Joined
@@ -94,6 +95,11 @@ def load(model: Any, search: Search, *, precision: str) -> Callable[..., list[li
         )
 
     head, layers = padded_head(model), joined(model)
+    if beams.has_kernels(model.device) and not kernels_agree(search, head.vocabulary, model.device):
+        raise UserError(
+            "on this GPU the kernels of this engine choose other tokens than PyTorch's operations. Please report it "
+            "with the output of `ngramloss doctor`."
+        )
     new = partial(Searcher, model, search, head=head, layers=layers)
     searcher = _searchers_on_gpu(new, model.device) if model.device.type == "cuda" else new
 

@@ -1,0 +1,85 @@
+"""the settings of a search, and a GPU → whether its kernels choose the tokens that PyTorch's operations choose.
+
+A kernel that is wrong on a new GPU or compiler would write other texts without an error. So a short search over random
+logits runs on both before the first text is written; it takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ngramloss.generation.beams import NEVER, Beams, Limits, advance_groups, greedy, limits, rule_out
+from ngramloss.generation.search import Search
+
+SOURCES, TOKENS = 2, 6
+"""Of the search that is compared."""
+
+Advance = Callable[[Sequence[Beams], Tensor, Limits], Tensor]
+
+
+def kernels_agree(search: Search, vocabulary: int, device: torch.device, *, advance: Advance = advance_groups) -> bool:
+    """Whether the kernels choose what PyTorch's operations choose.
+
+    Args:
+        search: its settings.
+        vocabulary: how many tokens there are.
+        device: where the kernels run.
+        advance: what adds a token to all beams there.
+    """
+    generator = torch.Generator().manual_seed(0)
+    places = torch.device("cpu"), device
+    rules = [limits(search, place) for place in places]
+    if search.sample or search.num_beams == 1:
+        return _best_agree(search, vocabulary, rules, places, generator)
+    each = search.num_beams // search.groups
+    groups = [[Beams.begin(SOURCES, each, search, place) for _ in range(search.groups)] for place in places]
+    for _ in range(min(TOKENS, search.max_length - 1)):
+        logits = _logits(generator, SOURCES, search.num_beams, vocabulary, ends=search.ends)  # [B, K, V]
+        advance_groups(groups[0], logits.clone(), rules[0])
+        advance(groups[1], logits.to(device, copy=True), rules[1])
+        if not all(map(_alike, *groups)):
+            return False
+    return True
+
+
+def _best_agree(
+    search: Search, vocabulary: int, rules: Sequence[Limits], places: Sequence[torch.device], generator: torch.Generator
+) -> bool:
+    """The same for texts that go on alone: what is ruled out, and the most probable token."""
+    length = min(TOKENS, search.max_length - 1)
+    ids = torch.randint(3, (SOURCES, search.max_length), generator=generator)  # [B, L]: n-grams repeat
+    logits = _logits(generator, SOURCES, vocabulary, ends=search.ends)  # [B, V]
+    found = []
+    for place, given in zip(places, rules, strict=True):
+        rows = logits.to(place, copy=True)
+        rule_out(rows, ids.to(place), torch.tensor(length, device=place), given)
+        found.append((rows.cpu(), greedy(rows).cpu()))
+    return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def _logits(generator: torch.Generator, *shape: int, ends: Sequence[int]) -> Tensor:
+    """Random logits with which some texts end."""
+    logits = 3 * torch.randn(*shape, generator=generator)
+    logits[..., list(ends)] += 6
+    return logits
+
+
+def _alike(one: Beams, other: Beams) -> bool:
+    """Whether two states are the same but for rounding; beams that do not count may differ."""
+    kept = [
+        (each.ids.cpu(), each.scores.cpu(), each.ended_ids.cpu(), each.ended_scores.cpu(), each.has_ended.cpu())
+        for each in (one, other)
+    ]
+    (ids, scores, ended_ids, ended_scores, has_ended), theirs = kept
+    goes_on = scores > NEVER / 2  # [B, K]
+    return (
+        torch.equal(has_ended, theirs[4])
+        and torch.equal(one.can_improve.cpu(), other.can_improve.cpu())
+        and torch.equal(ids[goes_on], theirs[0][goes_on])
+        and torch.allclose(scores[goes_on], theirs[1][goes_on], atol=1e-3)
+        and torch.equal(ended_ids[has_ended], theirs[2][has_ended])
+        and torch.allclose(ended_scores[has_ended], theirs[3][has_ended], atol=1e-3)
+    )
