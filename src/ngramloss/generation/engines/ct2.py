@@ -248,7 +248,7 @@ def _best_with_late_stop(translator: Any, search: Search, words: list[list[str]]
     chosen: list[list[list[str]]] = [[] for _ in words]
     todo = set(range(len(words)))
     while todo:
-        found = []
+        found: list[tuple[int, Any]] = []
         for steps in sorted({looks[index].steps for index in todo}, reverse=True):
             together = [index for index in todo if looks[index].steps == steps]
             results = _translate(
