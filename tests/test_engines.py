@@ -338,6 +338,16 @@ def test_greedy_search_and_plain_beams_are_the_same_without_renormalising(settin
     assert not list(ct2.differences(model, with_settings(model, **settings), precision="fp32"))
 
 
+def test_ctranslate2_leaves_torch_its_threads():
+    model, before = tiny("bart"), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        written(ct2, model, with_settings(model))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_auto_takes_ctranslate2_and_says_why():
     model = tiny("bart")
     loaded = engines.load("auto", model, with_settings(model))

@@ -100,8 +100,8 @@ def _translator(model: Any, search: Search, precision: str) -> Any:
 
     folder = converted(model)
     ctranslate2.set_random_seed(search.seed or 0)  # read by each thread when it first draws
-    device = model.device
-    streams = torch.get_num_threads() if device.type == "cpu" else 1  # faster than all threads on one batch
+    device, threads = model.device, torch.get_num_threads()
+    streams = threads if device.type == "cpu" else 1  # faster than all threads on one batch
     try:
         translator = ctranslate2.Translator(
             str(folder),
@@ -115,6 +115,7 @@ def _translator(model: Any, search: Search, precision: str) -> Any:
             translator.translate_batch([["0"]], target_prefix=[["0"]], max_decoding_length=1)
     except (RuntimeError, ValueError) as reason:
         raise UserError(f"ctranslate2 cannot run here: {' '.join(str(reason).split())[:200].rstrip('.')}.") from reason
+    torch.set_num_threads(threads)  # CTranslate2 has set it to 1 for all of this process
     return translator
 
 
