@@ -198,6 +198,9 @@ def smaller(arguments, tiny_model):
                 "cpu",
             ],
         ]
+    if arguments[:2] == ["bench", "scaling"]:
+        sizes = ["--batch-size", "4", "8", "--rows", "64", "--warm-up", "1", "--steps", "2"]
+        return [*arguments, "--device", "cpu", "--model", "bart-tiny", *sizes]
     if arguments[:2] == ["bench", "ngrams"]:
         return [*arguments, "--longest", "128", "--device", "cpu"]
     return arguments

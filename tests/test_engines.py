@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import models
 import pytest
@@ -54,7 +55,7 @@ searches = st.fixed_dictionaries(
         "num_beams": st.integers(1, 6),
         "length_penalty": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
         "no_repeat_ngram_size": st.sampled_from([0, 2, 3]),
-        "early_stopping": st.sampled_from([True, True, True, False]),
+        "early_stopping": st.sampled_from([True, False, False, "never"]),
         "renormalize_logits": st.sampled_from([True, True, None]),
         "forced_bos_token_id": st.sampled_from([None, None, 4, 7]),
         "bad_words_ids": st.sampled_from([None, [[models.PAD], [5]]]),
@@ -111,6 +112,81 @@ def test_texts_that_reach_the_greatest_length_are_ranked_as_hf_ranks_them(family
             **ends,
         )
         assert written(ct2, model, search, many()) == written(hf, model, search, many())
+
+
+LIMITS = {"no_repeat_ngram_size": 3, "min_length": 6}
+LATE = list(itertools.product(("bart", "marian"), (2, 4, 5), (0.6, 1.0, 2.0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "beams", "penalty"), few([("bart", 2, 0.6), ("bart", 4, 1.0), ("marian", 5, 2.0)], LATE)
+)
+def test_a_search_that_does_not_stop_early_stops_where_hf_does(family, beams, penalty):
+    """In many of these, hf stops later than with early stopping, and that changes texts."""
+    changed = 0
+    for end, seed, limits, forced in itertools.product((3, 7, 10), (0, 1), ({}, LIMITS), (False, True)):
+        model = tiny(family, seed)
+        ends = {"eos_token_id": end, "forced_eos_token_id": end if forced else None, "decoder_start_token_id": end}
+        drawn = {"num_beams": beams, "length_penalty": penalty, "max_length": 24, "renormalize_logits": True}
+        early, late = (
+            with_settings(model, **drawn, **limits, **ends, early_stopping=stops_early) for stops_early in (True, False)
+        )
+        texts = written(ct2, model, late, many()[:60])
+        assert texts == written(hf, model, late, many()[:60])
+        early_texts = written(ct2, model, early, many()[:60])
+        changed += sum(text != early_text for text, early_text in zip(texts, early_texts, strict=True))
+    assert changed
+
+
+def ended_at(*hypotheses):
+    """What CTranslate2 returns: tokens and sums of log-probabilities, with a length penalty of 1. 9 is the end token."""
+    tokens = [[str(token) for token in each] for each, _ in hypotheses]
+    scores = [logp / len(each) for each, logp in hypotheses]
+    return SimpleNamespace(hypotheses=tokens, scores=scores)
+
+
+A, B = ([1, 9], -1.0), ([2, 9], -2.0)
+LONG = ([1, 2, 3, 4, 5, 9], -2.4)
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "look", "found"),
+    [
+        # One of two beams has ended: hf goes on.
+        ([A, ([1, 2, 3], -3.0)], ct2._Look(3), ct2._Look(ct2._rounded(4), 3)),
+        # Both have ended, and what goes on is as good as the worse one at the third token, but not better.
+        ([A, B, ([1, 2, 3], -3.0)], ct2._Look(3), [["1", "9"]]),
+        # It is better at the third token, but perhaps not at the second.
+        ([A, B, ([1, 2, 3], -2.9)], ct2._Look(3), ct2._Look(2, 1)),
+        ([A, B, ([1, 2, 3], -2.9)], ct2._Look(3, 2), ct2._Look(ct2._rounded(4), 3)),
+        # It is better at both.
+        ([A, B, ([1, 2, 3], -1.9)], ct2._Look(3), ct2._Look(ct2._rounded(4), 3)),
+        # A better text ends at the sixth token: hf has it unless it stopped at the second.
+        ([LONG, A, B, ([1, 2, 3, 4, 5, 6], -6.0)], ct2._Look(6), ct2._Look(2, 1)),
+        ([LONG, A, B, ([1, 2, 3, 4, 5, 6], -6.0)], ct2._Look(6, 2), [["1", "2", "3", "4", "5", "9"]]),
+        ([A, B, ([1, 2], -2.5)], ct2._Look(2, 1), [["1", "9"]]),
+        # All end at the greatest length.
+        ([A, ([1, 2, 3, 4, 5, 6, 7, 8], -3.2)], ct2._Look(8), [["1", "2", "3", "4", "5", "6", "7", "8"]]),
+        ([A, ([1, 2, 3, 4, 5, 6, 7, 8], -4.2)], ct2._Look(8), [["1", "9"]]),
+    ],
+)
+def test_the_text_is_known_or_the_tokens_to_search_for(hypotheses, look, found):
+    search = with_settings(
+        tiny("bart"), num_beams=2, max_length=9, eos_token_id=9, decoder_start_token_id=9, early_stopping=False
+    )
+    assert ct2._texts_or_look(ended_at(*hypotheses), search, look) == found
+
+
+def test_a_text_that_reaches_the_greatest_length_gets_its_forced_end_unless_hf_stopped_before():
+    ends = {"eos_token_id": 9, "decoder_start_token_id": 9, "forced_eos_token_id": 9}
+    search = with_settings(tiny("bart"), num_beams=2, max_length=6, early_stopping=False, **ends)
+    whole = [str(token) for token in LONG[0]]
+    assert ct2._texts_or_look(ended_at(A, ([1, 2, 3, 4], -2.2)), search, ct2._Look(4)) == [[*whole[:4], "9"]]
+    assert ct2._texts_or_look(ended_at(A, ([1, 2, 3, 4], -2.6)), search, ct2._Look(4)) == [["1", "9"]]
+    # with the end token it would be the best, but it comes after hf has stopped at the fourth token
+    ended = ended_at(A, ([2, 9], -1.0), ([1, 2, 3, 4], -2.2))
+    assert ct2._texts_or_look(ended, search, ct2._Look(4, 3)) == [["1", "9"]]
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
@@ -220,7 +296,7 @@ def test_the_paper_s_settings_are_the_same_if_they_renormalise():
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"num_beams": 2, "early_stopping": False}, "always stops as with generation.early_stopping = true"),
+        ({"num_beams": 2, "early_stopping": "never"}, "does not know when a search stops with"),
         ({"num_beams": 2, "min_length": 5}, "always works as with generation.renormalize = true"),
         ({"num_beams": 2, "no_repeat_ngram_size": 2}, "always works as with generation.renormalize = true"),
         ({"num_beams": 2, "bad_words_ids": [[1]]}, "always works as with generation.renormalize = true"),
@@ -260,6 +336,16 @@ def test_settings_with_which_texts_may_differ_are_named_and_auto_leaves_them_to_
 def test_greedy_search_and_plain_beams_are_the_same_without_renormalising(settings):
     model = tiny("bart")
     assert not list(ct2.differences(model, with_settings(model, **settings), precision="fp32"))
+
+
+def test_ctranslate2_leaves_torch_its_threads():
+    model, before = tiny("bart"), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        written(ct2, model, with_settings(model))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_auto_takes_ctranslate2_and_says_why():

@@ -90,6 +90,19 @@ examples:
   ngramloss bench ngrams --objective "matches(2)" --batch-size 16 --device cuda
 """
 
+SCALING = """\
+Train shortly with more and more rows in a step, rows in all, and processes, which average their gradients or shard the
+model (FSDP), and show how the cost grows, which share of the time goes into communication, and whether losses are the
+same. Each process has one thread. With --bandwidth, also compute what more devices like this one would do, on paper: a
+step takes a + b · tokens / N + 2 · (N − 1) / N · bytes of gradients / bandwidth."""
+
+SCALING_EXAMPLES = """\
+examples:
+  ngramloss bench scaling
+  ngramloss bench scaling --model bart-base --batch-size 4 8 16 --bandwidth 25 --devices 2 8 64 -o scaling.json
+  ngramloss bench scaling --model bart-tiny --batch-size 4 8 --rows 64 --warm-up 1 --steps 2      # quick
+"""
+
 OBJECTIVES = ["ce", "ce + matches(2,3,4)"]
 LENGTHS = ("xsum", "cnndm", "dialogsum", "multi30k")
 CONTESTANTS = (
@@ -113,6 +126,7 @@ def add(verbs: Verbs) -> None:
     _add_train(verb(benches, "train", "documents per second of whole trainings", TRAIN, TRAIN_EXAMPLES))
     _add_generate(verb(benches, "generate", "documents per second of each engine", GENERATE, GENERATE_EXAMPLES))
     _add_candidates(verb(benches, "candidates", "a step that compares candidates", CANDIDATES, CANDIDATES_EXAMPLES))
+    _add_scaling(verb(benches, "scaling", "cost by tokens, rows and processes", SCALING, SCALING_EXAMPLES))
     _add_ngrams(verb(benches, "ngrams", "the n-gram part as T grows", NGRAMS, NGRAMS_EXAMPLES))
 
 
@@ -217,6 +231,30 @@ def _add_candidates(candidates: argparse.ArgumentParser) -> None:
     add_number(candidates, "--steps", 16, "N", "with --online: steps that are measured, after as many others")
     _add_files(candidates, "all measurements", plot=False)
     candidates.set_defaults(run_verb=_bench_candidates)
+
+
+def _add_scaling(scaling: argparse.ArgumentParser) -> None:
+    _add_model(scaling)
+    scaling.set_defaults(model="small")
+    _add_objective(scaling, "ce + matches(2,3,4)", "objective to train on")
+    lengths = "rows are random tokens, as long as this data set's documents (default: %(default)s)"
+    scaling.add_argument("--lengths", choices=LENGTHS, default="multi30k", help=lengths)
+    batches = "rows of a step over all processes; all but the first table have the largest (default: 8 16 32)"
+    scaling.add_argument("--batch-size", type=int, nargs="+", default=[8, 16, 32], metavar="B", help=batches)
+    rows = "rows in all; all but the second table have the fewest (default: 1000 100000)"
+    scaling.add_argument("--rows", type=int, nargs="+", default=[1_000, 100_000], metavar="N", help=rows)
+    processes = "numbers of processes (default: 1 2; on GPUs, 1 and all GPUs)"
+    scaling.add_argument("--processes", type=int, nargs="+", metavar="N", help=processes)
+    add_number(scaling, "--warm-up", 3, "N", "steps before the measurement")
+    add_number(scaling, "--steps", 10, "N", "steps that are measured")
+    bandwidth = "compute what more devices would do that send and receive so many GB per second each"
+    scaling.add_argument("--bandwidth", type=float, metavar="GB/S", help=bandwidth)
+    devices = "numbers of devices to compute that for (default: 2 4 8 16 64)"
+    scaling.add_argument("--devices", type=int, nargs="+", default=[2, 4, 8, 16, 64], metavar="N", help=devices)
+    _add_precision(scaling, "bf16 is mixed precision")
+    add_number(scaling, "--seed", 0, "N", "random seed of rows and their order")
+    _add_files(scaling, "settings, measurements and what was computed", plot=False)
+    scaling.set_defaults(run_verb=_bench_scaling)
 
 
 def _add_ngrams(ngrams: argparse.ArgumentParser) -> None:
@@ -536,6 +574,93 @@ def _bench_online(options: argparse.Namespace, precision: str, device: str, titl
     if json_file:
         _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     return 0
+
+
+def _bench_scaling(options: argparse.Namespace) -> int:
+    import tempfile
+    from pathlib import Path
+
+    from ngramloss.bench import child
+
+    json_file = output_file(options.out, [])
+    _check_objectives([options.objective])
+    child.start_server()
+    device = chosen_device(options)
+    processes = options.processes or _processes(device)
+    batches, numbers = sorted(set(options.batch_size)), sorted(set(options.rows))
+    _check_scaling(options, batches, numbers, processes)
+
+    from ngramloss.bench import scaling, train
+
+    common = {"model": options.model, "trust_remote_code": options.trust_remote_code}
+    setup = scaling.Setup(
+        objective=options.objective,
+        warm_up=options.warm_up,
+        steps=options.steps,
+        precision=_precision(options, device),
+        seed=options.seed,
+        plugins=tuple(options.plugin),
+        **common,
+    )
+    title = f"{options.model}, {options.objective}, {options.lengths}, {setup.precision}\n{_machine_in_child(device)}"
+    print_result(title)
+    with tempfile.TemporaryDirectory() as folder:
+        folders = {number: Path(folder) / str(number) for number in numbers}
+        for number, rows_folder in folders.items():
+            rows_folder.mkdir()
+            train.write_rows(rows_folder, options.lengths, number, seed=options.seed, **common)
+        rows = []
+        for row in scaling.measure(setup, folders, batches, processes):
+            logger.info(f"{row.what}: {row.why_not or f'{row.docs_per_second:.1f} rows per second'}")
+            rows.append(row)
+    print_result(scaling.as_text(rows))
+    agree = scaling.losses_agree(rows)
+    print_result("losses of the same steps are the same." if agree else "losses of the same steps differ.")
+    forecasts = []
+    if options.bandwidth:
+        alone = next(row for row in rows if row.processes == 1 and row.batch == batches[-1])
+        line = scaling.line_of([row for row in rows if row.documents == numbers[0]])
+        forecasts = [
+            scaling.forecast(alone, line, devices=number, bandwidth=options.bandwidth) for number in options.devices
+        ]
+        print_result(
+            f"\ncomputed, not measured: devices like this one with {options.bandwidth:g} GB per second each, "
+            f"{alone.gradient_bytes / 1e6:,.0f} MB of gradients\n{scaling.forecast_text(forecasts)}"
+        )
+    if json_file:
+        names = ("model", "objective", "lengths", "warm_up", "steps", "seed", "bandwidth")
+        content = {
+            "machine": title,
+            "settings": {name: getattr(options, name) for name in names},
+            "rows": [row._asdict() for row in rows],
+            "losses_agree": agree,
+            "computed": [each._asdict() for each in forecasts],
+        }
+        _write_json(json_file, content)
+    return 0 if agree and not any(row.why_not for row in rows) else 1
+
+
+def _processes(device: str) -> list[int]:
+    import torch
+
+    return [1, 2] if device == "cpu" else sorted({1, torch.accelerator.device_count()})
+
+
+def _check_scaling(
+    options: argparse.Namespace, batches: Sequence[int], numbers: Sequence[int], processes: Sequence[int]
+) -> None:
+    least = min(*batches, *numbers, *processes, *options.devices, options.warm_up, options.steps)
+    if least < 1:
+        raise UserError(f"numbers must be at least 1, got {least}.")
+    if options.bandwidth is not None and not options.bandwidth > 0:
+        raise UserError(f"--bandwidth must be above 0, got {options.bandwidth:g}.")
+    if options.bandwidth and len(batches) < 2:
+        raise UserError("--bandwidth computes with two sizes of steps or more: name them, such as --batch-size 8 16.")
+    if batches[-1] > numbers[0]:
+        raise UserError(f"a step of {batches[-1]} rows needs at least as many, but --rows has {numbers[0]}.")
+    for count in processes:
+        if batches[-1] % count:
+            raise UserError(f"--batch-size counts rows over all processes: {batches[-1]} cannot be divided by {count}.")
 
 
 def _bench_ngrams(options: argparse.Namespace) -> int:
