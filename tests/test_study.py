@@ -127,6 +127,7 @@ def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
         ("confirm = 2", "confirm = 4", r"confirm: at most 3 rows are left to choose from, got 4"),
         ("confirm = 2", 'confirm = 3\nalways = ["ce + bag(2)"]', r"confirm: at most 2 rows are left to choose from, got 3"),
         ("confirm = 2", 'confirm = 2\nalways = ["ce"]', r"always: 'ce' is not one of the objectives after the first"),
+        ("confirm = 2", 'confirm = 2\nmetrics = ["chfr"]', r"metrics: there is no metric 'chfr'\. Did you mean 'chrf'\? See ngramloss list"),
         ('primary = "bleu"', 'primary = "blue"', r"set pairs: primary: there is no such score, 'blue'\. Did you mean 'bleu'"),
         ('primary = "bleu"', 'primary = "words"', r"set pairs: primary: there is no such score, 'words'"),
         ('primary = "bleu"\n', "", r"set pairs: primary: is missing"),
@@ -500,8 +501,11 @@ def test_a_failed_seed_is_named_and_in_no_mean_and_the_study_goes_on(path, insta
     assert f"{difference:+.2f}" in row
     count = len(instant.started)
     assert shown(capsys, "--show")[:2] == (0, text)
-    assert shown(capsys)[0] == 1
+    assert "confirm 8 of 9 (1 failed) trainings done" in said(capsys)
+    code, _, again = shown(capsys)
+    assert code == 1
     assert len(instant.started) == count + err.count("train failed")  # tried again
+    assert not re.search(r"study: (\d+) of (?!\1)", again)  # the failed one is not counted twice
     instant.failing = {}
     assert whole(capsys) == undisturbed
 

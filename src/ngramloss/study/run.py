@@ -133,11 +133,11 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
     """Do what is left of a study. A failed training is tried again, once."""
     outcome, jobs, look = Outcome(), list[Job](), 0.0
     deadline = time.monotonic() + 60 * ways.minutes if ways.minutes else float("inf")
-    before, others = folder.read(), False
-    earlier = {result.attempt for result in before.values() if result.failed}
+    earlier = {result.attempt for result in folder.read().values() if result.failed}
+    before, others = _to_be_done(study, folder, earlier), False
     total = sum(stage.planned for of_set in stages_of_sets(study, folder, before) for stage in of_set.all)
     done = sum(is_done(study, training, before) for training in {training for training, _ in before})
-    _check(study, _left(study, folder, _to_be_done(study, folder, earlier), ways), ways)
+    _check(study, _left(study, folder, before, ways), ways)
     with _interrupted_by_terminate(), Progress("study", total, unit="trainings", done=done) as progress:
         try:
             while True:

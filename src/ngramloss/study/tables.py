@@ -97,14 +97,23 @@ def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parall
     return "\n  ".join([f"{study.name}: {study.title}", *lines])
 
 
+def _failed(study: Study, training: Training, results: Results) -> bool:
+    """Whether a training or one of its writings failed."""
+    known = (results.get((training, writing)) for writing in study.writings)
+    return any(result is not None and bool(result.failed) for result in known)
+
+
 def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> list[str]:
     """A line for each set with what is done, and one with what is left."""
     lines = []
     for data, of_set in zip(study.sets, every, strict=True):
         stages = []
         for stage in of_set.all:
-            done = sum(is_done(study, training, results) for training in new_in(of_set, stage))
-            stages += [f"{stage.name} {done} of {stage.planned}"] if stage.planned else []
+            new = new_in(of_set, stage)
+            done = sum(is_done(study, training, results) for training in new)
+            failed = sum(_failed(study, training, results) for training in new)
+            broken = f" ({failed} failed)" if failed else ""
+            stages += [f"{stage.name} {done - failed} of {stage.planned}{broken}"] if stage.planned else []
         lines.append(f"{data.name}, {data.score.label} of {data.writing}: {', '.join(stages)} trainings done")
     trainings = sum(stage.planned for of_set in every for stage in of_set.all)
     left = time_left(study, every, results)
