@@ -140,7 +140,14 @@ def test_kernels_are_compared_with_pytorch_before_they_write(settings):
         logits.scatter_(-1, logits.argmax(-1, keepdim=True), -torch.inf)
         return selection.advance_groups(groups, logits, given)
 
+    def mixed(groups, logits, given):
+        """Scores are right, and texts are not."""
+        parents = selection.advance_groups(groups, logits, given)
+        groups[0].ids[:, 0, 1] += 1
+        return parents
+
     assert not kernels_agree(search, 200, device, advance=wrong)
+    assert not kernels_agree(search, 200, device, advance=mixed)
 
 
 def test_kernels_of_texts_that_go_on_alone_are_compared(monkeypatch):
