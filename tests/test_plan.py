@@ -155,7 +155,7 @@ def test_a_grid_of_texts_that_come_later_holds_them(examples, most, max_tokens, 
 
 
 def test_texts_that_were_written_short_take_few_tokens():
-    prompts, drawn = np.full(64, 20), np.array([60] * 2 + [12] * 62)
+    prompts, drawn = np.full(64, 20), np.array([12] * 31 + [60] + [12] * 31 + [60])
     grid = open_grid(prompts, 127, texts=9)
     plan = Plan(prompts, np.full(64, 127), 64, 9000, grid, np.full(64, 9))
     whole, known = (

@@ -157,11 +157,13 @@ class Plan:
         if self.grid is None and self.max_tokens is None:
             pieces = [list(rows[start : start + self.most_rows]) for start in range(0, len(rows), self.most_rows)]
             return [MicroBatch(piece, None) for piece in pieces]
-        ordered = sorted(rows, key=lambda row: (-self.targets[row] * self._by_text, -self.sources[row]))
+        if self._by_cost:
+            return self._cut_by_cost(rows)
+        ordered = sorted(rows, key=lambda row: -self.sources[row])
         batches: list[MicroBatch] = []
         while ordered or not batches:
-            longest, target = self._longest(ordered)
-            taken = self._rows_at(longest, target, len(rows)) if self.grid else self._fitting(ordered)
+            longest = int(self.sources[ordered[0]]) if ordered else 1
+            taken = self._rows_at(longest, self.grid.targets[-1], len(rows)) if self.grid else self._fitting(ordered)
             piece, ordered = ordered[:taken], ordered[taken:]
             batches.append(MicroBatch(piece, self._size(piece, longest, taken)))
         return batches
@@ -174,28 +176,41 @@ class Plan:
         return replace(self, sources=changed[0], targets=changed[1])
 
     @property
-    def _by_text(self) -> bool:
-        """Whether rows with long texts come first, not those with long sources: candidates of an encoder-decoder.
+    def _by_cost(self) -> bool:
+        """Whether rows with most tokens come first, not those with long sources: candidates of an encoder-decoder.
 
-        There the texts of a source have most of its tokens, and sources of a step have similar lengths anyway.
+        There the texts of a source have most of its tokens, and one long text would pad all others.
         """
         return self.grid is not None and self.grid.texts > 1 and not self.joined
 
-    def _longest(self, ordered: Sequence[int]) -> tuple[int, int]:
-        """Lengths that hold the next rows of a micro-batch: of the longest source, and of targets on a grid."""
-        most = self.grid.targets[-1] if self.grid else 1
-        if not ordered:
-            return 1, 1 if self._by_text else most
-        if self._by_text:
-            return int(self.sources[ordered].max()), int(self.targets[ordered[0]])
-        return int(self.sources[ordered[0]]), most
+    def _cut_by_cost(self, rows: Sequence[int]) -> list[MicroBatch]:
+        assert self.grid is not None
+        ordered = sorted(rows, key=lambda row: -self._smallest([row]).tokens)
+        batches: list[MicroBatch] = []
+        while ordered or not batches:
+            held, grown = (0, 0), self._held(ordered[:1])
+            while held != grown:  # longer sources or texts among the next rows may leave room for fewer
+                held, piece = grown, ordered[: self._rows_at(*grown, len(rows))]
+                longest = self._held(piece)
+                grown = max(held[0], longest[0]), max(held[1], longest[1])
+            size = Size(self._rows_at(*held, len(rows)), *held, self.grid.texts, self.grid.copies)
+            batches.append(MicroBatch(piece, size))
+            ordered = ordered[len(piece) :]
+        return batches
+
+    def _held(self, piece: Sequence[int]) -> tuple[int, int]:
+        """The smallest lengths of the grid that hold these rows' sources and targets."""
+        assert self.grid is not None
+        if not len(piece):
+            return self.grid.sources[0], self.grid.targets[0]
+        return self.grid.source(int(self.sources[piece].max())), self.grid.target(int(self.targets[piece].max()))
 
     def sizes(self, step: int) -> list[Size]:
         """Every size that steps of this many rows can have, the largest first."""
         assert self.grid is not None
         most, texts = self.grid.targets[-1], (self.grid.texts, self.grid.copies)
         sizes = [
-            Size(self._rows_at(source, target if self._by_text else most, step), source, target, *texts)
+            Size(self._rows_at(source, target if self._by_cost else most, step), source, target, *texts)
             for source in self.grid.sources
             for target in self.grid.targets
         ]
