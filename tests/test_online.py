@@ -236,6 +236,40 @@ def test_a_bias_of_the_head_that_is_0_at_first_is_read_when_it_is_trained():
     assert write([[5, 6]]) == hf.load(model, search, precision="fp32")([[5, 6]]) == [[[6, *[7] * 6]]]
 
 
+@pytest.mark.parametrize("family", ["bart", "mbart"])
+def test_a_forced_first_token_is_read_and_does_not_count(family, monkeypatch):
+    model = writing_model(family)
+    model.generation_config.forced_bos_token_id = 9
+    attach(model, OBJECTIVE).eval()
+    data = rows(9)
+    given = written(data, samples=2, max_length=7), model, Numbers(), data, attached_loss(model)
+    texts = FreshTexts(*given, seed=3, here=HERE)
+    own = drawn(texts)
+    assert {ids[0] for group in own.values() for ids in group} == {9}
+    job = loop.Job(model, Numbers(), data, loop.Train(batch_size=4, accumulate=1), OBJECTIVE)
+    steps, _ = loop._plan(job, model, HERE, None, texts, captures=False)
+    seen = []
+    monkeypatch.setattr(
+        "ngramloss.hf.candidates.CandidateStats",
+        lambda *args, **more: seen.append(args) or CandidateStats(*args, **more),
+    )
+    numbers = [2, 5, 7]
+    (batch,) = steps.step(numbers).batches
+    assert (batch["candidate_inputs"][..., 1] == 9).all()
+    model(**batch)
+    expected = []
+    with torch.no_grad():
+        for row in numbers:
+            for ids in own[row]:
+                read = torch.tensor([[texts.search.start, *ids[:-1]]])
+                logits = model(input_ids=torch.tensor([data[row]["input_ids"]]), decoder_input_ids=read).logits
+                each = logits.log_softmax(-1).gather(-1, torch.tensor([ids]).unsqueeze(-1))[0, :, 0]  # [T]
+                expected.append(each[1:].sum())
+    logp, lengths = seen[0][:2]
+    torch.testing.assert_close(logp.flatten(), torch.stack(expected), atol=1e-4, rtol=1e-4)
+    assert lengths.flatten().tolist() == [len(ids) - 1 for row in numbers for ids in own[row]]
+
+
 def test_a_forced_end_was_not_drawn():
     assert online._without_start([3, 5, 6, 2], search_with(max_length=4, last=2)) == ([5, 6], False)
     assert online._without_start([3, 5, 2], search_with(max_length=4, last=2)) == ([5, 2], True)

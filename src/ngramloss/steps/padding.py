@@ -48,6 +48,7 @@ class Padder:
         own: those of ``OWN_TEXTS`` that every batch with candidates has.
         start: the token that candidates start with, if the model has written them; without it, inputs are derived from
             their labels as for the reference.
+        forced: whether the first token of candidates was forced and not drawn: it is read, but is no label.
     """
 
     def __init__(
@@ -60,9 +61,10 @@ class Padder:
         beside: Collection[str] | None = None,
         own: Collection[str] = (),
         start: int | None = None,
+        forced: bool = False,
     ) -> None:
         self.pad, self.decoder_inputs, self.multiple, self.always_mask = pad, decoder_inputs, multiple, always_mask
-        self.beside, self.own, self.start = beside, own, start
+        self.beside, self.own, self.start, self.forced = beside, own, start, forced
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them.
@@ -105,6 +107,7 @@ class Padder:
             gains[index, : len(texts)] = scores
         ids = torch.from_numpy(labels)  # [B, K, T]
         made = {"candidates": ids, "candidate_inputs": self._inputs(ids), "gains": torch.from_numpy(gains)}
+        ids[..., : int(self.forced)] = IGNORE_INDEX
         return made | of_own_texts(rows, self.own, size.rows, K)
 
     def _inputs(self, ids: Tensor) -> Tensor:

@@ -608,6 +608,7 @@ def _padder(
         beside=beside,
         own=own,
         start=None if fresh is None else fresh.search.start,
+        forced=fresh is not None and fresh.search.first is not None,
     )
 
 
