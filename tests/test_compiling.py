@@ -105,15 +105,6 @@ def test_the_setting_is_nothing_else(text):
         ng.recipe.load("demo", [f"train.compile={text}"])
 
 
-def test_auto_continues_a_run_of_a_version_that_did_not_compile():
-    load, kept = ng.recipe.load, ng.recipe.kept_from_continuing
-    assert kept(load("demo", ["train.compile=false"]), load("demo")) == []
-    assert kept(load("demo", ["train.compile=false", "train.seed=1"]), load("demo", ["train.seed=2"])) == [
-        "train.seed: 1 → 2"
-    ]
-    assert kept(load("demo"), load("demo", ["train.compile=true"])) == ["train.compile: 'auto' → True"]
-
-
 # How
 
 
@@ -238,3 +229,21 @@ def test_masks_before_a_capture_are_those_of_the_capture():
     model(input_ids=ids, labels=ids)
     assert [mask is None for mask in seen] == [True, False, True]
     torch.testing.assert_close(masked, plain)
+
+
+def test_without_memory_auto_goes_on_uncompiled_and_true_is_an_error(messages):
+    def fails():
+        raise torch.OutOfMemoryError("3 rows of the longest examples")
+
+    model = models.tiny("llama")
+    assert not compiling.run_compiled(model, fails, asked=False)
+    assert "OutOfMemoryError: 3 rows" in messages[0]
+    with pytest.raises(torch.OutOfMemoryError):
+        compiling.run_compiled(model, fails, asked=True)
+
+
+def test_a_trained_model_is_left_uncompiled():
+    model = models.tiny("llama")
+    compiling.compile_layers(model)
+    compiling.leave(model)
+    assert all(layer._compiled_call_impl is None for layer in compiling.layers(model))

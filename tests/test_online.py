@@ -103,6 +103,7 @@ def test_a_model_trained_in_16_bits_writes_in_16_bits_with_its_present_weights(f
 
 def test_a_model_writes_by_itself_where_it_is_trained_in_its_own_precision():
     assert writing_copy(writing_model(), "fp32") is None
+    assert writing_copy(writing_model(), "fp16") is None  # a copy could overflow where training does not
     assert writing_copy(writing_model().to(torch.bfloat16), "bf16") is None
 
 

@@ -7,12 +7,13 @@ import torch
 from ngramloss.models.precision import to_precision
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "bart", "m2m_100", "t5"])
-def test_a_model_in_16_bits_is_the_one_that_transformers_loads(family, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "bart", "m2m_100", "t5", "mt5"])
+def test_a_model_in_16_bits_is_the_one_that_transformers_loads(family, dtype, tmp_path):
     model = models.tiny(family)
     model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)
-    cast = to_precision(model, torch.bfloat16)
+    loaded = type(model).from_pretrained(tmp_path, dtype=dtype)
+    cast = to_precision(model, dtype)
     own, theirs = (
         {name: (value.dtype, value.float().flatten().tolist()) for name, value in each.named_buffers()}
         | {name: (value.dtype, value.float().flatten().tolist()) for name, value in each.named_parameters()}

@@ -1167,3 +1167,10 @@ def test_a_process_that_is_asked_to_stop_has_the_exit_code_of_that(tmp_path):
         getattr(process, end)()
         assert ended(process) == {"terminate": -signal.SIGTERM, "kill": -signal.SIGKILL}[end]
         log.unlink()
+
+
+def test_metrics_are_named_before_anything_is_scored(path, instant, capsys):
+    whole(capsys)
+    path.write_text(path.read_text().replace("confirm = 2\n", 'confirm = 2\nmetrics = ["chrf"]\n'))
+    with pytest.raises(UserError, match="metrics: None"):
+        ResultFolder(Path("mine"), plan.read(path)).read()

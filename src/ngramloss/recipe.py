@@ -192,8 +192,8 @@ class Train:
     """On a GPU: run forward and backward as one CUDA graph for each shape of a micro-batch. Where that cannot be done,
     training says why and runs without."""
     compile: bool | str = setting(Switch.AUTO, kind=Switch)
-    """Compile the layers with torch.compile: slower to start, faster steps, less memory. ``auto`` does so where steps
-    are captured on a GPU and the training is long enough to earn the time back, and says what it does."""
+    """Compile the layers with torch.compile: slower to start, faster steps, less memory. ``auto`` does so for
+    decoder-only models where steps are captured on a GPU and the training is long enough to earn the time back."""
     twins: bool = False
     """Put every example into the step twice, as neighbours, each with its own dropout: for ``rdrop``, ``rewards:twin``
     and ``gated:twin``. ``batch_size`` counts it once, all denominators count both."""
@@ -387,16 +387,6 @@ def differences(recipe: Recipe, other: Recipe) -> list[str]:
     """The settings in which two recipes differ, as ``train.seed: 1 → 2``."""
     pairs = zip(flat(recipe), flat(other), strict=True)
     return [f"{key}: {before!r} → {after!r}" for (key, before), (_, after) in pairs if before != after]
-
-
-def kept_from_continuing(begun: Recipe, now: Recipe) -> list[str]:
-    """The settings in which two recipes differ, so that one cannot continue a run of the other.
-
-    ``train.compile = "auto"`` continues every run: it was ``false`` by default in earlier versions.
-    """
-    if now.train.compile == Switch.AUTO:
-        begun = dataclasses.replace(begun, train=dataclasses.replace(begun.train, compile=Switch.AUTO))
-    return differences(begun, now)
 
 
 def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:

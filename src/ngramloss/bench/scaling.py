@@ -32,8 +32,9 @@ from ngramloss.training.processes import start_processes
 NAN = float("nan")
 PROFILED = 3
 """Steps after those that are timed, in which communication is recorded."""
-TOLERANCE = 1e-4
-"""The largest relative difference of losses; rounding gives about 1e-6."""
+TOLERANCES = {"fp32": 1e-4}
+"""The largest relative difference of losses, where rounding gives about 1e-6; in 16 bits ``ROUGH``."""
+ROUGH = 1e-2
 COLLECTIVES = ("gloo:", "nccl:")
 """How the profiler's names of operations of several processes begin."""
 
@@ -207,13 +208,15 @@ def _communication(profiler: Any) -> float:
     return busy((event.start, event.end) for event in events)
 
 
-def losses_agree(rows: Sequence[Row]) -> bool:
-    """Whether trainings with the same rows in the same steps have the same loss."""
+def losses_agree(rows: Sequence[Row], *, precision: str = "fp32") -> bool | None:
+    """Whether trainings with the same rows in the same steps have the same loss; None if there are no two of them."""
     losses: dict[tuple[int, int], list[float]] = {}
     for row in rows:
         if not row.why_not:
             losses.setdefault((row.batch, row.documents), []).append(row.loss)
-    return all(max(same) - min(same) <= TOLERANCE * abs(same[0]) for same in losses.values())
+    compared = [same for same in losses.values() if len(same) > 1]
+    tolerance = TOLERANCES.get(precision, ROUGH)
+    return all(max(same) - min(same) <= tolerance * abs(same[0]) for same in compared) if compared else None
 
 
 # On paper

@@ -247,7 +247,7 @@ def _add_scaling(scaling: argparse.ArgumentParser) -> None:
     scaling.add_argument("--processes", type=int, nargs="+", metavar="N", help=processes)
     add_number(scaling, "--warm-up", 3, "N", "steps before the measurement")
     add_number(scaling, "--steps", 10, "N", "steps that are measured")
-    bandwidth = "compute what more devices would do that send and receive so many GB per second each"
+    bandwidth = "compute what more devices would do that send and receive this many GB per second each"
     scaling.add_argument("--bandwidth", type=float, metavar="GB/S", help=bandwidth)
     devices = "numbers of devices to compute that for (default: 2 4 8 16 64)"
     scaling.add_argument("--devices", type=int, nargs="+", default=[2, 4, 8, 16, 64], metavar="N", help=devices)
@@ -614,8 +614,9 @@ def _bench_scaling(options: argparse.Namespace) -> int:
             logger.info(f"{row.what}: {row.why_not or f'{row.docs_per_second:.1f} rows per second'}")
             rows.append(row)
     print_result(scaling.as_text(rows))
-    agree = scaling.losses_agree(rows)
-    print_result("losses of the same steps are the same." if agree else "losses of the same steps differ.")
+    agree = scaling.losses_agree(rows, precision=setup.precision)
+    said = {True: "are the same", False: "differ", None: "were not compared: no two trainings have the same"}
+    print_result(f"losses of the same steps {said[agree]}.")
     forecasts = []
     if options.bandwidth:
         alone = next(row for row in rows if row.processes == 1 and row.batch == batches[-1])
@@ -637,7 +638,7 @@ def _bench_scaling(options: argparse.Namespace) -> int:
             "computed": [each._asdict() for each in forecasts],
         }
         _write_json(json_file, content)
-    return 0 if agree and not any(row.why_not for row in rows) else 1
+    return 0 if agree is not False and not any(row.why_not for row in rows) else 1
 
 
 def _processes(device: str) -> list[int]:

@@ -1,7 +1,7 @@
 """the settings of a search, and a GPU → whether its kernels choose the tokens that PyTorch's operations choose.
 
 A kernel that is wrong on a new GPU or compiler would write other texts without an error. So a short search over random
-logits runs on both before the first text is written; it takes a fraction of a second.
+logits runs on both before the first text is written; it takes less than a second.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from ngramloss.generation.search import Search
 
 SOURCES, TOKENS = 2, 6
 """Of the search that is compared."""
+MOST = 2**24
+"""Logits of a token, above which only two tokens are compared: drawing more would take seconds."""
 
 Advance = Callable[[Sequence[Beams], Tensor, Limits], Tensor]
 
@@ -36,7 +38,8 @@ def kernels_agree(search: Search, vocabulary: int, device: torch.device, *, adva
         return _best_agree(search, vocabulary, rules, places, generator)
     each = search.num_beams // search.groups
     groups = [[Beams.begin(SOURCES, each, search, place) for _ in range(search.groups)] for place in places]
-    for _ in range(min(TOKENS, search.max_length - 1)):
+    tokens = TOKENS if SOURCES * search.num_beams * vocabulary <= MOST else 2
+    for _ in range(min(tokens, search.max_length - 1)):
         logits = _logits(generator, SOURCES, search.num_beams, vocabulary, ends=search.ends)  # [B, K, V]
         advance_groups(groups[0], logits.clone(), rules[0])
         advance(groups[1], logits.to(device, copy=True), rules[1])

@@ -64,7 +64,8 @@ class Joined:
 
 
 def _is_plain(layer: Module) -> bool:
-    return type(layer) is Linear and "forward" not in vars(layer) and not layer._forward_hooks
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) is Linear and "forward" not in vars(layer) and not hooks
 
 
 @torch.no_grad()

@@ -41,6 +41,8 @@ def fitting_tokens(
     try:
         peaks = [_peak(model, loss, padder([], longest._replace(rows=count)), device) for count in counts]
     except torch.cuda.OutOfMemoryError:
+        if fewest > 1:
+            return fitting_tokens(model, loss, grid, rows, padder, device)
         return longest.tokens
     each = max((peaks[2] - peaks[1]) / 2, 1)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -138,6 +138,7 @@ class DataSet(NamedTuple):
         limit: the most texts of a split; 0 means all.
         grid: the settings that are tried when it is tuned, each a tuple of ``key=value``.
         screening: the seeds by which its rows are chosen: those of the study, or some of them.
+        more_metrics: those of ``metrics`` that the study names besides the usual ones.
     """
 
     name: str
@@ -148,6 +149,7 @@ class DataSet(NamedTuple):
     limit: int
     grid: tuple[tuple[str, ...], ...] = ()
     screening: tuple[int, ...] = ()
+    more_metrics: tuple[str, ...] = ()
 
     @property
     def score(self) -> Score:
@@ -271,6 +273,7 @@ class Study:
             "set.primary": data.primary,
             "set.writing": data.writing,
             "set.limit": data.limit,
+            **({"metrics": list(data.more_metrics)} if data.more_metrics else {}),
         }
 
     def _made_facts(self, training: Training) -> dict[str, Any]:
@@ -590,7 +593,7 @@ def _data_set(
     metrics = dict.fromkeys([owner, *METRICS_OF[base.task], *more_metrics])
     screened = tuple(seed for seed in screening if seed in own_seeds)
     written = entry["primary"], entry["writing"], tuple(metrics), entry["limit"]
-    return DataSet(entry["name"], base, *written, grid, screened)
+    return DataSet(entry["name"], base, *written, grid, screened, more_metrics)
 
 
 def _recipe_name(name: str, study: Path) -> str:

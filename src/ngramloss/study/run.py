@@ -374,7 +374,7 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
     if not run.recipe.exists() or not begun:
         return
     free = WITHOUT_EFFECT if run.finished else ()
-    changed = recipe.kept_from_continuing(recipe.load(str(run.recipe)), settings)
+    changed = recipe.differences(recipe.load(str(run.recipe)), settings)
     if changed := [line for line in changed if line.partition(":")[0] not in free]:
         raise UserError(
             f"settings changed after {run.path} was started:\n"

@@ -259,7 +259,7 @@ def check_recipe(settings: Recipe) -> Written:
     mistakes = [
         f"train.{key}: is not a setting of {name}."
         for key in NOT_USED
-        if getattr(settings.train, key) != getattr(plain, key)
+        if getattr(settings.train, key) not in (getattr(plain, key), False)  # recipes of earlier versions: compile
     ]
     mistakes += [
         f"data.{key}: is not read by {name}. Leave it out."

@@ -77,7 +77,7 @@ def _raise_unless_run_folder(run: RunFolder) -> None:
 
 
 def _raise_unless_same_settings(settings: Recipe, run: RunFolder) -> None:
-    changed = recipe.kept_from_continuing(recipe.load(str(run.recipe)), settings)
+    changed = recipe.differences(recipe.load(str(run.recipe)), settings)
     if changed:
         raise UserError(
             f"{run.path} was started with other settings:\n"

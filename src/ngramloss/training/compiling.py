@@ -115,6 +115,12 @@ def compile_layers(model: Any) -> None:
         layer.compile(dynamic=True)
 
 
+def leave(model: Any) -> None:
+    """Let layers run uncompiled again: generation would compile them again for every length of its cache."""
+    for layer in layers(model):
+        layer._compiled_call_impl = None
+
+
 def code_folder() -> Path:
     """Where compiled code is kept: in the user's own cache. In one that is shared, it could be somebody else's."""
     return user_cache() / "compiled"
@@ -133,13 +139,10 @@ def run_compiled(model: Any, run: Callable[[], object], *, asked: bool) -> bool:
     """
     try:
         run()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as reason:  # of the compiler, Triton or the C compiler that it calls: any class
+    except Exception as reason:  # of the compiler, Triton or the C compiler that it calls: any class; or no memory
         if asked:
             raise
-        for layer in layers(model):
-            layer._compiled_call_impl = None
+        leave(model)
         torch._dynamo.reset()
         message = " ".join(str(reason).split())[:200]
         logger.warning(

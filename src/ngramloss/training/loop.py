@@ -321,6 +321,8 @@ def run(job: Job, here: Processes) -> Outcome:
             job.on_step(step.number, line)
             if stops or state.ended_early:
                 break
+    if compiles:
+        compiling.leave(model)
     finished = state.step >= steps.total or state.ended_early
     return Outcome(state.step, steps.total, finished, began, state, steps, runner.why_not_captured)
 
@@ -714,7 +716,7 @@ def _capture_remark(settings: Train, device: torch.device, *, teacher: bool = Fa
 def _compiles(job: Job, here: Processes, lengths: ExampleLengths | None, why_not_captured: str) -> bool:
     """Whether the layers are compiled. Decided by the whole training, so that a continued one does the same."""
     settings, seconds = job.settings, 0.0
-    if lengths is not None and len(lengths.sources) and not why_not_captured:
+    if lengths is not None and len(lengths.sources) and not why_not_captured and not has_encoder(job.model):
         rows = settings.batch_size * settings.accumulate * (2 if settings.twins else 1) / here.count
         steps = total_steps(settings, len(lengths.sources))
         seconds = compiling.seconds_saved(job.model, lengths, rows=rows, steps=steps)
@@ -732,6 +734,9 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     ``torch.manual_seed`` does the same, and 0.2 ms of work for devices that are not there.
     """
     number = (seed * 1_000_003 + step) * 4099 + rank
+    if not torch.cuda.is_initialized() and torch.accelerator.is_available():  # such as MPS or XPU
+        torch.manual_seed(number)
+        return
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ngramloss.data import Example
-from ngramloss.engine_registry import AUTO, ENGINES, PRECISIONS, STANDARD
+from ngramloss.engine_registry import AUTO, ENGINES, STANDARD
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.batches import CPU_TOKENS, Budget, batches, budget_for
@@ -185,16 +185,17 @@ def own_texts(settings: Recipe, examples: Sequence[Example]) -> OwnTexts:
 
 
 def writing_copy(model: Any, precision: str) -> Any:
-    """A copy of a model that writes for it in the precision in which it is trained; None if the model writes itself.
+    """A copy in bf16 that writes for a model that is trained in bf16; None if the model writes itself.
+
+    In fp16 a copy could overflow where training keeps sums in fp32, so such a model writes itself, in fp32.
 
     Args:
         model: before its objective is attached and its layers are compiled.
         precision: ``bf16``, ``fp16`` or ``fp32``.
     """
-    dtype = getattr(torch, PRECISIONS[precision])
-    if dtype == model.dtype or precision == "fp32":
+    if precision != "bf16" or model.dtype == torch.bfloat16:
         return None
-    return to_precision(copy.deepcopy(model), dtype).eval()
+    return to_precision(copy.deepcopy(model), torch.bfloat16).eval()
 
 
 @torch.no_grad()

@@ -24,8 +24,8 @@ COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 NO_PENALTY = 1e-9
 """In place of a length penalty of 0, with which CTranslate2 would end a search earlier. It changes no score in fp32."""
 MARGIN, ROUNDED = 3, 8
-"""A search that stops late is first made for so many tokens more than greedy search writes, rounded up to a multiple:
-many sources are searched together then."""
+"""A search that stops late is first made for ``MARGIN`` tokens more than greedy search writes, rounded up to a
+multiple: many sources are searched together then."""
 
 Ids = Sequence[int]
 
