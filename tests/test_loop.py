@@ -701,6 +701,22 @@ def test_what_surrounds_a_graph_trains_like_an_eager_step(request, max_tokens):
     assert_same_log(captured.log, eager.log, names, 1e-5)
 
 
+@pytest.mark.parametrize(
+    "objective", ["ce + 0.5*distill(temperature=2)", "ce + keep", "ce + matches(2) + keep:reverse"]
+)
+def test_a_teacher_is_read_in_captured_steps(request, objective):
+    torch.manual_seed(7)
+    teacher = {} if "keep" in objective else {"teacher": transformers.BartForConditionalGeneration(tiny().config)}
+    eager = trained(objective=objective, **teacher)
+    made = request.getfixturevalue("without_graphs")
+    captured = trained(objective=objective, **teacher)
+    assert made[0].graphs
+    name = next(name for name in eager.log[-1] if name.startswith(("distill", "keep")))
+    assert eager.log[-1][name] > 1e-6
+    assert_same_weights(captured.model.state_dict(), eager.model.state_dict(), 1e-6)
+    assert_same_log(captured.log, eager.log, ("loss", "ce", name), 1e-5)
+
+
 def test_a_schedule_changes_weights_in_captured_steps_without_capturing_again(without_graphs):
     got = trained(objective="ce + 4*matches(2)@ramp(0,1)")
     weights = [line["weight/matches(2)"] for line in got.log]

@@ -37,6 +37,7 @@ def trained(
     folder=None,
     validation=None,
     on_step=lambda number, values: None,
+    teacher=None,
     **changes,
 ):
     """The log of a training, whether steps were captured, the model, and what was said."""
@@ -53,6 +54,7 @@ def trained(
         continued_from=None if folder is None else loop.checkpoints.find(folder).newest,
         logs=[lambda line, step: log.append(dict(line) | {"step": step})],
         on_step=on_step,
+        teacher=teacher,
     )
     with logged() as said:
         loop.run(job, start_processes())
@@ -301,3 +303,21 @@ def test_fp16_skips_a_step_with_infinite_gradients_and_the_schedule_waits():
 def test_the_budget_comes_from_the_memory():
     _, _, _, said = trained(max_tokens=0)
     assert any("a step of 16 sequences is" in line and "shapes" in line for line in said)
+
+
+@pytest.mark.parametrize("make", [bart, llama], ids=["bart", "llama"])
+@pytest.mark.parametrize("objective", ["ce + 0.5*distill(temperature=2)", "ce + keep", "ce + keep:reverse"])
+def test_a_teacher_is_read_in_captured_steps(make, objective):
+    torch.manual_seed(5)
+    teacher = make() if "distill" in objective else None
+    settings = {"objective": objective, "teacher": teacher, "precision": "fp32"}
+    torch.manual_seed(0)
+    log, captured, one, said = trained(make(), **settings)
+    assert captured, said
+    torch.manual_seed(0)
+    eager, _, other, _ = trained(make(), capture=False, **settings)
+    for line, expected in zip(log, eager, strict=True):
+        for name in expected.keys() - {"docs_per_second", "memory_gib"}:
+            assert line[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), name
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(one.state_dict()[name], value, atol=1e-4, rtol=1e-3)

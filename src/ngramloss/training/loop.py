@@ -172,10 +172,12 @@ def run(job: Job, here: Processes) -> Outcome:
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.to(here.device).train()
+    if teacher is not None and teacher is not model:
+        teacher.to(here.device)  # before a graph is captured that reads it
     if here.count > 1:
         reduction.share_weights(model)
-    why_not_captured = _why_not_captured(settings, here.device, teacher=teacher is not None)
-    if remark := _capture_remark(settings, here.device, teacher=teacher is not None):
+    why_not_captured = _why_not_captured(settings, here.device)
+    if remark := _capture_remark(settings, here.device):
         logger.info(remark)
     lengths = lengths_of(job.examples, joined=_joined(model)) if job.own_texts is None else None
     compiles = _compiles(job, here, lengths, why_not_captured)
@@ -691,7 +693,7 @@ def _plan(
     return steps, largest
 
 
-def _why_not_captured(settings: Train, device: torch.device, *, teacher: bool = False) -> str:
+def _why_not_captured(settings: Train, device: torch.device) -> str:
     """Why steps cannot run as CUDA graphs; empty if they can."""
     if device.type != "cuda":
         return "there is no NVIDIA GPU"
@@ -701,15 +703,13 @@ def _why_not_captured(settings: Train, device: torch.device, *, teacher: bool = 
         return "train.fsdp gathers parameters in the middle of a step"
     if settings.gradient_checkpointing:
         return "gradient checkpointing computes activations again in the backward pass"
-    if teacher:
-        return "a teacher reads each micro-batch beside the model, which was not tried in a CUDA graph"
     return ""
 
 
-def _capture_remark(settings: Train, device: torch.device, *, teacher: bool = False) -> str:
+def _capture_remark(settings: Train, device: torch.device) -> str:
     """What to say if steps on a GPU should be captured and cannot be; otherwise it is empty."""
     wanted = settings.capture and device.type == "cuda"
-    why = _why_not_captured(settings, device, teacher=teacher)
+    why = _why_not_captured(settings, device)
     return NOT_CAPTURED.format(why) if wanted and why else ""
 
 
