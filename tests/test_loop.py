@@ -762,7 +762,7 @@ def test_auto_decides_by_the_whole_training(without_graphs, monkeypatch):
     seen = []
     monkeypatch.setattr(compiling, "decide", lambda *_, **facts: seen.append(facts) or False)
     for changes in ({}, {"twins": True}, {"max_steps": 12}, {"batch_size": 16, "max_steps": 6}):
-        run(**changes)
+        run(model=models.tiny("llama"), **changes)
     each = [facts["seconds"] for facts in seen]
     assert each[0] > 0
     assert each == pytest.approx([each[0], 2 * each[0], 2 * each[0], 2 * each[0]])
