@@ -71,6 +71,8 @@ def test_losses_are_compared_among_trainings_of_the_same_steps():
     assert scaling.losses_agree(same)
     assert scaling.losses_agree([*same, row(2, fsdp=True, loss=9.0, why_not="no")])
     assert not scaling.losses_agree([*same, row(2, fsdp=True, loss=3.01)])
+    assert scaling.losses_agree([*same, row(2, fsdp=True, loss=3.01)], precision="bf16")
+    assert scaling.losses_agree(same[1:]) is None  # no two have the same steps
 
 
 def test_a_training_that_failed_has_a_line_of_its_own():

@@ -65,7 +65,7 @@ class Other(torch.nn.Linear):
     """Not a plain layer."""
 
 
-@pytest.mark.parametrize("change", ["class", "forward", "hook", "bias", "size"])
+@pytest.mark.parametrize("change", ["class", "forward", "hook", "hook before", "bias", "size"])
 def test_layers_that_are_not_plain_stay_as_they_are(change, monkeypatch):
     layers, hidden = [torch.nn.Linear(6, 4), torch.nn.Linear(6, 5)], torch.randn(3, 6)
     if change == "class":
@@ -74,6 +74,8 @@ def test_layers_that_are_not_plain_stay_as_they_are(change, monkeypatch):
         layers[1].forward = lambda hidden: hidden
     elif change == "hook":
         layers[1].register_forward_hook(lambda module, given, result: result + 1)
+    elif change == "hook before":
+        layers[1].register_forward_pre_hook(lambda module, given: (given[0] + 1,))
     elif change == "bias":
         layers[1].bias = None
     else:

@@ -278,6 +278,16 @@ def test_a_training_continues_in_the_middle_of_an_epoch_with_the_same_bits(tmp_p
         assert_same_log(again.log, whole.log[step:], tolerance=0)
 
 
+def test_other_devices_are_seeded_too(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    loop.seed_step(1, 2, 0)
+    assert seeded == []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    loop.seed_step(1, 2, 0)
+    assert seeded == [(1_000_003 + 2) * 4099]
+
+
 def test_dropout_differs_from_step_to_step_and_with_the_seed():
     def losses(**changes):
         torch.manual_seed(0)

@@ -51,6 +51,36 @@ def moved(model):
     return {name: value for name, value in weights.items() if not name.endswith("k_proj.bias")}
 
 
+def planned(texts, **settings):
+    """The steps that train on these texts."""
+    given = loop.Train(**{"batch_size": 4, "accumulate": 1} | settings)
+    job = loop.Job(texts.model, Numbers(), texts.examples, given, OBJECTIVE)
+    return loop._plan(job, texts.model, HERE, None, texts, captures=False)[0]
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """What the terms read of candidates, each time they do."""
+    seen = []
+    monkeypatch.setattr(
+        "ngramloss.hf.candidates.CandidateStats",
+        lambda *args, **more: seen.append(args) or CandidateStats(*args, **more),
+    )
+    return seen
+
+
+def token_logp(texts, row, ids):
+    """The log-probability of each token of a text, one text at a time, [T]."""
+    model, source = texts.model, texts.examples[row]["input_ids"]
+    with torch.no_grad():
+        if texts.search.start is None:
+            logits = model(input_ids=torch.tensor([source + ids])).logits[:, -len(ids) - 1 : -1]
+        else:
+            read = torch.tensor([[texts.search.start, *ids[:-1]]])
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=read).logits
+    return logits.log_softmax(-1).gather(-1, torch.tensor([ids]).unsqueeze(-1))[0, :, 0]
+
+
 def drawn(texts, numbers=range(9), done=0):
     texts.drawn = {}
     texts._draw(list(numbers), done)
@@ -63,8 +93,7 @@ def drawn(texts, numbers=range(9), done=0):
 def test_micro_batches_are_as_long_as_what_was_drawn():
     """A plan begins with the greatest length; the lengths of the drawn texts cut the steps."""
     texts = fresh(data=rows(22), samples=2, max_length=40)
-    job = loop.Job(texts.model, Numbers(), texts.examples, loop.Train(batch_size=8, accumulate=1, epochs=1), OBJECTIVE)
-    steps, _ = loop._plan(job, texts.model, HERE, None, texts, captures=False)
+    steps = planned(texts, batch_size=8, epochs=1)
     assert steps.plan.targets.min() == 39
     seen = 0
     for step in texts.steps(steps, 0):
@@ -119,7 +148,7 @@ def test_a_training_in_16_bits_continues_with_the_same_bits(tmp_path, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_trained_on_is_what_was_drawn_with_its_log_probability(family, monkeypatch):
+def test_what_is_trained_on_is_what_was_drawn_with_its_log_probability(family, compared):
     """Candidates of a batch have the log-probabilities that the model gives the drawn ids, one text at a time."""
     texts = fresh(family, samples=2, max_length=7)
     model, data = texts.model, texts.examples
@@ -131,27 +160,11 @@ def test_what_is_trained_on_is_what_was_drawn_with_its_log_probability(family, m
     assert [ids for group in own.values() for ids in group] == [
         ids[1 : len(ids) - len(last)] for ids, last in zip([ids for group in raw for ids in group], forced, strict=True)
     ]
-    job = loop.Job(model, Numbers(), data, loop.Train(batch_size=4, accumulate=1), OBJECTIVE)
-    steps, _ = loop._plan(job, model, HERE, None, texts, captures=False)
-    seen = []
-    monkeypatch.setattr(
-        "ngramloss.hf.candidates.CandidateStats",
-        lambda *args, **more: seen.append(args) or CandidateStats(*args, **more),
-    )
     numbers = [2, 5, 7]
-    (batch,) = steps.step(numbers).batches
+    (batch,) = planned(texts).step(numbers).batches
     model.eval()(**batch)
-    expected = []
-    with torch.no_grad():
-        for row in numbers:
-            for ids in own[row]:
-                if search.start is None:
-                    logits = model(input_ids=torch.tensor([data[row]["input_ids"] + ids])).logits[:, -len(ids) - 1 : -1]
-                else:
-                    read = torch.tensor([[search.start, *ids[:-1]]])
-                    logits = model(input_ids=torch.tensor([data[row]["input_ids"]]), decoder_input_ids=read).logits
-                expected.append(logits.log_softmax(-1).gather(-1, torch.tensor([ids]).unsqueeze(-1)).sum())
-    logp, lengths, gains = seen[0][:3]
+    logp, lengths, gains = compared[0][:3]
+    expected = [token_logp(texts, row, ids).sum() for row in numbers for ids in own[row]]
     torch.testing.assert_close(logp.flatten(), torch.stack(expected), atol=1e-4, rtol=1e-4)
     assert lengths.flatten().tolist() == [len(ids) for row in numbers for ids in own[row]]
     assert gains.flatten().tolist() == pytest.approx(
@@ -238,7 +251,7 @@ def test_a_bias_of_the_head_that_is_0_at_first_is_read_when_it_is_trained():
 
 
 @pytest.mark.parametrize("family", ["bart", "mbart"])
-def test_a_forced_first_token_is_read_and_does_not_count(family, monkeypatch):
+def test_a_forced_first_token_is_read_and_does_not_count(family, compared):
     model = writing_model(family)
     model.generation_config.forced_bos_token_id = 9
     attach(model, OBJECTIVE).eval()
@@ -247,26 +260,12 @@ def test_a_forced_first_token_is_read_and_does_not_count(family, monkeypatch):
     texts = FreshTexts(*given, seed=3, here=HERE)
     own = drawn(texts)
     assert {ids[0] for group in own.values() for ids in group} == {9}
-    job = loop.Job(model, Numbers(), data, loop.Train(batch_size=4, accumulate=1), OBJECTIVE)
-    steps, _ = loop._plan(job, model, HERE, None, texts, captures=False)
-    seen = []
-    monkeypatch.setattr(
-        "ngramloss.hf.candidates.CandidateStats",
-        lambda *args, **more: seen.append(args) or CandidateStats(*args, **more),
-    )
     numbers = [2, 5, 7]
-    (batch,) = steps.step(numbers).batches
+    (batch,) = planned(texts).step(numbers).batches
     assert (batch["candidate_inputs"][..., 1] == 9).all()
     model(**batch)
-    expected = []
-    with torch.no_grad():
-        for row in numbers:
-            for ids in own[row]:
-                read = torch.tensor([[texts.search.start, *ids[:-1]]])
-                logits = model(input_ids=torch.tensor([data[row]["input_ids"]]), decoder_input_ids=read).logits
-                each = logits.log_softmax(-1).gather(-1, torch.tensor([ids]).unsqueeze(-1))[0, :, 0]  # [T]
-                expected.append(each[1:].sum())
-    logp, lengths = seen[0][:2]
+    logp, lengths = compared[0][:2]
+    expected = [token_logp(texts, row, ids)[1:].sum() for row in numbers for ids in own[row]]
     torch.testing.assert_close(logp.flatten(), torch.stack(expected), atol=1e-4, rtol=1e-4)
     assert lengths.flatten().tolist() == [len(ids) - 1 for row in numbers for ids in own[row]]
 
@@ -850,3 +849,9 @@ def test_steps_know_their_rows_and_those_of_a_process():
     assert [number for number, _ in found] == [2, 3, 4, 5]
     assert [rows for _, rows in found] == [*epochs[0][1:], *epochs[1][:2]]
     assert steps.own([4, 5, 6, 7]) == [5, 7]
+
+
+def test_a_greedy_baseline_is_refused_where_the_model_does_not_write():
+    settings = recipe.load("demo", ["objective=ce + policy(baseline=greedy)", "data.candidates=somewhere"])
+    with pytest.raises(UserError, match="which a file of candidates does not have"):
+        online.check_online(settings)

@@ -32,9 +32,8 @@ from ngramloss.training.processes import start_processes
 NAN = float("nan")
 PROFILED = 3
 """Steps after those that are timed, in which communication is recorded."""
-TOLERANCES = {"fp32": 1e-4}
-"""The largest relative difference of losses, where rounding gives about 1e-6; in 16 bits ``ROUGH``."""
-ROUGH = 1e-2
+TOLERANCE, ROUGH = 1e-4, 1e-2
+"""The largest relative difference of losses in fp32, where rounding gives about 1e-6, and in 16 bits."""
 COLLECTIVES = ("gloo:", "nccl:")
 """How the profiler's names of operations of several processes begin."""
 
@@ -215,7 +214,7 @@ def losses_agree(rows: Sequence[Row], *, precision: str = "fp32") -> bool | None
         if not row.why_not:
             losses.setdefault((row.batch, row.documents), []).append(row.loss)
     compared = [same for same in losses.values() if len(same) > 1]
-    tolerance = TOLERANCES.get(precision, ROUGH)
+    tolerance = TOLERANCE if precision == "fp32" else ROUGH
     return all(max(same) - min(same) <= tolerance * abs(same[0]) for same in compared) if compared else None
 
 

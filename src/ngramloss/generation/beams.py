@@ -46,7 +46,7 @@ def limits(search: Search, device: torch.device) -> Limits:
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether ``gpu/selection.py`` computes a step there."""
+    """Whether the kernels of ``gpu/selection.py`` and ``gpu/decoding.py`` run there."""
     return device.type == "cuda" and triton_is_installed()
 
 

@@ -20,10 +20,11 @@ from torch.nn import Module
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ngramloss.errors import UserError
+from ngramloss.generation.beams import has_kernels
 from ngramloss.generation.fused_layers import GATED, ROTARY, Joined, added, fused_forwards, normed, replaced
 from ngramloss.hf.heads import has_encoder, head_module, head_of
 from ngramloss.hf.unmasked import attention_named
-from ngramloss.stats import head_logits, triton_is_installed
+from ngramloss.stats import head_logits
 
 MULTIPLE = 64
 """On a GPU the head's rows are filled up to a multiple of this, or matrix products take several times as long."""
@@ -109,7 +110,7 @@ class Decoder:
         self.positions = torch.arange(text_length, device=device)        # [L]
         self.own = torch.arange(beams, device=device).view(1, -1, 1).expand(sources, -1, text_length)    # [B, K, L]
         self.origin = self.own.clone()                                   # [B, K, L]
-        self.has_kernels = device.type == "cuda" and triton_is_installed()
+        self.has_kernels = has_kernels(device)
 
     @classmethod
     def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
@@ -529,8 +530,7 @@ in fp32; in bf16 0.01 with 12 layers and 0.1 with SmolLM2's 30, where positions 
 
 def joined(model: Any) -> Joined:
     """Linear layers of a model that are computed together; on a CPU there are none."""
-    has_kernels = model.device.type == "cuda" and triton_is_installed()
-    return Joined(DECODERS[model.config.model_type].joinable(model) if has_kernels else ())
+    return Joined(DECODERS[model.config.model_type].joinable(model) if has_kernels(model.device) else ())
 
 
 def random_ids(model: Any, rows: int, *lengths: int) -> list[Tensor]:

@@ -46,9 +46,8 @@ def fitting_tokens(
         return longest.tokens
     each = max((peaks[2] - peaks[1]) / 2, 1)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    free = (
-        torch.cuda.mem_get_info(device)[0] - 8 * trained - (peaks[1] - fewest * each)
-    )  # the optimiser keeps two numbers
+    kept = 8 * trained  # the optimiser's two numbers of each weight
+    free = torch.cuda.mem_get_info(device)[0] - kept - (peaks[1] - fewest * each)
     fitting = max(1, int(SHARE * free / each))
     if fitting < rows:  # a power of two, so that the split does not change with a little memory
         fitting = 2 ** (fitting.bit_length() - 1)

@@ -106,10 +106,15 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
     return Stages(list(planned.values()), settings, confirmed, given)
 
 
+def has_failed(study: Study, training: Training, results: Results) -> bool:
+    """Whether a training or one of its writings failed."""
+    known = (results.get((training, writing)) for writing in study.writings)
+    return any(result and result.failed for result in known)
+
+
 def is_done(study: Study, training: Training, results: Results) -> bool:
     """Whether all writings of a training have results, or one of them failed."""
-    known = [results.get((training, writing)) for writing in study.writings]
-    return any(result and result.failed for result in known) or all(known)
+    return has_failed(study, training, results) or all(results.get((training, each)) for each in study.writings)
 
 
 def primary_scores(data: DataSet, trainings: Sequence[Training], results: Results) -> dict[int, float]:

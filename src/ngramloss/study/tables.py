@@ -14,7 +14,7 @@ from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark
 from ngramloss.scoring import significance
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
 from ngramloss.study.results import Result, Results, documents_of
-from ngramloss.study.stages import Stages, is_done, new_in, primary_scores, time_left
+from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left
 
 LEVEL, POWER = 0.05, 0.8
 SAMPLES, SHUFFLES = significance.SAMPLES, significance.SHUFFLES
@@ -97,12 +97,6 @@ def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parall
     return "\n  ".join([f"{study.name}: {study.title}", *lines])
 
 
-def _failed(study: Study, training: Training, results: Results) -> bool:
-    """Whether a training or one of its writings failed."""
-    known = (results.get((training, writing)) for writing in study.writings)
-    return any(result is not None and bool(result.failed) for result in known)
-
-
 def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> list[str]:
     """A line for each set with what is done, and one with what is left."""
     lines = []
@@ -111,7 +105,7 @@ def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, paral
         for stage in of_set.all:
             new = new_in(of_set, stage)
             done = sum(is_done(study, training, results) for training in new)
-            failed = sum(_failed(study, training, results) for training in new)
+            failed = sum(has_failed(study, training, results) for training in new)
             broken = f" ({failed} failed)" if failed else ""
             stages += [f"{stage.name} {done - failed} of {stage.planned}{broken}"] if stage.planned else []
         lines.append(f"{data.name}, {data.score.label} of {data.writing}: {', '.join(stages)} trainings done")

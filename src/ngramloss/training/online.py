@@ -333,6 +333,11 @@ class FreshTexts:
         """What batches have besides candidates and gains."""
         return ["greedy"] * self.needs.greedy_text + ["baseline"] * self.needs.baseline
 
+    @property
+    def texts(self) -> int:
+        """Texts of each source: the reference, samples and the greedy text."""
+        return 1 + self.samples + self.needs.greedy_text
+
     def lengths(self, *, joined: bool) -> ExampleLengths:
         """Numbers of each example, as if every text had the greatest length; steps know better when it is written."""
         known = self.known = lengths_of(self.examples, joined=joined)
@@ -342,9 +347,8 @@ class FreshTexts:
                 "the section online out."
             )
         targets: Lengths = np.maximum(known.targets, self.search.max_length - 1)
-        count = 1 + self.samples + self.needs.greedy_text
         sources: Lengths = known.sources + (targets - known.targets) if joined else known.sources
-        return known._replace(sources=sources, targets=targets, texts=np.full(len(self), count))
+        return known._replace(sources=sources, targets=targets, texts=np.full(len(self), self.texts))
 
     def grid(self, *, longest: int | None, joined: str) -> Grid:
         """The shapes of micro-batches on a GPU.
@@ -356,8 +360,7 @@ class FreshTexts:
         known = self.known
         prompts = known.sources - known.targets if joined else known.sources
         most = max(self.search.max_length - 1, int(known.targets.max()))
-        count = 1 + self.samples + self.needs.greedy_text
-        return open_grid(prompts, most, longest=longest, texts=count, joined=joined)
+        return open_grid(prompts, most, longest=longest, texts=self.texts, joined=joined)
 
     # Steps
 
