@@ -716,7 +716,7 @@ def _capture_remark(settings: Train, device: torch.device) -> str:
 def _compiles(job: Job, here: Processes, lengths: ExampleLengths | None, why_not_captured: str) -> bool:
     """Whether the layers are compiled. Decided by the whole training, so that a continued one does the same."""
     settings, seconds = job.settings, 0.0
-    if lengths is not None and len(lengths.sources) and not why_not_captured and not has_encoder(job.model):
+    if lengths is not None and len(lengths.sources) and not why_not_captured:
         rows = settings.batch_size * settings.accumulate * (2 if settings.twins else 1) / here.count
         steps = total_steps(settings, len(lengths.sources))
         seconds = compiling.seconds_saved(job.model, lengths, rows=rows, steps=steps)
