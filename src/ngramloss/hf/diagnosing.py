@@ -64,7 +64,7 @@ def _first_rows(batch: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_later_texts(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows without what follows their labels: the texts that share their prompt, which would need most of the logits."""
+    """Rows without what follows their labels: texts that share their prompt, which would need most of the logits."""
     rows, columns = (op(batch[POSITIONS], batch["input_ids"].shape[1]) for op in (torch.floor_divide, torch.remainder))
     length = int(columns.max()) + 1
     cut = {name: batch[name][:, :length] for name in INPUTS if name in batch}

@@ -69,9 +69,9 @@ def _shared(model: Any, numbers: Tensor, positions: Tensor | None) -> Iterator[N
     implementation = model.config._attn_implementation
     if implementation not in NAMES or positions is None:
         raise UserError(
-            f"the inputs have `{TEXT_NUMBERS}`: texts of a row share its prompt. That needs `position_ids`, and attention "
-            f"that takes masks ({' or '.join(NAMES)}), got {implementation}. JoinedPadder(..., shared=False) puts a "
-            "prompt before each text."
+            f"the inputs have `{TEXT_NUMBERS}`: texts of a row share its prompt. That needs `position_ids`, and "
+            f"attention that takes masks, {' or '.join(NAMES)}; this model has {implementation}. Put the prompt before "
+            "each text, in a row of its own."
         )
     _register()
     token = _rows.set(Rows(positions, numbers))
@@ -131,8 +131,8 @@ def _mask(*, mask_function: Callable[..., Tensor], dtype: torch.dtype, use_vmap:
 def why_not_shared(model: Any, *, longest_row: int, longest_text: int) -> str:
     """Why texts of this model cannot share a prompt; empty if they can.
 
-    Two short texts get the log-probabilities that they have behind a prompt of their own. Between them, other texts fill
-    the row up to the greatest length: so a window or a limit that counts indices instead of position ids shows, too.
+    Two short texts must get the log-probabilities that they have behind a prompt of their own. Between them, other texts
+    fill the row up to the greatest length: so a window or a limit that counts indices instead of position ids shows.
     The weights' own precision is used, and no random number is drawn from PyTorch's generators.
 
     Args:

@@ -5,8 +5,8 @@ Only the labels are predicted, so a batch says where they are, and the head comp
 before the batch is made, so nothing is read from the device.
 
 Candidates share their prompt: a row is the prompt, the reference and all candidates. Then a batch says which text each
-position belongs to, and attention builds a mask from that (``hf/shared_prompts.py``). For a model that this is not right
-for, each candidate is a row of its own, with the prompt before it.
+position belongs to, and attention builds a mask from that (``hf/shared_prompts.py``). Where a model cannot do that, each
+candidate is a row of its own, with the prompt before it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class JoinedPadder:
 
     A batch has ``input_ids`` [R, L]; ``labels`` [S, T], one text a row, with −100 where there is none; and
     ``label_positions`` [S, T]: the index among the R·L positions of the one that predicts the label. With candidates it
-    also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]. If they share their prompt
-    it has ``position_ids`` and ``text_numbers``, [R, L] each; otherwise their rows follow those of the references.
+    also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]. If they share their
+    prompt, it has ``position_ids`` and ``text_numbers``, [R, L] each; otherwise their rows follow those of references.
     Numbers beside the labels of rows, ``lm_logp`` or ``weights``, are in the shape of the labels.
 
     Args:

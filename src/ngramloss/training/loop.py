@@ -606,10 +606,11 @@ def _layout(
         return "shared", shared
     repeated = lengths("repeated")
     texts = 1 if repeated.texts is None else repeated.texts  # [rows]
-    name, why = next(((name, why) for name, why in reasons.items() if why), ("another process", "it could not"))
+    name, why = next(((name, why) for name, why in reasons.items() if why), ("another process", "see its log"))
     logger.info(
-        f"the texts of a source do not share its prompt: {name}: {why}. So a prompt is computed before each text, which "
-        f"takes {(repeated.sources * texts).sum() / max(shared.sources.sum(), 1):.1f} times as many tokens."
+        f"candidates do not share their prompt, because {name} cannot do that: {why}. The prompt is computed before "
+        f"each text, so steps have {(repeated.sources * texts).sum() / max(shared.sources.sum(), 1):.1f} times as many "
+        "tokens."
     )
     return "repeated", repeated
 
