@@ -131,8 +131,8 @@ def _mask(*, mask_function: Callable[..., Tensor], dtype: torch.dtype, use_vmap:
 def why_not_shared(model: Any, *, longest_row: int, longest_text: int) -> str:
     """Why texts of this model cannot share a prompt; empty if they can.
 
-    Two short texts must get the log-probabilities that they have behind a prompt of their own. Between them, other texts
-    fill the row up to the greatest length: so a window or a limit that counts indices instead of position ids shows.
+    Two short texts must get the log-probabilities that they have behind a prompt of their own. Between them, other
+    texts fill the row up to the greatest length: so a window or a limit that counts indices, not position ids, shows.
     The weights' own precision is used, and no random number is drawn from PyTorch's generators.
 
     Args:

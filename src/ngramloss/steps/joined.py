@@ -5,8 +5,8 @@ Only the labels are predicted, so a batch says where they are, and the head comp
 before the batch is made, so nothing is read from the device.
 
 Candidates share their prompt: a row is the prompt, the reference and all candidates. Then a batch says which text each
-position belongs to, and attention builds a mask from that (``hf/shared_prompts.py``). Where a model cannot do that, each
-candidate is a row of its own, with the prompt before it.
+position belongs to, and attention builds a mask from that (``hf/shared_prompts.py``). Where a model cannot do that,
+each candidate is a row of its own, with the prompt before it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ class JoinedPadder:
                 positions[r, start:end] = len(prompt) + np.arange(len(tokens))
                 by = np.concatenate([[len(prompt) - 1], np.arange(start, end)])  # what predicts each token
                 for turn, span in enumerate(spans):
-                    first = max(span.start, 1 - len(prompt))  # without a prompt, nothing predicts the first token
+                    # Without a prompt, nothing predicts the first token.
+                    first = min(max(span.start, 1 - len(prompt)), span.stop)
                     s, length = b * K + k + turn, span.stop - first
                     labels[s, :length] = tokens[first : span.stop]
                     places[s, :length] = r * L + by[first : span.stop]
