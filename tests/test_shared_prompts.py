@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logged import logged
 from looped import trained
 from models import GROUPED, SLIDING, V, random_weights, sliding, tiny
-from own_texts import trained_online
+from own_texts import trained_online, writing_model
 from trainings import assert_same_weights, joined_rows, rows_with_candidates, train_joined
 
 import ngramloss as ng
@@ -150,6 +150,12 @@ def test_a_row_is_a_prompt_and_its_texts():
     assert "text_numbers" not in JoinedPadder(0)(EXAMPLES[:2])
     plain = [{"input_ids": [4], "labels": [3, 2]}]
     assert "text_numbers" not in JoinedPadder(0, shared=True)(plain)
+
+
+def test_a_text_without_tokens_behind_no_prompt_is_absent():
+    made = [{"input_ids": [], "labels": [5, 6], "candidates": [[], [7, 8]], "gains": [0.1, 0.2]}]
+    for shared in (True, False):
+        assert JoinedPadder(0, shared=shared)(made)["candidates"].tolist() == [[[-100, -100], [8, -100]]]
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -305,6 +311,15 @@ def test_a_training_on_own_texts_does_not_depend_on_the_layout(monkeypatch, obje
     for line, expected in zip(one.log, other.log, strict=True):
         for name in set(names) & expected.keys() - {"memory_gib", "eta"}:
             assert line[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
+
+
+def test_micro_batches_of_own_texts_are_cut_by_the_tokens_of_rows():
+    seen, model = [], writing_model("llama")
+    model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    trained_online(model=model, objective="ce + risk", max_tokens=60, epochs=1.0)
+    batches = [kwargs["input_ids"] for kwargs in seen if "text_numbers" in kwargs]
+    assert len(batches) > 3
+    assert all(ids.numel() <= 60 or len(ids) == 1 for ids in batches)
 
 
 def test_a_teacher_reads_the_same_rows(monkeypatch):
