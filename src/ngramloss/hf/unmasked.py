@@ -20,7 +20,7 @@ NAME = "ngramloss_sdpa"
 @contextmanager
 def unmasked(model: Any) -> Iterator[None]:
     """Let PyTorch's attention leave out masks that only say where the padding is. Other attention stays as it is."""
-    if model.config._attn_implementation != "sdpa" or not _takes_other_attention(type(model)):
+    if model.config._attn_implementation != "sdpa" or not _takes_other_attention(model.__class__):
         yield
         return
     _register()

@@ -389,7 +389,7 @@ class FreshTexts:
         targets = [max([int(known.targets[row]), *lengths]) for row, lengths in zip(rows, drawn, strict=True)]
         sources = known.sources[rows]
         if plan.joined == "shared":
-            sources = sources + [sum(lengths) for lengths in drawn]
+            sources = sources + np.array([sum(lengths) for lengths in drawn], np.int64)
         elif plan.joined:
             sources = sources - known.targets[rows] + targets
         return plan.with_lengths(rows, sources.tolist(), targets)
