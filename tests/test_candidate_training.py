@@ -381,7 +381,7 @@ def test_a_process_without_rows_has_a_micro_batch_with_candidates():
             Epochs(sources, step=2, seed=0, grouped=False),
             Plan(sources, targets, 4, limit, None, texts),
             Padder(1, moved),
-            lengths=ExampleLengths(sources, targets, texts, np.array([2, 2]), np.array([1, 1])),
+            lengths=ExampleLengths(sources, targets, texts, np.array([2, 2]), np.array([1, 1]), sources),
             total=1,
             process=2,
             processes=3,
