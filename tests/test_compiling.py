@@ -81,7 +81,8 @@ def test_auto_is_silent_on_a_cpu_where_nobody_expects_it(messages):
 
 
 def lengths(source, target):
-    return ExampleLengths(np.full(9, source), np.full(9, target), None, np.full(9, target), np.ones(9, np.int64))
+    sources, targets = np.full(9, source), np.full(9, target)
+    return ExampleLengths(sources, targets, None, targets, np.ones(9, np.int64), sources)
 
 
 def test_what_is_saved_is_what_was_measured():
