@@ -20,10 +20,9 @@ from torch.nn import Module
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ngramloss.errors import UserError
+from ngramloss.generation import fused_layers
 from ngramloss.generation.beams import has_kernels
-from ngramloss.generation.fused_layers import (
-    GATED, ROTARY, Joined, added, fused_forwards, normed, replaced, write_product,
-)
+from ngramloss.generation.fused_layers import GATED, ROTARY, Joined, added, fused_forwards, normed, replaced
 from ngramloss.hf.heads import has_encoder, head_module, head_of
 from ngramloss.hf.unmasked import attention_named
 from ngramloss.stats import head_logits
@@ -184,7 +183,7 @@ class Decoder:
         for index, (keys, values) in enumerate(self.source_projections()):
             if self.has_kernels:
                 for layer, cache in zip((keys, values), self.stored, strict=True):
-                    write_product(layer, hidden, cache[index].flatten(2))
+                    fused_layers.write_product(layer, hidden, cache[index].flatten(2))
             else:
                 self._put(self._split(keys(hidden)), self._split(values(hidden)), index)
 

@@ -151,10 +151,10 @@ def fused_forwards(model: Any, joined: Joined, *, reads_sources: bool = False) -
         reads_sources: whether whole sources are read, by the attention of PyTorch; otherwise one token at a time.
     """
     found: dict[Module, Callable[..., Any]] = {}
-    attended = _attended_by_sources if reads_sources else _attended
-    attentions = (*ROTARY, *ENCODER_ATTENTION) if reads_sources else ROTARY
-    if reads_sources and model.config._attn_implementation != "sdpa":
-        attentions = ()
+    attended: Callable[..., Any] = _attended_by_sources if reads_sources else _attended
+    attentions: tuple[str, ...] = ROTARY
+    if reads_sources:
+        attentions = (*ROTARY, *ENCODER_ATTENTION) if model.config._attn_implementation == "sdpa" else ()
     for module in model.modules():
         name = type(module).__name__
         if "forward" in vars(module):
@@ -166,9 +166,9 @@ def fused_forwards(model: Any, joined: Joined, *, reads_sources: bool = False) -
         elif name in LAYERS and _is_gated(module.mlp) and (norm := norm_of(module.post_attention_layernorm)):
             found[module] = partial(_layer, module, norm, joined)
         elif name in ENCODER_LAYERS:
-            norms = norm_of(module.self_attn_layer_norm), norm_of(module.final_layer_norm)
-            if norms[0] and norms[1]:
-                found[module] = partial(_encoder_layer, module, *norms, ENCODER_LAYERS[name])
+            first, last = norm_of(module.self_attn_layer_norm), norm_of(module.final_layer_norm)
+            if first and last:
+                found[module] = partial(_encoder_layer, module, first, last, ENCODER_LAYERS[name])
     return found
 
 
@@ -178,7 +178,7 @@ def replaced(forwards: Mapping[Module, Callable[..., Any]]) -> Iterator[None]:
     own = [module for module in forwards if "forward" not in vars(module)]
     try:
         for module in own:
-            vars(module)["forward"] = forwards[module]   # an assignment would look for parameters first
+            vars(module)["forward"] = forwards[module]  # an assignment would look for parameters first
         yield
     finally:
         for module in own:
@@ -291,14 +291,12 @@ def _attended_by_sources(
     queries, keys, values = (each.unflatten(-1, (-1, module.head_dim)).transpose(1, 2) for each in rows)
     if past_key_values is not None:
         keys, values = past_key_values.update(keys, values, module.layer_idx)  # [B, H, S, d] each
-    found, _ = sdpa_attention_forward(module, queries, keys, values, attention_mask, scaling=module.scaling)
+    found = sdpa_attention_forward(module, queries, keys, values, attention_mask, scaling=module.scaling)[0]
     output = module.out_proj if hasattr(module, "out_proj") else module.o_proj
-    return output(found.flatten(2)), None
+    return output(found.flatten(2)), None  # [B, S, D]
 
 
-def _projected(
-    module: Any, joined: Joined, hidden: Tensor, angles: tuple[Tensor, Tensor] | None
-) -> Sequence[Tensor]:
+def _projected(module: Any, joined: Joined, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Sequence[Tensor]:
     """Queries, keys and values, [B, T, H · d] each, rotated by these angles if there are any."""
     from ngramloss.gpu import decoding
 

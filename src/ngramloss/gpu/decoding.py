@@ -182,7 +182,8 @@ def _launch_to_source(
     sums: Tensor | None = None, position: Tensor | None = None, softcap: float | None = None, window: int | None = None,
 ) -> None:
     (B, K, _), (_, H, _, d) = queries.shape, keys.shape
-    assert keys.stride() == values.stride() and keys.stride(3) == 1
+    assert keys.stride() == values.stride()
+    assert keys.stride(3) == 1
     G = queries.shape[2] // (H * d)
     rows = min(max(16, triton.next_power_of_2(K * G)), 64)   # 16 is the least of a matrix unit
     wide = max(16, triton.next_power_of_2(d))
@@ -286,7 +287,8 @@ def _launch_norm(hidden: Tensor, part: Tensor | None, given: Norm, total: Tensor
     _norm[(hidden.numel() // D,)](
         hidden, hidden if part is None else part, given.weight, given.weight if given.bias is None else given.bias,
         normed if total is None else total, normed, given.eps, stride, D, HAS_PART=part is not None,
-        HAS_TOTAL=total is not None, HAS_BIAS=given.bias is not None, CENTRED=given.centred, WIDTH=triton.next_power_of_2(D), num_warps=4,
+        HAS_TOTAL=total is not None, HAS_BIAS=given.bias is not None, CENTRED=given.centred,
+        WIDTH=triton.next_power_of_2(D), num_warps=4,
     )
 
 
