@@ -381,7 +381,7 @@ def test_a_process_without_rows_has_a_micro_batch_with_candidates():
             Epochs(sources, step=2, seed=0, grouped=False),
             Plan(sources, targets, 4, limit, None, texts),
             Padder(1, moved),
-            lengths=ExampleLengths(sources, targets, texts, np.array([2, 2]), np.array([1, 1])),
+            lengths=ExampleLengths(sources, targets, texts, np.array([2, 2]), np.array([1, 1]), sources),
             total=1,
             process=2,
             processes=3,
@@ -397,6 +397,7 @@ def test_lengths_are_read_from_rows_that_do_not_know_them():
         [3, 1],
         [2, 2],
         [1, 1],
+        [3, 1],
     ]
     assert lengths_of([{"input_ids": [4], "labels": [3]}]).texts is None
 
@@ -608,7 +609,13 @@ def test_an_example_comes_with_its_candidates(tmp_path):
     assert [ids.tolist() for ids in again[2]["candidates"]] == [ids.tolist() for ids in made[2]["candidates"]]
     assert [column.tolist() for column in lengths_of(made)] == [
         column.tolist() for column in (made.lengths, made.target_lengths, made.texts, made.label_lengths)
-    ] + [[1, 1, 1, 1]]
+    ] + [[1, 1, 1, 1], made.lengths.tolist()]
+    joined = lengths_of(made, joined="shared")
+    assert joined.order.tolist() == (made.lengths + made.target_lengths).tolist()
+    assert joined.sources.tolist() == [
+        len(row["input_ids"]) + sum(map(len, [row["labels"], *row["candidates"]]))
+        for row in map(made.__getitem__, range(4))
+    ]
     with pytest.raises(ValueError, match="lengths differ: 4 examples, candidates of 3"):
         WithCandidates(
             tokens, tokenise_candidates(EXAMPLES[:3], "x", FOUND, tiny_tokenizers.ours(), Shape(), cache=tmp_path)

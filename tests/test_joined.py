@@ -54,7 +54,7 @@ def test_a_batch_has_the_loss_of_its_texts(rows, filled):
     loss_fn = JointLoss(OBJECTIVE)
     model = tiny("llama", dtype=torch.float64)
     expected = sum(value for row in rows for value in loss_in_plain_python(model, row, loss_fn))
-    size = Size(len(rows) + 2, 20, 12, 3, 1) if filled else None
+    size = Size(len(rows) + 2, 20, 12, 3, "turns") if filled else None
     loss = ng.attach(model, OBJECTIVE)(**JoinedPadder(1)(rows, size), num_tokens=1, num_sequences=1).loss
     torch.testing.assert_close(loss, expected, atol=1e-10, rtol=1e-10)
 
@@ -133,7 +133,7 @@ def test_masks_are_left_out_only_where_a_batch_is_ours(monkeypatch):
 @settings(max_examples=30, deadline=None)
 def test_lengths_are_those_of_the_batch(rows):
     rows = [*rows, {"input_ids": [3, 3], "labels": [4]}]  # labels of one row at least do not repeat the prompt
-    lengths = lengths_of(rows, joined=True)
+    lengths = lengths_of(rows, joined="turns")
     batch = JoinedPadder(1)(rows)
     counts = batch["labels"] != -100
     assert lengths.counted.sum() == counts.sum()
@@ -148,20 +148,22 @@ def test_the_first_token_of_a_row_is_predicted_by_nothing():
     rows = [{"input_ids": [], "labels": [5, 6]}, {"input_ids": [], "labels": [7]}]
     batch = JoinedPadder(1)(rows)
     assert batch["labels"].tolist() == [[6, -100], [-100, -100]]
-    lengths = lengths_of(rows, joined=True)
+    lengths = lengths_of(rows, joined="turns")
     assert lengths.counted.tolist() == [1, 0]
     assert lengths.sequences.tolist() == [1, 0]
 
 
 def test_labels_that_repeat_the_prompt_are_refused():
     with pytest.raises(UserError, match="`input_ids` are the prompt alone"):
-        lengths_of([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}], joined=True)
+        lengths_of([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}], joined="turns")
 
 
 def test_the_label_that_hugging_face_ignores_is_refused():
     with pytest.raises(UserError, match="or contain -100"):
-        lengths_of([{"input_ids": [5, 6], "labels": [-100, 6, 7]}, {"input_ids": [5], "labels": [8, 9]}], joined=True)
-    assert lengths_of([{"input_ids": [5], "labels": [6, ~99, ~7, 8]}], joined=True).counted.tolist() == [2]
+        lengths_of(
+            [{"input_ids": [5, 6], "labels": [-100, 6, 7]}, {"input_ids": [5], "labels": [8, 9]}], joined="turns"
+        )
+    assert lengths_of([{"input_ids": [5], "labels": [6, ~99, ~7, 8]}], joined="turns").counted.tolist() == [2]
 
 
 def test_diagnostics_take_the_rows_of_the_first_texts():
@@ -188,7 +190,7 @@ CANDIDATES = [
 ]
 
 
-@pytest.mark.parametrize("size", [None, Size(4, 12, 6, 4, 4)])
+@pytest.mark.parametrize("size", [None, Size(4, 12, 6, 4, "repeated")])
 def test_candidates_are_rows_of_their_own(size):
     model = tiny("llama", dtype=torch.float64)
     expected = torch.zeros(3, 2, dtype=torch.float64)
@@ -228,7 +230,7 @@ def test_candidates_without_positions_are_refused():
 
 def test_candidates_of_several_turns_are_refused():
     with pytest.raises(UserError, match="several turns"):
-        lengths_of([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "gains": [1.0]}], joined=True)
+        lengths_of([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "gains": [1.0]}], joined="turns")
     with pytest.raises(UserError, match="several turns"):
         JoinedPadder(1)([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "gains": [1.0]}])
 
@@ -237,7 +239,7 @@ def test_candidates_of_several_turns_are_refused():
 @settings(max_examples=20, deadline=None)
 def test_plans_by_tokens_hold_every_row_once(rows, most):
     rows = [*rows, {"input_ids": [3, 3], "labels": [4]}]
-    lengths = lengths_of(rows * 3, joined=True)
+    lengths = lengths_of(rows * 3, joined="turns")
     texts = 1 if lengths.texts is None else int(lengths.texts.max())
     grid = fitted_grid(lengths.sources, lengths.targets, [range(len(rows) * 3)], texts=max(texts, 1), joined="turns")
     for chosen in (grid, None):

@@ -55,7 +55,8 @@ def planned(texts, **settings):
     """The steps that train on these texts."""
     given = loop.Train(**{"batch_size": 4, "accumulate": 1} | settings)
     job = loop.Job(texts.model, Numbers(), texts.examples, given, OBJECTIVE)
-    return loop._plan(job, texts.model, HERE, None, texts, captures=False)[0]
+    layout = loop._layout(job, texts.model, None, HERE, texts)
+    return loop._plan(job, texts.model, HERE, None, texts, *layout, captures=False)[0]
 
 
 @pytest.fixture
@@ -423,7 +424,7 @@ def test_the_greedy_text_is_the_first_candidate_and_its_gain_a_baseline(family, 
     own = drawn(texts)
     model, data = texts.model, texts.examples
     job = loop.Job(model, Numbers(), data, loop.Train(batch_size=4, accumulate=1), OBJECTIVE)
-    steps, _ = loop._plan(job, model, HERE, None, texts, captures=False)
+    steps, _ = loop._plan(job, model, HERE, None, texts, *loop._layout(job, model, None, HERE, texts), captures=False)
     (batch,) = steps.step([1, 2]).batches
     expected = texts.greedy.engine.write([row["input_ids"] for row in data])
     if needs.greedy_text:

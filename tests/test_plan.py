@@ -118,7 +118,7 @@ def test_a_step_knows_the_counts_of_all_processes():
     examples = [{"input_ids": [5, 6, 7], "labels": [8, 9]}] * 3 + [{"input_ids": [5, 6, 7], "labels": [-100, -100]}]
     counted = np.array([2, 2, 2, 0])
     epochs, plan = Epochs(sources, step=4, seed=0, grouped=False), Plan(sources, targets, 4)
-    lengths = ExampleLengths(sources, targets, None, counted, (counted > 0).astype(int))
+    lengths = ExampleLengths(sources, targets, None, counted, (counted > 0).astype(int), sources)
     options = {"lengths": lengths, "total": 1, "processes": 3}
     made = [PlannedSteps(examples, epochs, plan, Padder(1, moved), process=process, **options) for process in range(3)]
     steps = [steps.step([0, 1, 2, 3]) for steps in made]
@@ -130,15 +130,16 @@ def test_a_step_knows_the_counts_of_all_processes():
     st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=30),
     st.integers(60, 200),
     st.one_of(st.none(), st.integers(1, 3000)),
-    st.sampled_from(["", "candidates"]),
+    st.sampled_from(["", "repeated", "shared"]),
 )
 def test_a_grid_of_texts_that_come_later_holds_them(examples, most, max_tokens, joined):
     prompts, drawn = (np.array(column) for column in zip(*examples, strict=True))
     grid, numbers = open_grid(prompts, most, texts=3, joined=joined), list(range(len(examples)))
     assert max(len(grid.sources), len(grid.targets)) <= OPEN
-    sources = prompts + most if joined else prompts
+    behind = {"": 0, "repeated": 1, "shared": 3}[joined]  # of three texts
+    sources = prompts + behind * most
     plan = Plan(sources, np.full(len(prompts), most), 20, max_tokens, grid, np.full(len(prompts), 3), joined)
-    later = plan.with_lengths(numbers, prompts + drawn if joined else prompts, drawn)
+    later = plan.with_lengths(numbers, prompts + behind * drawn, drawn)
     for each, lengths in ((plan, np.full(len(prompts), most)), (later, drawn)):
         cut = each.cut(numbers)
         assert sorted(row for micro in cut for row in micro.rows) == numbers
@@ -148,7 +149,7 @@ def test_a_grid_of_texts_that_come_later_holds_them(examples, most, max_tokens, 
             assert max_tokens is None or micro.size.tokens <= max_tokens or micro.size.rows == 1
             for row in micro.rows:
                 assert lengths[row] <= micro.size.target
-                assert prompts[row] + (lengths[row] if joined else 0) <= micro.size.source
+                assert prompts[row] + behind * lengths[row] <= micro.size.source
     tokens = [sum(micro.size.tokens for micro in each.cut(numbers)) for each in (later, plan)]
     assert tokens[0] <= tokens[1] or max_tokens is not None
     assert plan.sources.max() == sources.max()  # the other plan stays as it is

@@ -150,6 +150,14 @@ def test_kernels_are_compared_with_pytorch_before_they_write(settings):
     assert not kernels_agree(search, 200, device, advance=mixed)
 
 
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_ties_of_beams_that_do_not_count_are_no_difference(early_stopping):
+    """One beam has the forced token; the others have no text, and which of them ended is up to the order of ties."""
+    settings = {"num_beams": 5, "max_length": 2, "forced_bos_token_id": 4, "length_penalty": -1.0}
+    search = with_settings(tiny("bart"), eos_token_id=7, early_stopping=early_stopping, **settings)
+    assert kernels_agree(search, 13, torch.device(DEVICE), advance=selection.advance_groups)
+
+
 def test_kernels_of_texts_that_go_on_alone_are_compared(monkeypatch):
     search = with_settings(tiny("bart"), num_beams=1, max_length=12, no_repeat_ngram_size=2, eos_token_id=7)
     assert kernels_agree(search, 200, torch.device(DEVICE))

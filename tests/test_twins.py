@@ -155,7 +155,7 @@ TURNS = [
 
 
 def test_the_turns_of_decoder_only_twins_are_neighbours():
-    for size in (None, Size(5, 16, 8, 3, 1)):
+    for size in (None, Size(5, 16, 8, 3, "turns")):
         batch = ng.twins(JoinedPadder(0))(TURNS, size)
         labels, ids = batch["labels"], batch["input_ids"]
         assert torch.equal(labels[0::2], labels[1::2])

@@ -14,6 +14,7 @@ from ngramloss.generation import engines
 from ngramloss.generation.decoders import difference
 from ngramloss.generation.engines import graph, hf
 from ngramloss.generation.engines.hf import search_of
+from ngramloss.models.loading import is_causal
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -95,7 +96,7 @@ def test_a_larger_model_in_every_precision(name, dtype):
     """Random weights have hypotheses that differ by less than rounding, so in 16 bits only most texts are equal."""
     model = step.built(name).eval().cuda().to(dtype)
     lengths = {"min_length": 20, "max_length": 40, "min_new_tokens": None, "max_new_tokens": None}
-    if name not in step.SHAPES:
+    if is_causal(model.config):
         lengths = {"min_length": None, "max_length": None, "min_new_tokens": 20, "max_new_tokens": 40}
     model.generation_config.update(num_beams=4, early_stopping=False, no_repeat_ngram_size=3, **lengths)
     V = model.get_output_embeddings().weight.shape[0]
@@ -110,7 +111,7 @@ def test_a_larger_model_in_every_precision(name, dtype):
 def test_memory_is_at_most_that_of_hf_and_comes_back(name):
     model = step.built(name).eval().cuda().bfloat16()
     lengths = {"min_length": 30, "max_length": 30, "max_new_tokens": None, "min_new_tokens": None}
-    if name not in step.SHAPES:
+    if is_causal(model.config):
         lengths = {"min_length": None, "max_length": None, "max_new_tokens": 30, "min_new_tokens": 30}
     model.generation_config.update(num_beams=6, **lengths)
     search = search_of(model)
@@ -125,7 +126,7 @@ def test_memory_is_at_most_that_of_hf_and_comes_back(name):
     gc.collect()
     torch.cuda.empty_cache()
     assert peaks["graph"] <= peaks["hf"]
-    assert peaks["again"] <= 1.02 * peaks["graph"]
+    assert peaks["again"] <= 1.05 * peaks["graph"]  # blocks of the allocator: 1.03 on an H200
     assert torch.cuda.memory_allocated() <= before + 2**25  # cuBLAS keeps its workspaces
 
 

@@ -107,22 +107,44 @@ def test_the_losses_of_a_captured_training_are_those_of_an_eager_one(replays, mo
     assert captured[-1]["ce"] < captured[0]["ce"]
 
 
-@pytest.mark.parametrize("model", [bart, llama])
-def test_captured_steps_compare_candidates_like_eager_ones(replays, model):
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [(bart, {}), (llama, {}), (llama, {"compile": True}), (llama, {"max_tokens": 400})],
+    ids=["bart", "llama", "llama-compiled", "llama-in-small-pieces"],
+)
+def test_captured_steps_compare_candidates_like_eager_ones(replays, model, changes):
     source, data = torch.Generator().manual_seed(9), rows(200)
     for index, row in enumerate(data):
         lengths = torch.randint(1, 24, (index % 5,), generator=source).tolist()
         row["candidates"] = [torch.randint(4, 40, (length,), generator=source).tolist() for length in lengths]
         row["gains"] = torch.rand(len(lengths), generator=source).tolist()
     rank = "rank(margin=0.1,alpha=1)"
-    logs = [
-        trained(model(), max_steps=30, data=data, objective=f"ce + 10*{rank} + risk", capture=capture)[0]
-        for capture in (True, False)
-    ]
+    given = {"max_steps": 30, "data": data, "objective": f"ce + 10*{rank} + risk"}
+    captured, was, _, said = trained(model(), **given, **changes)
+    assert was, said
+    assert not any("share their prompt" in line for line in said), said
     assert len(replays) >= 30
-    for one, other in zip(*logs, strict=True):
+    eager, *_ = trained(model(), **given, capture=False, compile=False)
+    for one, other in zip(captured, eager, strict=True):
         for name in ("loss", "ce", rank, "risk"):
             assert one[name] == pytest.approx(other[name], abs=0.05 if name == "loss" else 0.02), (one["step"], name)
+
+
+def test_a_captured_step_with_shared_prompts_is_one_with_a_prompt_before_each_text(replays, monkeypatch):
+    source, data = torch.Generator().manual_seed(9), rows(64)
+    for row in data:
+        row["candidates"] = [torch.randint(4, 40, (5 + k,), generator=source).tolist() for k in range(4)]
+        row["gains"] = torch.rand(4, generator=source).tolist()
+    given = {"data": data, "objective": "ce + risk", "precision": "fp32"}
+    shared, was, _, said = trained(llama(), **given)
+    assert was, said
+    monkeypatch.setattr(loop, "why_not_shared", lambda *args, **more: "of a test")
+    repeated, was, _, said = trained(llama(), **given)
+    assert was, said
+    assert any("do not share their prompt" in line for line in said)
+    for one, other in zip(shared, repeated, strict=True):
+        for name in ("loss", "ce", "risk", "grad_norm"):
+            assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-4), (one["step"], name)
 
 
 def test_dropout_differs_from_step_to_step_and_is_the_same_in_a_second_run(replays):

@@ -59,12 +59,21 @@ class CandidateTokens:
     @property
     def longest(self) -> NDArray[np.int64]:
         """Tokens of the longest candidate of each example; 0 if it has none."""
-        longest = np.zeros(len(self), np.int64)
+        return self._reduced(np.maximum)
+
+    @property
+    def total(self) -> NDArray[np.int64]:
+        """Tokens of all candidates of each example."""
+        return self._reduced(np.add)
+
+    def _reduced(self, function: np.ufunc) -> NDArray[np.int64]:
+        """A function of the lengths of each example's candidates; 0 if it has none."""
+        found = np.zeros(len(self), np.int64)
         some = self.counts > 0
         starts = (self._ends["gains"] - self.counts)[some]
         if len(starts):
-            longest[some] = np.maximum.reduceat(np.diff(self._ends["ids"], prepend=0), starts)
-        return longest
+            found[some] = function.reduceat(np.diff(self._ends["ids"], prepend=0), starts)
+        return found
 
     @property
     def cut(self) -> int:
@@ -105,6 +114,11 @@ class WithCandidates(Dataset[dict[str, Any]]):
     def target_lengths(self) -> NDArray[np.int64]:
         """Tokens of the longest text of each row: the reference, or a candidate."""
         return np.maximum(self.tokens.target_lengths, self.candidates.longest)
+
+    @property
+    def all_target_lengths(self) -> NDArray[np.int64]:
+        """Tokens of all texts of each row together."""
+        return self.tokens.target_lengths + self.candidates.total
 
     @property
     def label_lengths(self) -> NDArray[np.int64]:

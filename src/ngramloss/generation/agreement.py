@@ -71,18 +71,13 @@ def _logits(generator: torch.Generator, *shape: int, ends: Sequence[int]) -> Ten
 
 
 def _alike(one: Beams, other: Beams) -> bool:
-    """Whether two states are the same but for rounding; beams that do not count may differ."""
-    kept = [
-        (each.ids.cpu(), each.scores.cpu(), each.ended_ids.cpu(), each.ended_scores.cpu(), each.has_ended.cpu())
-        for each in (one, other)
-    ]
-    (ids, scores, ended_ids, ended_scores, has_ended), theirs = kept
-    goes_on = scores > NEVER / 2  # [B, K]
-    return (
-        torch.equal(has_ended, theirs[4])
-        and torch.equal(one.can_improve.cpu(), other.can_improve.cpu())
-        and torch.equal(ids[goes_on], theirs[0][goes_on])
-        and torch.allclose(scores[goes_on], theirs[1][goes_on], atol=1e-3)
-        and torch.equal(ended_ids[has_ended], theirs[2][has_ended])
-        and torch.allclose(ended_scores[has_ended], theirs[3][has_ended], atol=1e-3)
-    )
+    """Whether two states are the same but for rounding. Beams that do not count, and ties among them, may differ."""
+    for texts, scores in (("ids", "scores"), ("ended_ids", "ended_scores")):
+        values, theirs = getattr(one, scores).cpu(), getattr(other, scores).cpu()  # [B, K] each
+        counts = values > NEVER / 2  # [B, K]
+        if not torch.equal(counts, theirs > NEVER / 2):
+            return False
+        ids = [getattr(each, texts).cpu()[counts] for each in (one, other)]  # [texts, L] each
+        if not torch.equal(*ids) or not torch.allclose(values[counts], theirs[counts], atol=1e-3):
+            return False
+    return torch.equal(one.can_improve.cpu(), other.can_improve.cpu())

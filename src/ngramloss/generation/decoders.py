@@ -548,11 +548,6 @@ DECODERS: dict[str, type[Decoder]] = (
     | dict.fromkeys(CAUSAL, CausalDecoder)
 )
 """Kind of model → its decoder."""
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.3}
-"""How far log-probabilities may be from those of the model's own forward (root mean square). Rounding gives about 1e-5
-in fp32; in bf16 0.01 with 12 layers and 0.1 with SmolLM2's 30, where positions that are wrong by one give 0.7."""
-
-
 def joined(model: Any) -> Joined:
     """Linear layers of a model that are computed together; on a CPU there are none."""
     return Joined(DECODERS[model.config.model_type].joinable(model) if has_kernels(model.device) else ())

@@ -37,9 +37,9 @@ from ngramloss.hf.candidates import (
 )
 from ngramloss.hf.heads import Head, bare, has_encoder, head_module, head_of, raise_unless_equal
 from ngramloss.hf.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
+from ngramloss.hf.shared_prompts import on_the_right
 from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, shifted, step_loss_of
 from ngramloss.hf.teachers import TeacherModel, teacher_model
-from ngramloss.hf.unmasked import unmasked
 from ngramloss.loss import JointLoss
 from ngramloss.stats import (
     IGNORE_INDEX,
@@ -54,6 +54,7 @@ from ngramloss.stats import (
     token_stats,
     token_stats_from_hidden,
 )
+from ngramloss.steps.joined import TEXT_NUMBERS
 from ngramloss.terms import Term
 from ngramloss.version import warn_if_untested
 
@@ -87,8 +88,9 @@ def attach(
     host for each batch. If the inputs have ``label_positions`` [S, T], nothing is read: then ``labels`` [S, T] are one
     text a row, already aligned, and these are the indices, among all positions of the batch, of those that predict
     them. Such a batch must be padded on the right: masks of its padding are left out, so that attention takes its
-    fastest kernel. Candidates of a decoder-only model are further rows of the batch, with ``candidate_positions``
-    [B, K, T].
+    fastest kernel. Candidates of a decoder-only model are in the same rows or in further ones, with
+    ``candidate_positions`` [B, K, T]. If several texts of a row share its prompt, the inputs also have ``position_ids``
+    and ``text_numbers`` [R, L]: 0 for the prompt, a number for each text, −1 for padding.
 
     ``weights`` in the batch, a number for each label as it is passed, weight single tokens, as ``weights`` of
     :class:`JointLoss` do; ``loss_weights`` and ``loss_scale`` are other names of them. A stock Trainer passes them on
@@ -231,7 +233,8 @@ def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
         _add_decoder_inputs(bare(model), inputs, labels)
     else:
         inputs.setdefault("use_cache", False)
-    logits: Tensor = model(**inputs, return_dict=True).logits  # [B, T, V]
+    run = _call if positions is None else on_the_right(_call)
+    logits: Tensor = run(model, **inputs, return_dict=True).logits  # [B, T, V]
     return logits if positions is None else at_positions(logits, positions)
 
 
@@ -330,8 +333,9 @@ class _State:
         asks_for_router_loss = _asks_for_router_loss(model, inputs)
         if places is not None:
             positions, packed, aligned = None, None, labels  # [S, T]
-            forward = _on_the_right(forward)
+            forward = on_the_right(forward)
         else:
+            _refuse_shared_prompts(inputs)
             aligned = self.aligned(labels) if aligned is None else aligned  # [B, T]
             positions, packed = self.labelled(model, inputs, aligned)
         inputs.pop(KEY, None)
@@ -392,7 +396,7 @@ class _State:
         if has_encoder(bare(self.teacher.model)):
             _add_decoder_inputs(bare(self.teacher.model), given, labels)
         elif places is not None:
-            run = _on_the_right(_call)
+            run = on_the_right(_call)
         elif given.get("use_cache") is None:  # with a cache, transformers does not look for packed documents
             given["use_cache"] = bool(getattr(model.config, "use_cache", False))
         return {"teacher": self.teacher.predictions(given, places, run, labels.device)}
@@ -439,18 +443,6 @@ class _State:
 
 def _call(model: Any, **inputs: Any) -> Outputs:
     return model(**inputs)
-
-
-def _on_the_right(forward: Callable[..., Outputs]) -> Callable[..., Outputs]:
-    """The same forward for rows that are padded on the right, without masks of the padding and without a cache."""
-
-    def run(model: Any, **inputs: Any) -> Outputs:
-        if inputs.get("attention_mask") is None and isinstance(ids := inputs.get("input_ids"), Tensor):
-            inputs["attention_mask"] = torch.ones_like(ids)  # or transformers would look for packed documents, [R, L]
-        with unmasked(bare(model)):
-            return forward(model, **{"use_cache": False, **inputs})
-
-    return run
 
 
 def _is_traced(tensor: Tensor) -> bool:
@@ -569,6 +561,11 @@ def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
     limit = inputs.get("logits_to_keep")
     if isinstance(limit, Tensor) or limit:
         raise UserError("logits_to_keep removes positions before the loss. Do not pass it together with labels.")
+
+
+def _refuse_shared_prompts(inputs: dict[str, Any]) -> None:
+    if inputs.get(TEXT_NUMBERS) is not None:
+        raise UserError(f"the inputs have `{TEXT_NUMBERS}`, but `{POSITIONS}` are missing: where texts are predicted.")
 
 
 def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:

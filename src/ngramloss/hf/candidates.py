@@ -29,7 +29,7 @@ class CandidateRows(NamedTuple):
     """The candidates of a batch: K texts for each source, of which some may be absent.
 
     In the decoder of an encoder-decoder, row b·(1 + K) is the reference of source b, and the K rows after it are its
-    candidates. The rows of a decoder-only model have prompts and texts already, in any order.
+    candidates. The rows of a decoder-only model have prompts and texts already, in any order; texts may share a prompt.
     """
 
     labels: Tensor
@@ -148,7 +148,7 @@ def candidate_rows(
     if not has_encoder(model):
         if positions is None or positions.shape != labels.shape or inputs.get(POSITIONS) is None:
             raise UserError(
-                "candidates of a decoder-only model are further rows of the batch, so it needs `label_positions`, and "
+                "candidates of a decoder-only model are in the rows of the batch, so it needs `label_positions`, and "
                 f"`candidate_positions` in the shape of the candidates, {list(labels.shape)}. `ngramloss train` and "
                 "ng.train make such batches."
             )

@@ -13,9 +13,12 @@ from ngramloss.hf.attach import aligned_given, aligned_labels, aligned_packing, 
 from ngramloss.hf.segments import POSITIONS
 from ngramloss.loss import JointLoss
 from ngramloss.stats import BESIDE_LABELS
+from ngramloss.steps.joined import TEXT_NUMBERS
 
 DIAGNOSED_ROWS = 4
 """Number of rows used for diagnostics: they need full logits, which must not fill the memory."""
+INPUTS = ("input_ids", "attention_mask", "position_ids", TEXT_NUMBERS)
+"""What a batch with ``label_positions`` may have of each row of the model."""
 
 
 def diagnostics(
@@ -46,17 +49,26 @@ def diagnostics(
 def _first_rows(batch: Mapping[str, Any]) -> Mapping[str, Any]:
     """The first rows of a batch. What has no row for each row of the labels, such as lengths of documents, stays."""
     size = len(batch["labels"])
+    if TEXT_NUMBERS in batch:
+        batch = _without_later_texts(batch)
     if size <= DIAGNOSED_ROWS:
         return batch
     if POSITIONS in batch:  # text s is in a row that comes no later than row s
         beside = [name for name in BESIDE_LABELS if name in batch]
-        rows = {name: batch[name][:DIAGNOSED_ROWS] for name in ("labels", POSITIONS, *beside)}
-        inputs = {name: batch[name][:DIAGNOSED_ROWS] for name in ("input_ids", "attention_mask") if name in batch}
-        return inputs | rows
+        names = [name for name in INPUTS if name in batch]
+        return {name: batch[name][:DIAGNOSED_ROWS] for name in ("labels", POSITIONS, *beside, *names)}
     return {
         name: value[:DIAGNOSED_ROWS] if isinstance(value, Tensor) and len(value) == size else value
         for name, value in batch.items()
     }
+
+
+def _without_later_texts(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows without what follows their labels: texts that share their prompt, which would need most of the logits."""
+    rows, columns = (op(batch[POSITIONS], batch["input_ids"].shape[1]) for op in (torch.floor_divide, torch.remainder))
+    length = int(columns.max()) + 1
+    cut = {name: batch[name][:, :length] for name in INPUTS if name in batch}
+    return {**batch, **cut, POSITIONS: rows * length + columns}
 
 
 def peak_memory(device: torch.device) -> float:

@@ -20,7 +20,7 @@ NAME = "ngramloss_sdpa"
 @contextmanager
 def unmasked(model: Any) -> Iterator[None]:
     """Let PyTorch's attention leave out masks that only say where the padding is. Other attention stays as it is."""
-    if model.config._attn_implementation != "sdpa":
+    if model.config._attn_implementation != "sdpa" or not _takes_other_attention(model.__class__):
         yield
         return
     _register()
@@ -58,6 +58,15 @@ def as_if_captured() -> Iterator[None]:
         yield
     finally:
         setattr(import_utils, name, before)
+
+
+@cache
+def _takes_other_attention(kind: Any) -> bool:
+    """Whether models of this class call the attention function that is registered under a name.
+
+    Falcon compares the name with ``sdpa`` instead. Under another one, without a mask, its tokens would see later ones.
+    """
+    return bool(kind._can_set_attn_implementation())
 
 
 @cache

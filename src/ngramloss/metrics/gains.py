@@ -248,13 +248,12 @@ def _each(parts: Iterator[Part], workers: int) -> Iterator[list[list[float]]]:
 
 
 def _part(part: Part) -> list[list[float]]:
-    """The gains of some examples."""
+    """The gains of some examples. Equal texts of an example are scored once, if the metric scores each on its own."""
     gain, examples, texts = part
-    owners = [example for example, candidates in zip(examples, texts, strict=True) for _ in candidates]
+    each = [list(dict.fromkeys(own)) if gain.metric in IN_PARTS else own for own in texts]
+    owners = [example for example, own in zip(examples, each, strict=True) for _ in own]
     scored = [
-        text if gain.lines is None else "\n".join(sentences(text, language=gain.lines))
-        for candidates in texts
-        for text in candidates
+        text if gain.lines is None else "\n".join(sentences(text, language=gain.lines)) for own in each for text in own
     ]
     try:
         scores = scores_on(gain.metric, owners, scored, gain.options)
@@ -266,7 +265,11 @@ def _part(part: Part) -> list[list[float]]:
         )
     columns = [scores.values[name] for name in gain.scores]
     means = iter([_unit(fsum(values) / len(columns)) for values in zip(*columns, strict=True)])
-    return [[next(means) for _ in candidates] for candidates in texts]
+    gained = [[next(means) for _ in own] for own in each]
+    if gain.metric not in IN_PARTS:
+        return gained
+    by_text = [dict(zip(own, values, strict=True)) for own, values in zip(each, gained, strict=True)]
+    return [[known[text] for text in own] for known, own in zip(by_text, texts, strict=True)]
 
 
 def _unit(score: float) -> float:

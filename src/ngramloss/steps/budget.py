@@ -36,7 +36,7 @@ def fitting_tokens(
         device: a GPU.
         fewest: run this many rows, and two more, instead.
     """
-    longest = Size(1, grid.sources[-1], grid.targets[-1], grid.texts, grid.copies)
+    longest = Size(1, grid.sources[-1], grid.targets[-1], grid.texts, grid.joined)
     counts = (fewest, fewest, fewest + 2)
     try:
         peaks = [_peak(model, loss, padder([], longest._replace(rows=count)), device) for count in counts]
@@ -62,7 +62,7 @@ def try_batch(model: Any, loss: Callable[[Batch], Tensor], grid: Grid, padder: P
     """
     source = grid.sources[-1]
     target = max(grid.targets, key=lambda length: (length != source, length))
-    size = Size(3, source, target, grid.texts, grid.copies)
+    size = Size(3, source, target, grid.texts, grid.joined)
     _peak(model, loss, padder([], size), device)
 
 

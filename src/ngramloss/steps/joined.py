@@ -3,6 +3,10 @@
 A row is a prompt and the text behind it, padded on the right: no token sees what comes after it, so no mask is needed.
 Only the labels are predicted, so a batch says where they are, and the head computes nothing else. Their number is known
 before the batch is made, so nothing is read from the device.
+
+Candidates share their prompt: a row is the prompt, the reference and all candidates. Then a batch says which text each
+position belongs to, and attention builds a mask from that (``hf/shared_prompts.py``). Where a model cannot do that,
+each candidate is a row of its own, with the prompt before it.
 """
 
 from __future__ import annotations
@@ -17,9 +21,13 @@ from numpy.typing import NDArray
 from ngramloss.errors import UserError
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, candidates_of, names_beside, numbers_beside, of_own_texts
-from ngramloss.steps.plan import Size, copies
+from ngramloss.steps.plan import Joined, Size
 
 Ids = NDArray[np.int64]
+TEXT_NUMBERS = "text_numbers"
+"""Which text of its row each position belongs to: 0 is the prompt, 1 the reference, then candidates, [R, L]."""
+NO_TEXT = -1
+"""The number of padding."""
 SEVERAL_TURNS = "a row has candidates and several turns. Candidates are compared for a single text."
 
 
@@ -43,8 +51,9 @@ class JoinedPadder:
 
     A batch has ``input_ids`` [R, L]; ``labels`` [S, T], one text a row, with −100 where there is none; and
     ``label_positions`` [S, T]: the index among the R·L positions of the one that predicts the label. With candidates it
-    also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]; their rows follow those
-    of the references. Numbers beside the labels of rows, ``lm_logp`` or ``weights``, are in the shape of the labels.
+    also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]. If they share their
+    prompt, it has ``position_ids`` and ``text_numbers``, [R, L] each; otherwise their rows follow those of references.
+    Numbers beside the labels of rows, ``lm_logp`` or ``weights``, are in the shape of the labels.
 
     Args:
         pad: padding id.
@@ -52,6 +61,7 @@ class JoinedPadder:
         always_mask: whether a batch has an ``attention_mask``, which only experts with a router need.
         beside: as in :class:`Padder`.
         own: likewise.
+        shared: where no size is given, whether candidates share their prompt.
     """
 
     def __init__(
@@ -62,23 +72,25 @@ class JoinedPadder:
         always_mask: bool = False,
         beside: Collection[str] | None = None,
         own: Collection[str] = (),
+        shared: bool = False,
     ) -> None:
         self.pad, self.multiple, self.always_mask, self.beside, self.own = pad, multiple, always_mask, beside, own
+        self.shared = shared
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them."""
         parts = [split_turns(row["labels"]) for row in rows]
         size = size or self._smallest(rows, parts)
         B, L, T, K = size.rows, size.source, size.target, size.texts
-        ids = np.full((B * size.copies, L), self.pad)  # [R, L]
-        mask = np.zeros_like(ids)  # [R, L]
+        shared, compared = size.joined == "shared", size.joined != "turns" and K > 1
+        own = np.arange(B)[:, None].repeat(K, 1)  # the row of each text, [B, K]
+        if size.joined == "repeated":  # candidates are in rows behind all references
+            own[:, 1:] = B + np.arange(B * (K - 1)).reshape(B, K - 1)
+        ids = np.full((int(own.max()) + 1, L), self.pad)  # [R, L]
+        mask, positions, numbers = np.zeros_like(ids), np.zeros_like(ids), np.full_like(ids, NO_TEXT)  # [R, L] each
         mask[:, 0] = 1
         labels = np.full((B * K, T), IGNORE_INDEX)  # [S, T]
-        places = np.arange(B * K)[:, None] // K * L + np.minimum(np.arange(T), L - 1)  # [S, T], spread over each row
-        compared = size.copies > 1
-        if compared:  # texts after the first are candidates, in rows behind all references
-            own = np.concatenate([np.arange(B)[:, None], B + np.arange(B * (K - 1)).reshape(B, K - 1)], 1)  # [B, K]
-            places = own.reshape(-1, 1) * L + np.minimum(np.arange(T), L - 1)  # [S, T]
+        places = own.reshape(-1, 1) * L + np.minimum(np.arange(T), L - 1)  # [S, T], spread over each row
         gains = np.zeros((B, K - 1), np.float32)  # [B, K − 1]
         beside = {name: np.zeros((B * K, T), np.float32) for name in names_beside(rows, self.beside)}  # [S, T] each
         for b, (row, (text, turns)) in enumerate(zip(rows, parts, strict=True)):
@@ -90,23 +102,32 @@ class JoinedPadder:
                 candidates, scores = candidates_of(row)
                 gains[b, : len(scores)] = scores
                 texts += [(np.asarray(ids, np.int64), [range(len(ids))]) for ids in candidates]
+            start = len(prompt)
             for k, (tokens, spans) in enumerate(texts):
-                r = int(own[b, k]) if compared else b
-                joined = np.concatenate([prompt, tokens])  # [prompt + text]
-                ids[r, : len(joined)], mask[r, : len(joined)] = joined, 1
+                r, end = int(own[b, k]), start + len(tokens)
+                ids[r, : len(prompt)], ids[r, start:end] = prompt, tokens
+                mask[r, :end] = 1
+                numbers[r, : len(prompt)], numbers[r, start:end] = 0, 1 + k
+                positions[r, : len(prompt)] = np.arange(len(prompt))
+                positions[r, start:end] = len(prompt) + np.arange(len(tokens))
+                by = np.concatenate([[len(prompt) - 1], np.arange(start, end)])  # what predicts each token
                 for turn, span in enumerate(spans):
-                    first = max(span.start, 1 - len(prompt))  # the first token of a row is predicted by nothing
+                    # Without a prompt, nothing predicts the first token.
+                    first = min(max(span.start, 1 - len(prompt)), span.stop)
                     s, length = b * K + k + turn, span.stop - first
                     labels[s, :length] = tokens[first : span.stop]
-                    places[s, :length] = r * L + len(prompt) + np.arange(first, span.stop) - 1
+                    places[s, :length] = r * L + by[first : span.stop]
                     if k == 0:  # candidates have no such numbers
-                        for name, numbers in beside.items():
-                            numbers[s, :length] = numbers_beside(row, name)[first : span.stop]
+                        for name, given in beside.items():
+                            given[s, :length] = numbers_beside(row, name)[first : span.stop]
+                start = end if shared else start
         batch = {"input_ids": torch.from_numpy(ids)}
+        if shared:
+            batch |= {"position_ids": torch.from_numpy(positions), TEXT_NUMBERS: torch.from_numpy(numbers)}
         if self.always_mask:
             batch["attention_mask"] = torch.from_numpy(mask)
         both = {"labels": torch.from_numpy(labels), "label_positions": torch.from_numpy(places)}  # [S, T] each
-        both |= {name: torch.from_numpy(numbers) for name, numbers in beside.items()}
+        both |= {name: torch.from_numpy(given) for name, given in beside.items()}
         if not compared:
             return batch | both
         of_texts = {name: value.view(B, K, T) for name, value in both.items()}
@@ -127,9 +148,10 @@ class JoinedPadder:
         source = target = texts = 1
         for row, (text, turns) in zip(rows, parts, strict=True):
             lengths = [len(text), *map(len, row.get("candidates", ()))]
-            source = max(source, len(row["input_ids"]) + max(lengths))
+            source = max(source, len(row["input_ids"]) + (sum if self.shared else max)(lengths))
             target = max(target, *map(len, turns), *lengths[1:], 1)
             texts = max(texts, len(lengths) if compared else len(turns))
         source, target = (-(-length // self.multiple) * self.multiple for length in (source, target))
         texts = max(texts, 2) if compared else texts
-        return Size(max(len(rows), 1), source, target, texts, copies("candidates" if compared else "turns", texts))
+        joined: Joined = ("shared" if self.shared else "repeated") if compared else "turns"
+        return Size(max(len(rows), 1), source, target, texts, joined)

@@ -17,6 +17,12 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 Lengths = NDArray[np.int64]
+Joined = Literal["", "turns", "repeated", "shared"]
+"""How a source and its texts stand in the rows of a decoder-only model; empty is an encoder-decoder.
+
+``turns``: the source, then what follows it, of which only turns may be learnt. ``repeated``: likewise, and each
+candidate is a row of its own with the source before it. ``shared``: the source once, then the reference and all
+candidates, one directly behind the other."""
 POOL = 50
 """Number of steps whose rows are sorted by length together."""
 MOST_SOURCES, MOST_TARGETS = 12, 2
@@ -81,25 +87,24 @@ class Size(NamedTuple):
 
     Attributes:
         rows: its sources.
-        source: the length to which sources are padded; in a decoder-only model, sources with their targets.
+        source: the length to which sources are padded; in a decoder-only model, rows with their texts.
         target: the length to which targets are padded.
         texts: targets of each source: the reference and its candidates, or the turns of an assistant.
-        copies: in a decoder-only model, how often a source stands before a text: once, or before each candidate too.
-            0 is an encoder-decoder.
+        joined: how texts stand behind their source in a row, if they do.
     """
 
     rows: int
     source: int
     target: int
     texts: int = 1
-    copies: int = 0
+    joined: Joined = ""
 
     @property
     def tokens(self) -> int:
         """All its positions."""
-        if self.copies:
-            return self.rows * self.copies * self.source
-        return self.rows * (self.source + self.texts * self.target)
+        if not self.joined:
+            return self.rows * (self.source + self.texts * self.target)
+        return self.rows * self.source * (self.texts if self.joined == "repeated" else 1)
 
 
 class MicroBatch(NamedTuple):
@@ -111,12 +116,12 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """The lengths to which sources and targets are padded, ascending; texts and copies of each source."""
+    """The lengths to which sources and targets are padded, ascending; texts of each source, and how they are joined."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
     texts: int = 1
-    copies: int = 0
+    joined: Joined = ""
 
     def source(self, length: int) -> int:
         """The smallest that holds a source of this length."""
@@ -132,14 +137,13 @@ class Plan:
     """How the rows of a step become micro-batches.
 
     Attributes:
-        sources: source tokens of each example; for a decoder-only model, with those of its longest text.
+        sources: source tokens of each example; for a decoder-only model, tokens of its longest row.
         targets: target tokens of each example; with candidates, those of its longest text.
         most_rows: the most rows of a micro-batch.
         max_tokens: the most positions of a micro-batch, padding included; None sets no limit. One row may have more.
         grid: None pads micro-batches only as far as their own rows need.
         texts: texts of each example: the reference and its candidates, or turns; None if each has one.
-        joined: for a decoder-only model, what several texts of a source are, ``"turns"`` in one row or
-            ``"candidates"`` in a row each; empty for an encoder-decoder.
+        joined: how texts stand behind their source in a row, if they do.
     """
 
     sources: Lengths
@@ -148,7 +152,7 @@ class Plan:
     max_tokens: int | None = None
     grid: Grid | None = None
     texts: Lengths | None = None
-    joined: Literal["", "turns", "candidates"] = ""
+    joined: Joined = ""
 
     def cut(self, rows: Sequence[int]) -> list[MicroBatch]:
         """The micro-batches of these rows: at least one, even without rows, so that no process is without one."""
@@ -193,7 +197,7 @@ class Plan:
                 held, piece = grown, ordered[: self._rows_at(*grown, len(rows))]
                 longest = self._held(piece)
                 grown = max(held[0], longest[0]), max(held[1], longest[1])
-            size = Size(self._rows_at(*held, len(rows)), *held, self.grid.texts, self.grid.copies)
+            size = Size(self._rows_at(*held, len(rows)), *held, self.grid.texts, self.grid.joined)
             batches.append(MicroBatch(piece, size))
             ordered = ordered[len(piece) :]
         return batches
@@ -208,7 +212,7 @@ class Plan:
     def sizes(self, step: int) -> list[Size]:
         """Every size that steps of this many rows can have, the largest first."""
         assert self.grid is not None
-        most, texts = self.grid.targets[-1], (self.grid.texts, self.grid.copies)
+        most, texts = self.grid.targets[-1], (self.grid.texts, self.grid.joined)
         sizes = [
             Size(self._rows_at(source, target if self._by_cost else most, step), source, target, *texts)
             for source in self.grid.sources
@@ -222,7 +226,7 @@ class Plan:
         fitting = self.most_rows
         if self.max_tokens is not None:
             held = self.grid.source(source), self.grid.target(target)
-            largest = Size(1, *held, self.grid.texts, self.grid.copies)
+            largest = Size(1, *held, self.grid.texts, self.grid.joined)
             fitting = min(fitting, max(1, self.max_tokens // largest.tokens))
         full = max(self.most_rows, step)
         return -(-full // -(-full // fitting))
@@ -242,7 +246,7 @@ class Plan:
         if self.grid is None:
             return None
         target = int(self.targets[piece].max()) if piece else 1
-        return Size(rows, self.grid.source(longest), self.grid.target(target), self.grid.texts, self.grid.copies)
+        return Size(rows, self.grid.source(longest), self.grid.target(target), self.grid.texts, self.grid.joined)
 
     @property
     def _blank(self) -> Size | None:
@@ -264,12 +268,7 @@ class Plan:
         return self._joint_size(len(rows), *longest, self._texts(rows))
 
     def _joint_size(self, rows: int, source: int, target: int, texts: int) -> Size:
-        return Size(rows, source, target, texts, copies(self.joined, texts))
-
-
-def copies(joined: str, texts: int) -> int:
-    """How often a source stands before a text in the rows of a decoder-only model; 0 for an encoder-decoder."""
-    return {"": 0, "turns": 1, "candidates": texts}[joined]
+        return Size(rows, source, target, texts, self.joined)
 
 
 def fitted_grid(
@@ -279,7 +278,7 @@ def fitted_grid(
     *,
     longest: int | None = None,
     texts: int = 1,
-    joined: str = "",
+    joined: Joined = "",
 ) -> Grid:
     """The grid that wastes the fewest positions in these steps and holds every example.
 
@@ -297,11 +296,13 @@ def fitted_grid(
         highest = max(int(lengths.max()), 1)
         tops = np.array([int(lengths[list(rows)].max()) for rows in steps] + [highest])
         axes.append(tuple(min(bound, max(limit, highest)) for bound in bounds(tops, most)))
-    return Grid(axes[0], axes[1], texts, copies(joined, texts))
+    return Grid(axes[0], axes[1], texts, joined)
 
 
-def open_grid(lengths: Lengths, longest_text: int, *, longest: int | None = None, texts: int, joined: str = "") -> Grid:
-    """A grid for texts whose lengths are not known yet: it holds every source, with a text of the greatest length.
+def open_grid(
+    lengths: Lengths, longest_text: int, *, longest: int | None = None, texts: int, joined: Joined = ""
+) -> Grid:
+    """A grid for texts whose lengths are not known yet: it holds every source, with texts of the greatest length.
 
     Args:
         lengths: source tokens of each example; for a decoder-only model, without its text.
@@ -314,16 +315,17 @@ def open_grid(lengths: Lengths, longest_text: int, *, longest: int | None = None
     while targets[-1] > 2 * MULTIPLE and len(targets) < OPEN:
         targets.append(-(-targets[-1] // 2 // MULTIPLE) * MULTIPLE)
     targets.reverse()
-    if joined:  # a row is a prompt with a text of any length
-        tops = np.concatenate([lengths + target for target in targets])
-        tops = np.append(tops[tops <= np.quantile(tops, 0.99)], lengths.max() + longest_text)
+    if joined:  # a row is a prompt with a text of any length, or with all texts
+        behind = texts if joined == "shared" else 1
+        tops = np.concatenate([lengths + behind * target for target in targets])
+        tops = np.append(tops[tops <= np.quantile(tops, 0.99)], lengths.max() + behind * longest_text)
     else:
         tops = lengths
     axes = [
         tuple(min(bound, max(longest or 2**62, highest)) for bound in axis)
         for axis, highest in ((bounds(tops, OPEN), int(tops.max())), (targets, longest_text))
     ]
-    return Grid(axes[0], axes[1], texts, copies(joined, texts))
+    return Grid(axes[0], axes[1], texts, joined)
 
 
 def bounds(lengths: Lengths, most: int) -> list[int]:

@@ -13,18 +13,20 @@ from ngramloss.errors import UserError
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.joined import SEVERAL_TURNS, split_turns
 from ngramloss.steps.padding import Pad, Step, ahead
-from ngramloss.steps.plan import LengthGrouped, Lengths, MicroBatch, Plan
+from ngramloss.steps.plan import Joined, LengthGrouped, Lengths, MicroBatch, Plan
 
 
 class ExampleLengths(NamedTuple):
     """Numbers of each example.
 
     Attributes:
-        sources: source tokens; for a decoder-only model, with those of the longest text.
+        sources: source tokens; for a decoder-only model, tokens of the longest row.
         targets: target tokens; with candidates or turns, those of the longest.
         texts: the reference and the candidates, or turns; None if each example has one text.
         counted: labels of the reference that count.
         sequences: texts of the reference that have such labels.
+        order: what examples are sorted by: source tokens; for a decoder-only model, with those of the longest text. The
+            order does not depend on how texts are joined.
     """
 
     sources: Lengths
@@ -32,22 +34,26 @@ class ExampleLengths(NamedTuple):
     texts: Lengths | None
     counted: Lengths
     sequences: Lengths
+    order: Lengths
 
 
-def lengths_of(examples: Any, *, joined: bool = False) -> ExampleLengths:
+def lengths_of(examples: Any, *, joined: Joined = "") -> ExampleLengths:
     """The lengths of examples: those that they know themselves, as prepared tokens do, or those of all rows.
 
     Args:
         examples: rows with ``input_ids`` and ``labels``.
-        joined: whether labels follow the source in one row, as in a decoder-only model.
+        joined: how texts stand behind their source in a row, if they do.
     """
     knows = hasattr(examples, "lengths") and hasattr(examples, "target_lengths")
     if knows and not (joined and getattr(examples, "has_turns", False)):
         counted = getattr(examples, "label_lengths", examples.target_lengths)
         counted = counted - (examples.lengths == 0) if joined else counted  # the first token of a row is not predicted
-        sources = examples.lengths + examples.target_lengths if joined else examples.lengths
-        texts = getattr(examples, "texts", None)
-        return ExampleLengths(sources, examples.target_lengths, texts, counted, (counted > 0).astype(np.int64))
+        order = examples.lengths + examples.target_lengths if joined else examples.lengths
+        sources, texts = order, getattr(examples, "texts", None)
+        if joined == "shared":  # at most as many texts of the greatest length
+            most = examples.target_lengths * (1 if texts is None else texts)
+            sources = examples.lengths + getattr(examples, "all_target_lengths", most)
+        return ExampleLengths(sources, examples.target_lengths, texts, counted, (counted > 0).astype(np.int64), order)
     try:
         rows = [examples[row] for row in range(len(examples))]
         if any("segments" in row for row in rows):
@@ -60,21 +66,21 @@ def lengths_of(examples: Any, *, joined: bool = False) -> ExampleLengths:
                 "are the prompt alone, and `labels` the ids that follow it; an id there that is read but not learnt is "
                 "written ~id."
             )
-        numbers = np.array([(_joined_lengths if joined else _lengths)(row) for row in rows]).reshape(-1, 5)
+        numbers = np.array([_joined_lengths(row, joined) if joined else _lengths(row) for row in rows]).reshape(-1, 6)
     except (TypeError, KeyError) as reason:
         raise UserError(
             f"planned steps need examples with a length, whose rows have `input_ids` and `labels` ({reason!r})."
         ) from reason
-    sources, targets, texts, counted, sequences = numbers.T
+    sources, targets, texts, counted, sequences, order = numbers.T
     several = any("candidates" in row for row in rows) or bool((texts > 1).any())
-    return ExampleLengths(sources, targets, texts if several else None, counted, sequences)
+    return ExampleLengths(sources, targets, texts if several else None, counted, sequences, order)
 
 
 def _lengths(row: Mapping[str, Any]) -> tuple[int, ...]:
     """The numbers of :class:`ExampleLengths` for a row of an encoder-decoder."""
     texts = [row["labels"], *row.get("candidates", ())]
-    counted = int((np.asarray(row["labels"]) != IGNORE_INDEX).sum())
-    return len(row["input_ids"]), max(map(len, texts)), len(texts), counted, int(counted > 0)
+    counted, source = int((np.asarray(row["labels"]) != IGNORE_INDEX).sum()), len(row["input_ids"])
+    return source, max(map(len, texts)), len(texts), counted, int(counted > 0), source
 
 
 def _repeats_its_source(row: Mapping[str, Any]) -> bool:
@@ -90,7 +96,7 @@ def _has_only_ignored(rows: Sequence[Mapping[str, Any]]) -> bool:
     return bool(len(negative)) and bool((negative == IGNORE_INDEX).all())
 
 
-def _joined_lengths(row: Mapping[str, Any]) -> tuple[int, ...]:
+def _joined_lengths(row: Mapping[str, Any], joined: Joined) -> tuple[int, ...]:
     """The numbers of :class:`ExampleLengths` for a row of a decoder-only model."""
     turns = split_turns(row["labels"])[1]
     candidates = [len(ids) for ids in row.get("candidates", ())]
@@ -98,10 +104,11 @@ def _joined_lengths(row: Mapping[str, Any]) -> tuple[int, ...]:
         raise UserError(SEVERAL_TURNS)
     unpredicted = int(not len(row["input_ids"]) and bool(turns) and turns[0].start == 0)
     learnt = sum(map(len, turns)) - unpredicted
-    longest = max([len(row["labels"]), *candidates])
+    order = len(row["input_ids"]) + max([len(row["labels"]), *candidates])
+    source = len(row["input_ids"]) + len(row["labels"]) + sum(candidates) if joined == "shared" else order
     texts = 1 + len(candidates) if "candidates" in row else max(len(turns), 1)
     sequences = len(turns) - int(bool(turns) and len(turns[0]) == unpredicted)
-    return len(row["input_ids"]) + longest, max([1, *map(len, turns), *candidates]), texts, learnt, sequences
+    return source, max([1, *map(len, turns), *candidates]), texts, learnt, sequences, order
 
 
 class Epochs:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,12 +22,26 @@ from ngramloss.settings import Switch
 from ngramloss.steps.planned import ExampleLengths
 from ngramloss.storage.files import user_cache
 
-SAVED = 1.4e-10
-"""Seconds that compiling saves for each position, layer and unit of width, forward and backward, on an H200.
 
-30 layers of width 576 and 8,900 positions took 21.7 ms less a step: norms, activations and casts, which move memory."""
-EARNED = 20.0
-"""``auto`` compiles if that saves this many seconds at least: twice what compiling takes, as the saving is a guess."""
+class Earns(NamedTuple):
+    """What compiling the layers of a kind of models saves and costs, measured on an H200.
+
+    Attributes:
+        saved: seconds for each position, layer and unit of width, forward and backward: norms, activations and casts,
+            which move memory.
+        takes: seconds until the first step is done.
+    """
+
+    saved: float
+    takes: float
+
+
+DECODER_ONLY = Earns(1.4e-10, 10.0)
+"""30 layers of width 576 and 8,900 positions (SmolLM2 on DialogSum's lengths): 21.7 ms less a step."""
+ENCODER_DECODER = Earns(7.5e-11, 45.0)
+"""6 + 6 layers of width 768, 32 sources of 479 and targets of 31 tokens (BART-base on XSum's lengths): 5.6 ms less."""
+EARNED = 2.0
+"""``auto`` compiles if that saves this many times what it takes, as the saving is a guess."""
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Where ``torch.compile`` keeps compiled code; without it, in a folder that a restart of the machine deletes."""
 
@@ -39,18 +53,26 @@ def layers(model: Any) -> list[torch.nn.Module]:
     return [layer for each in lists if id(each) not in inner for layer in each]
 
 
+def earns(model: Any) -> Earns:
+    """What compiling the layers of a model saves and costs."""
+    return ENCODER_DECODER if has_encoder(model) else DECODER_ONLY
+
+
 def seconds_saved(model: Any, lengths: ExampleLengths, *, rows: float, steps: int) -> float:
-    """About how many seconds of a training compiled layers of a decoder-only model save on a GPU.
+    """About how many seconds of a training compiled layers save on a GPU.
 
     Args:
         model: whose layers these are.
-        lengths: of the examples, sources with their targets.
+        lengths: of the examples; for a decoder-only model, sources have their targets.
         rows: of a step in this process.
         steps: of the training.
     """
-    positions = float(lengths.sources.mean())
+    parts = [(model, lengths.sources)]
+    if has_encoder(model):
+        parts = [(model.get_encoder(), lengths.sources), (model.get_decoder(), lengths.targets)]
+    positions = sum(len(layers(part)) * float(length.mean()) for part, length in parts)  # of all layers
     width = int(model.get_input_embeddings().weight.shape[-1])
-    return SAVED * steps * rows * positions * len(layers(model)) * width
+    return earns(model).saved * steps * rows * positions * width
 
 
 def why_not_compiled(model: Any, device: torch.device, *, why_not_captured: str, writes: bool, seconds: float) -> str:
@@ -71,12 +93,11 @@ def why_not_compiled(model: Any, device: torch.device, *, why_not_captured: str,
         return "Triton is not installed (the extra kernels)"
     if has_adapters(model):
         return "this was not tried with adapters"
-    if has_encoder(model):
-        return "for an encoder-decoder it saves little (a sixth of a step of BART-base) and takes most of a minute"
     if writes:
         return "the model writes texts while it is trained, which was not tried with compiled layers"
-    if seconds < EARNED:
-        return f"this training is short: compiling takes 10 s or more, and would save about {_duration(seconds)}"
+    takes = earns(model).takes
+    if seconds < EARNED * takes:
+        return f"this training is short: compiling takes about {takes:.0f} s, and would save {_duration(seconds)}"
     return ""
 
 
@@ -96,7 +117,7 @@ def decide(model: Any, settings: Train, device: torch.device, **facts: Any) -> b
         logger.info(f"layers are not compiled: {why}. train.compile=true compiles them.")
     elif not why:
         logger.info(
-            "layers are compiled before the first step, which takes 10 s or more and saves about "
+            f"layers are compiled before the first step, which takes about {earns(model).takes:.0f} s and saves about "
             f"{_duration(facts['seconds'])} in this training. train.compile=false leaves it out."
         )
     return not why

@@ -22,6 +22,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.hf.heads import has_dropout, has_encoder
+from ngramloss.hf.shared_prompts import why_not_shared
 from ngramloss.hf.teachers import frozen_start
 from ngramloss.hf.unmasked import as_if_captured
 from ngramloss.loss import JointLoss
@@ -33,7 +34,7 @@ from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens, try_batch
 from ngramloss.steps.joined import JoinedPadder
 from ngramloss.steps.padding import Batch, Pad, Padder, Step
-from ngramloss.steps.plan import MULTIPLE, Plan, fitted_grid
+from ngramloss.steps.plan import MULTIPLE, Joined, Plan, fitted_grid
 from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.steps.twins import twins
@@ -179,16 +180,16 @@ def run(job: Job, here: Processes) -> Outcome:
     why_not_captured = _why_not_captured(settings, here.device)
     if remark := _capture_remark(settings, here.device):
         logger.info(remark)
-    lengths = lengths_of(job.examples, joined=_joined(model)) if job.own_texts is None else None
+    fresh: FreshTexts | None = None
+    if job.own_texts is not None:
+        given = job.own_texts, model, job.tokenizer, job.examples, objective
+        fresh = FreshTexts(*given, seed=settings.seed, here=here, writes=writes)
+    joined, lengths = _layout(job, model, teacher, here, fresh)
     compiles = _compiles(job, here, lengths, why_not_captured)
     if compiles:
         compiling.compile_layers(model)
     if settings.fsdp:
         shard(model)
-    fresh: FreshTexts | None = None
-    if job.own_texts is not None:
-        given = job.own_texts, model, job.tokenizer, job.examples, objective
-        fresh = FreshTexts(*given, seed=settings.seed, here=here, writes=writes)
     optimiser = optimiser_of(model, settings, here.device)
     ema = averaging.MovingAverage(model, settings.ema) if settings.ema else None
 
@@ -207,7 +208,7 @@ def run(job: Job, here: Processes) -> Outcome:
 
     # The steps
     steps, largest = _plan(
-        job, model, here, autocast, fresh, captures=not why_not_captured, compiled=compiles, lengths=lengths
+        job, model, here, autocast, fresh, joined, lengths, captures=not why_not_captured, compiled=compiles
     )
     if not steps.total:
         raise UserError("there are no examples to train on.")
@@ -583,13 +584,45 @@ def _encoder_ids(model: Any) -> frozenset[int]:
     return frozenset(encoder - decoder)
 
 
-def _joined(model: Any) -> bool:
-    """Whether a text follows its source in one row, as in a decoder-only model."""
-    return not has_encoder(model)
+def _layout(
+    job: Job, model: Any, teacher: Any, here: Processes, fresh: FreshTexts | None
+) -> tuple[Joined, ExampleLengths]:
+    """How a source and its texts stand in rows, and how long these are. Logs if prompts are computed for each text."""
+
+    def lengths(joined: Joined) -> ExampleLengths:
+        return lengths_of(job.examples, joined=joined) if fresh is None else fresh.lengths(joined=joined)
+
+    if has_encoder(model):
+        return "", lengths("")
+    if not attached_loss(model).needs_candidates:
+        return "turns", lengths("turns")
+    shared = lengths("shared")
+    if not len(shared.sources):
+        return "shared", shared
+    longest = {"longest_row": int(shared.sources.max()), "longest_text": int(shared.targets.max())}
+    models = {"the model": model} | ({} if teacher is None or teacher is model else {"the teacher": teacher})
+    reasons = {name: why_not_shared(each, **longest) for name, each in models.items()}
+    if not here.any(any(reasons.values())):
+        return "shared", shared
+    repeated = lengths("repeated")
+    texts = 1 if repeated.texts is None else repeated.texts  # [rows]
+    name, why = next(((name, why) for name, why in reasons.items() if why), ("another process", "see its log"))
+    logger.info(
+        f"candidates do not share their prompt, because {name} cannot do that: {why}. The prompt is computed before "
+        f"each text, so steps have {(repeated.sources * texts).sum() / max(shared.sources.sum(), 1):.1f} times as many "
+        "tokens."
+    )
+    return "repeated", repeated
 
 
 def _padder(
-    job: Job, model: Any, here: Processes, *, always_mask: bool = False, fresh: FreshTexts | None = None
+    job: Job,
+    model: Any,
+    here: Processes,
+    *,
+    joined: Joined = "turns",
+    always_mask: bool = False,
+    fresh: FreshTexts | None = None,
 ) -> Pad:
     pad = next(
         (x.pad_token_id for x in (job.tokenizer, model.config) if getattr(x, "pad_token_id", None) is not None), None
@@ -599,9 +632,9 @@ def _padder(
     if len(job.examples) and WEIGHTS in job.examples[0]:  # blank batches have them, too: one graph for each shape
         beside.append(WEIGHTS)
     own = [] if fresh is None else fresh.keys
-    if _joined(model):  # padding follows the text, so any id will do
-        routed = hasattr(model.config, "output_router_logits")
-        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=routed, beside=beside, own=own)
+    if not has_encoder(model):  # padding follows the text, so any id will do
+        routed, shared = hasattr(model.config, "output_router_logits"), joined == "shared"
+        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=routed, beside=beside, own=own, shared=shared)
     if pad is None:
         raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
     return Padder(
@@ -621,24 +654,19 @@ def _plan(
     model: Any,
     here: Processes,
     autocast: Callable[[], Any],
-    fresh: FreshTexts | None = None,
+    fresh: FreshTexts | None,
+    joined: Joined,
+    lengths: ExampleLengths,
     *,
     captures: bool,
     compiled: bool = False,
-    lengths: ExampleLengths | None = None,
 ) -> tuple[PlannedSteps, Batch | None]:
     """The steps of the training, and a micro-batch of the largest shape on a GPU. Compiled layers first run here."""
     settings, cuda = job.settings, here.device.type == "cuda"
-    joins = _joined(model)
-    if lengths is None:
-        lengths = lengths_of(job.examples, joined=joins) if fresh is None else fresh.lengths(joined=joins)
     sources, targets, texts = lengths[:3]
-    joined: Any = ""
-    if joins:
-        joined = "candidates" if attached_loss(model).needs_candidates else "turns"
     step = settings.batch_size * settings.accumulate
-    epochs = Epochs(sources, step=step, seed=settings.seed, grouped=settings.group_by_length)
-    padder = _padder(job, model, here, always_mask=captures and cuda, fresh=fresh)
+    epochs = Epochs(lengths.order, step=step, seed=settings.seed, grouped=settings.group_by_length)
+    padder = _padder(job, model, here, joined=joined, always_mask=captures and cuda, fresh=fresh)
     copies = 2 if settings.twins else 1
     padder = twins(padder) if settings.twins else padder
     most_tokens = settings.max_tokens // copies
@@ -646,7 +674,8 @@ def _plan(
     if cuda:
         first = epochs[0]
         most = 1 if texts is None else max(int(texts.max()), 2)
-        positions = getattr(model.config, "max_position_embeddings", None)
+        # Position ids of texts that share a prompt begin again, so such a row may be longer.
+        positions = None if joined == "shared" else getattr(model.config, "max_position_embeddings", None)
         if fresh is None:
             grid = fitted_grid(sources, targets, first, longest=positions, texts=most, joined=joined)
         else:
@@ -713,10 +742,10 @@ def _capture_remark(settings: Train, device: torch.device) -> str:
     return NOT_CAPTURED.format(why) if wanted and why else ""
 
 
-def _compiles(job: Job, here: Processes, lengths: ExampleLengths | None, why_not_captured: str) -> bool:
+def _compiles(job: Job, here: Processes, lengths: ExampleLengths, why_not_captured: str) -> bool:
     """Whether the layers are compiled. Decided by the whole training, so that a continued one does the same."""
     settings, seconds = job.settings, 0.0
-    if lengths is not None and len(lengths.sources) and not why_not_captured and not has_encoder(job.model):
+    if len(lengths.sources) and not why_not_captured:
         rows = settings.batch_size * settings.accumulate * (2 if settings.twins else 1) / here.count
         steps = total_steps(settings, len(lengths.sources))
         seconds = compiling.seconds_saved(job.model, lengths, rows=rows, steps=steps)

@@ -39,7 +39,7 @@ from ngramloss.models.precision import to_precision
 from ngramloss.output.console import logger
 from ngramloss.recipe import Generation, Online, Recipe
 from ngramloss.steps.padding import Step
-from ngramloss.steps.plan import Grid, Lengths, Plan, open_grid
+from ngramloss.steps.plan import Grid, Joined, Lengths, Plan, open_grid
 from ngramloss.steps.planned import ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.storage.files import read_object
 from ngramloss.training.best import has_own_model, options_of
@@ -338,7 +338,7 @@ class FreshTexts:
         """Texts of each source: the reference, samples and the greedy text."""
         return 1 + self.samples + self.needs.greedy_text
 
-    def lengths(self, *, joined: bool) -> ExampleLengths:
+    def lengths(self, *, joined: Joined) -> ExampleLengths:
         """Numbers of each example, as if every text had the greatest length; steps know better when it is written."""
         known = self.known = lengths_of(self.examples, joined=joined)
         if known.texts is not None:
@@ -346,11 +346,13 @@ class FreshTexts:
                 "the model writes one text behind a source, but rows have several turns, or candidates already. Leave "
                 "the section online out."
             )
-        targets: Lengths = np.maximum(known.targets, self.search.max_length - 1)
-        sources: Lengths = known.sources + (targets - known.targets) if joined else known.sources
-        return known._replace(sources=sources, targets=targets, texts=np.full(len(self), self.texts))
+        most = self.search.max_length - 1
+        targets: Lengths = np.maximum(known.targets, most)
+        order: Lengths = known.sources + (targets - known.targets) if joined else known.sources
+        sources = known.sources + (self.texts - 1) * most if joined == "shared" else order
+        return known._replace(sources=sources, targets=targets, texts=np.full(len(self), self.texts), order=order)
 
-    def grid(self, *, longest: int | None, joined: str) -> Grid:
+    def grid(self, *, longest: int | None, joined: Joined) -> Grid:
         """The shapes of micro-batches on a GPU.
 
         Args:
@@ -383,9 +385,12 @@ class FreshTexts:
         """The same plan with the lengths of the texts that are there now."""
         rows = sorted(self.drawn)
         known = self.known
-        targets = [max([int(known.targets[row]), *map(len, self.drawn[row]["candidates"])]) for row in rows]
+        drawn = [list(map(len, self.drawn[row]["candidates"])) for row in rows]
+        targets = [max([int(known.targets[row]), *lengths]) for row, lengths in zip(rows, drawn, strict=True)]
         sources = known.sources[rows]
-        if plan.joined:
+        if plan.joined == "shared":
+            sources = sources + np.array([sum(lengths) for lengths in drawn], np.int64)
+        elif plan.joined:
             sources = sources - known.targets[rows] + targets
         return plan.with_lengths(rows, sources.tolist(), targets)
 

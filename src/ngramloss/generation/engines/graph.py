@@ -16,13 +16,13 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.generation import beams
 from ngramloss.generation.agreement import kernels_agree
-from ngramloss.generation.decoders import DECODERS, TOLERANCES, PaddedHead, difference, joined, padded_head
+from ngramloss.generation.decoders import DECODERS, PaddedHead, difference, joined, padded_head
 from ngramloss.generation.engines.hf import ended
 from ngramloss.generation.fused_layers import Joined
 from ngramloss.generation.sampling import sampled, text_seeds
 from ngramloss.generation.search import Search
 from ngramloss.gpu import graphs
-from ngramloss.hf.heads import head_module, head_of
+from ngramloss.hf.heads import TOLERANCES, head_module, head_of
 from ngramloss.steps.padding import padded
 
 LOOKED = 8
