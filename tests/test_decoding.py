@@ -2,14 +2,16 @@
 
 import copy
 
+import models
 import pytest
 import torch
-from searches import SOURCES, tiny, with_settings, written
+import transformers
+from searches import SERVED, SOURCES, tiny, with_settings, written
 from torch.nn.functional import scaled_dot_product_attention
 
 from ngramloss.generation import beams, decoders
 from ngramloss.generation.engines import graph, hf
-from ngramloss.generation.fused_layers import Joined, norm_of
+from ngramloss.generation.fused_layers import norm_of
 from ngramloss.gpu import decoding
 
 pytestmark = pytest.mark.slow
@@ -54,10 +56,13 @@ def test_attention_to_texts_that_several_beams_wrote(position, d, biased, dtype)
 
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize(("K", "S", "d"), [(1, 7, 8), (6, 130, 16), (20, 64, 20), (70, 70, 16)])
-def test_attention_of_all_beams_to_their_source(K, S, d, dtype):
+@pytest.mark.parametrize("by_token", [False, True])
+def test_attention_of_all_beams_to_their_source(K, S, d, dtype, by_token):
     B, H = 3, 2
     queries = drawn(B, K, H * d, dtype=dtype)
     keys, values = (drawn(B, H, S, d, dtype=dtype, seed=seed) for seed in (1, 2))
+    if by_token:  # all heads of a token side by side
+        keys, values = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (keys, values))
     lengths = torch.tensor([S, 1, S // 2], device=DEVICE)
     mask = (torch.arange(S, device=DEVICE) < lengths[:, None])[:, None, None]
     split = queries.view(B, K, H, d).transpose(1, 2).float()
@@ -124,6 +129,7 @@ def test_norms_are_those_of_transformers(kind, dtype):
             total, normed = decoding.added_norm(hidden, other, norm_of(own))
             assert torch.equal(total, hidden + other)
             torch.testing.assert_close(normed, own(hidden + other), **CLOSE[dtype])
+            assert torch.equal(decoding.norm(hidden, norm_of(own), part=other), normed)
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
@@ -166,14 +172,15 @@ def test_rows_may_be_parts_of_longer_ones(dtype):
 
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("d", [8, 20])
-def test_rotary_positions_are_those_of_transformers(d, dtype):
+@pytest.mark.parametrize("each", [True, False], ids=["positions of each row", "positions of all rows"])
+def test_rotary_positions_are_those_of_transformers(d, dtype, each):
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     B, K, heads = 2, 3, (6, 2)
     rows = [drawn(B, K, H * d, dtype=dtype, seed=H) for H in heads]
-    cos, sin = (drawn(B, K, d, dtype=dtype, seed=seed) for seed in (7, 8))
-    split = [each.unflatten(-1, (-1, d)).transpose(1, 2) for each in rows]
-    expected = [each.transpose(1, 2).flatten(2) for each in apply_rotary_pos_emb(*split, cos, sin)]
+    cos, sin = (drawn(B if each else 1, K, d, dtype=dtype, seed=seed) for seed in (7, 8))
+    split = [row.unflatten(-1, (-1, d)).transpose(1, 2) for row in rows]
+    expected = [row.transpose(1, 2).flatten(2) for row in apply_rotary_pos_emb(*split, cos, sin)]
     decoding.rotate(*rows, cos, sin)
     torch.testing.assert_close(rows, expected, **CLOSE[dtype])
 
@@ -181,16 +188,8 @@ def test_rotary_positions_are_those_of_transformers(d, dtype):
 @pytest.fixture
 def all_kernels(monkeypatch):
     """Let a search on a CPU use all kernels, in the interpreter."""
-    begin = decoders.Decoder.__init__
-    monkeypatch.setattr(
-        decoders.Decoder,
-        "__init__",
-        lambda self, *args, **sizes: (begin(self, *args, **sizes), setattr(self, "has_kernels", True))[0],
-    )
-    monkeypatch.setattr(beams, "has_kernels", lambda device: True)
-    monkeypatch.setattr(
-        graph, "joined", lambda model: Joined(decoders.DECODERS[model.config.model_type].joinable(model))
-    )
+    for module in (beams, decoders):
+        monkeypatch.setattr(module, "has_kernels", lambda device: True)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu does it without the interpreter")
@@ -227,6 +226,139 @@ def test_copies_of_weights_are_those_of_a_model_that_has_changed(family, all_ker
     write = graph.load(model, search, precision="fp32")
     before = write(SOURCES[:3])
     with torch.no_grad():
-        for parameter in model.get_decoder().layers.parameters():
-            parameter.mul_(-1.5)
+        for name, parameter in model.named_parameters():
+            if ".layers." in name:
+                parameter.mul_(-1.5)
     assert before != write(SOURCES[:3]) == written(hf, model, search, SOURCES[:3])
+
+
+# Sources that are read by kernels
+
+
+def read(model, rows):
+    """A decoder that has read these sources."""
+    B, S = len(rows), max(map(len, rows))
+    decoder = decoders.DECODERS[model.config.model_type](
+        model, sources=B, beams=2, source_length=S, text_length=3, head=decoders.padded_head(model),
+        joined=decoders.joined(model),
+    )  # fmt: skip
+    ids, mask = torch.full((B, S), models.PAD), torch.zeros(B, S, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)], mask[index, : len(row)] = torch.tensor(row), 1
+    decoder.read(ids.to(DEVICE), mask.to(DEVICE))
+    return decoder
+
+
+@torch.no_grad()
+def own_states(model, row):
+    """Keys and values of each layer, [H, S, d] each, by the model's own forward of this source alone."""
+    ids, cache = torch.tensor([row], device=DEVICE), transformers.DynamicCache()
+    if model.config.is_encoder_decoder:
+        cache = model(input_ids=ids, decoder_input_ids=ids[:, :1]).past_key_values.cross_attention_cache
+    else:
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+
+
+def differences(model, rows):
+    """How far keys and values that kernels read are from the model's own: the largest, and the root mean square."""
+    decoder, apart = read(model, rows), []
+    for b, row in enumerate(rows):
+        for index, states in enumerate(own_states(model, row)):
+            for cache, own in zip((decoder.source_keys, decoder.source_values), states, strict=True):
+                found = cache[index, b, :, : len(row)]
+                assert found.shape == own.shape
+                apart.append(((found - own).float() / own.float().square().mean().sqrt()).flatten())
+    every = torch.cat(apart)
+    return float(every.abs().max()), float(every.square().mean().sqrt())
+
+
+RAGGED = [[5, 6, 7, 8, 2], [9], [12, 4, 4, 10, 11, 5, 6, 9, 12, 2, 3, 3, 7], [7, 2]]
+ROWS = {"ragged": RAGGED, "without padding": [[5, 6, 7, 2], [9, 8, 4, 3]], "one token each": [[5], [9]]}
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu compares texts without the interpreter")
+@pytest.mark.parametrize("family", SERVED)
+def test_sources_read_by_kernels_are_those_of_the_models_own_forward(family, all_kernels):
+    model = tiny(family)
+    for rows in ROWS.values():
+        assert differences(model, rows)[0] < 1e-4
+    largest, mean = differences(copy.deepcopy(model).bfloat16(), RAGGED)
+    assert mean < 0.05
+    assert largest < 0.5
+
+
+def deep(family):
+    """An encoder-decoder of two layers each, with dropout that only a training may have."""
+    more = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.5)
+    config = models.tiny(family).config
+    config.update({**more, "encoder_layers": 2, "decoder_layers": 3, "scale_embedding": True})
+    return models.random_weights(lambda: type(models.tiny(family))(config), 0, torch.float32).eval()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu compares texts without the interpreter")
+@pytest.mark.parametrize("family", ["bart", "marian", "mbart", "pegasus", "m2m_100"])
+def test_encoders_of_several_layers_are_read_by_kernels(family, all_kernels, monkeypatch):
+    model, sums = deep(family), []
+    launch = decoding._launch_norm
+    monkeypatch.setattr(decoding, "_launch_norm", lambda *given: sums.append(given[1] is not None) or launch(*given))
+    assert differences(model, RAGGED)[0] < 1e-4
+    norms_first = family in ("mbart", "pegasus", "m2m_100")
+    assert sum(sums) == (2 if norms_first else 4)  # sums that are part of a norm
+    assert len(decoders.joined(model).products) == 5
+    model.set_attn_implementation("eager")
+    assert differences(model, RAGGED)[0] < 1e-4
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu compares texts without the interpreter")
+def test_the_largest_numbers_of_fp16_are_bounded_as_in_transformers(all_kernels):
+    model = copy.deepcopy(tiny("mbart")).half()
+    (layer,) = model.get_encoder().layers
+    with torch.no_grad():
+        layer.fc2.bias.fill_(6e4)
+        hidden = drawn(1, 3, 16, dtype=torch.float16) + 3e4
+        own = layer(hidden, None)
+        with decoders.replaced(decoders.fused_forwards(model.get_encoder(), decoders.Joined(), reads_sources=True)):
+            found = layer(hidden, None)
+    assert own.max() == torch.finfo(torch.float16).max - 1000
+    torch.testing.assert_close(found, own, **CLOSE[HALF])
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu compares texts without the interpreter")
+@pytest.mark.parametrize("family", ["bart", "grouped"])
+def test_modules_are_as_before_when_reading_fails(family, all_kernels):
+    model = copy.deepcopy(tiny(family))
+
+    def fail(*given):
+        raise ValueError("stop")
+
+    name = "fc2" if family == "bart" else "down_proj"
+    last = [module for path, module in model.named_modules() if path.endswith(name) and "decoder" not in path][-1]
+    hook = last.register_forward_hook(fail)
+    with pytest.raises(ValueError, match="stop"):
+        read(model, RAGGED)
+    assert not any("forward" in vars(module) for module in model.modules())
+    hook.remove()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    read(model, RAGGED)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu compares texts without the interpreter")
+def test_adapters_read_sources_too(all_kernels):
+    peft = pytest.importorskip("peft")
+    for family, targets in (("bart", ["q_proj", "k_proj", "fc2"]), ("grouped", ["k_proj", "down_proj"])):
+        model = copy.deepcopy(tiny(family))
+        peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False), model)
+        assert differences(model.eval(), RAGGED)[0] < 1e-4
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu does it without the interpreter")
+@pytest.mark.parametrize("family", ["bart", "grouped"])
+def test_sources_that_go_on_in_a_smaller_search_keep_their_keys(family, all_kernels):
+    model = tiny(family)
+    few, all_of_them = read(model, [RAGGED[2], RAGGED[1]]), read(model, RAGGED)
+    few.take(all_of_them, torch.tensor([3, 0], device=DEVICE))
+    for mine, theirs in ((few.source_keys, all_of_them.source_keys), (few.source_values, all_of_them.source_values)):
+        assert torch.equal(mine, theirs[:, [3, 0]])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from searches import tiny
 
-from ngramloss.generation.fused_layers import Joined, added, fused_forwards, norm_of, replaced
+from ngramloss.generation.fused_layers import Joined, added, fused_forwards, norm_of, replaced, write_product
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,59 @@ from ngramloss.generation.fused_layers import Joined, added, fused_forwards, nor
 )
 def test_layers_that_are_known_are_replaced(family, kinds):
     assert {type(module).__name__ for module in fused_forwards(tiny(family), Joined())} == kinds
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("grouped", {"LlamaRMSNorm", "LlamaAttention", "LlamaDecoderLayer"}),
+        ("bart", {"LayerNorm", "BartAttention", "BartEncoderLayer"}),
+        ("m2m_100", {"LayerNorm", "M2M100Attention", "M2M100EncoderLayer"}),
+        ("t5", {"T5LayerNorm"}),
+        ("gpt2", {"LayerNorm"}),
+        ("gemma", set()),
+    ],
+)
+def test_layers_that_read_sources_are_replaced(family, kinds):
+    model = tiny(family)
+    reader = model.get_encoder() if model.config.is_encoder_decoder else model
+    assert {type(module).__name__ for module in fused_forwards(reader, Joined(), reads_sources=True)} == kinds
+
+
+def test_attention_that_is_not_that_of_pytorch_stays():
+    model = copy.deepcopy(tiny("grouped"))
+    model.set_attn_implementation("eager")
+    forwards = fused_forwards(model, Joined(), reads_sources=True)
+    assert {type(module).__name__ for module in forwards} == {"LlamaRMSNorm", "LlamaDecoderLayer"}
+
+
+def test_a_norm_of_another_precision_is_the_modules_own():
+    norm = copy.deepcopy(tiny("grouped")).model.norm.half()
+    forward = fused_forwards(tiny("grouped"), Joined())[tiny("grouped").model.norm].func
+    hidden = torch.randn(2, 3, 16)
+    assert torch.equal(forward(norm, norm_of(norm), hidden), norm(hidden))
+
+
+def test_a_forward_that_somebody_put_there_in_the_meantime_stays():
+    model = copy.deepcopy(tiny("grouped"))
+    forwards = fused_forwards(model, Joined())
+    model.model.norm.forward = own = lambda hidden: hidden
+    with replaced(forwards):
+        assert model.model.norm.forward is own
+        assert model.model.layers[0].forward is forwards[model.model.layers[0]]
+    assert model.model.norm.forward is own
+
+
+@pytest.mark.parametrize("change", ["", "bias", "hook", "precision"])
+def test_a_product_is_written_where_it_belongs(change):
+    layer, hidden, rows = torch.nn.Linear(6, 8, bias=change != "bias"), torch.randn(2, 3, 6), torch.zeros(2, 3, 8)
+    if change == "hook":
+        layer.register_forward_hook(lambda module, given, result: result + 1)
+    if change == "precision":
+        rows = rows.double()
+    with torch.no_grad():
+        write_product(layer, hidden, rows)
+        torch.testing.assert_close(rows, layer(hidden).to(rows))
 
 
 def test_a_forward_is_the_modules_own_again():

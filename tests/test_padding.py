@@ -9,7 +9,7 @@ import torch
 from trainings import moved, rows, tiny
 
 from ngramloss.hf.attach import attach, decoder_inputs
-from ngramloss.steps.padding import Padder, ahead
+from ngramloss.steps.padding import Padder, ahead, padded
 from ngramloss.steps.plan import Size
 
 ROWS = [
@@ -27,6 +27,14 @@ def test_a_batch_is_padded_and_always_has_decoder_inputs():
         "decoder_input_ids": [[99, 8, 9, 1, 1], [99, 3, 2, 8, 9]],
     }
     assert all(value.dtype == torch.int64 for value in made.values())
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_rows_of_any_kind_are_padded(kind):
+    ids, mask = padded([kind([5, -100, 2**40]), kind([7]), kind([])], 4, 4, 1)
+    assert ids.tolist() == [[5, -100, 2**40, 1], [7, 1, 1, 1], [1] * 4, [1] * 4]
+    assert mask.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [0] * 4, [0] * 4]
+    assert ids.dtype == mask.dtype == np.int64
 
 
 @pytest.mark.parametrize(("multiple", "source", "target"), [(1, 3, 5), (3, 3, 6), (4, 4, 8), (8, 8, 8)])

@@ -20,6 +20,7 @@ from torch.nn import Module
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ngramloss.errors import UserError
+from ngramloss.generation import fused_layers
 from ngramloss.generation.beams import has_kernels
 from ngramloss.generation.fused_layers import GATED, ROTARY, Joined, added, fused_forwards, normed, replaced
 from ngramloss.hf.heads import has_encoder, head_module, head_of
@@ -103,14 +104,21 @@ class Decoder:
         self.beams, self.text_length = beams, text_length
         layers, dtype, device = len(self.layers()), model.dtype, model.device
         texts = layers, sources * beams, self.heads, text_length, self.width
-        whole = layers, sources, self.heads, source_length, self.width
+        self.has_kernels = has_kernels(device)
+        # For kernels, they lie as a product over all heads of a token leaves them.
+        whole = (source_length, self.heads) if self.has_kernels else (self.heads, source_length)
+        stored = layers, sources, *whole, self.width
         self.keys, self.values = (torch.zeros(texts, dtype=dtype, device=device) for _ in range(2))
-        self.source_keys, self.source_values = (torch.zeros(whole, dtype=dtype, device=device) for _ in range(2))
+        self.stored = tuple(torch.zeros(stored, dtype=dtype, device=device) for _ in range(2))
+        """Keys and values of the sources as they lie in memory."""
+        self.source_keys, self.source_values = (
+            each.transpose(2, 3) if self.has_kernels else each for each in self.stored
+        )                                                                # [layers, B, H, S, d] each
         self.source_lengths = torch.ones(sources, dtype=torch.long, device=device)       # [B]
         self.positions = torch.arange(text_length, device=device)        # [L]
         self.own = torch.arange(beams, device=device).view(1, -1, 1).expand(sources, -1, text_length)    # [B, K, L]
         self.origin = self.own.clone()                                   # [B, K, L]
-        self.has_kernels = has_kernels(device)
+        self.forwards = fused_forwards(self.reader(), self.joined, reads_sources=True) if self.has_kernels else {}
 
     @classmethod
     def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
@@ -120,14 +128,18 @@ class Decoder:
     def refresh(self) -> None:
         """Compute again what depends on the weights alone: a model in training has changed them."""
 
+    def reader(self) -> Any:
+        """What reads the sources."""
+        return self.model.get_encoder()
+
+    @torch.no_grad()
     def read(self, ids: Tensor, mask: Tensor) -> None:
         """Read the sources: ids and mask, [B, S] each, with padding on the right."""
         self.refresh()
         self.source_lengths.copy_(mask.sum(-1))
         self.origin.copy_(self.own)
-        for index, (keys, values) in enumerate(self.source_states(ids, mask)):
-            self.source_keys[index].copy_(keys)
-            self.source_values[index].copy_(values)
+        with replaced(self.forwards):
+            self._read(ids, mask)
 
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens after these, [B, K, V].
@@ -154,7 +166,7 @@ class Decoder:
         count = len(sources)
         for mine, theirs in ((self.source_lengths, other.source_lengths), (self.origin, other.origin)):
             mine[:count].copy_(theirs.index_select(0, sources))
-        pairs = [(self.source_keys, other.source_keys), (self.source_values, other.source_values)]
+        pairs = [*zip(self.stored, other.stored, strict=True)]
         pairs += [(mine.unflatten(1, (-1, self.beams)), theirs.unflatten(1, (-1, self.beams)))
                   for mine, theirs in ((self.keys, other.keys), (self.values, other.values))]
         for mine, theirs in pairs:
@@ -165,11 +177,21 @@ class Decoder:
         """The layers of the decoder."""
         raise NotImplementedError
 
-    def source_states(self, ids: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each layer, keys and values of the sources, [B, H, S, d] each."""
-        hidden = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state      # [B, S, D]
-        for keys, values in self.source_projections():
-            yield self._split(keys(hidden)), self._split(values(hidden))
+    def _read(self, ids: Tensor, mask: Tensor) -> None:
+        """Put keys and values of the sources into the caches."""
+        hidden = self.reader()(input_ids=ids, attention_mask=mask).last_hidden_state     # [B, S, D]
+        for index, (keys, values) in enumerate(self.source_projections()):
+            if self.has_kernels:
+                for layer, cache in zip((keys, values), self.stored, strict=True):
+                    fused_layers.write_product(layer, hidden, cache[index].flatten(2))
+            else:
+                self._put(self._split(keys(hidden)), self._split(values(hidden)), index)
+
+    def _put(self, keys: Tensor, values: Tensor, index: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Put keys and values of the sources of a layer into the caches, and return them from there, [B, H, S, d]."""
+        self.source_keys[index].copy_(keys)
+        self.source_values[index].copy_(values)
+        return self.source_keys[index], self.source_values[index]
 
     def source_projections(self) -> Iterator[tuple[Module, Module]]:
         """For each layer, what makes keys and values of an encoder's output."""
@@ -261,7 +283,7 @@ class BartDecoder(Decoder):
     @classmethod
     def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
         """Linear layers that read the same input."""
-        for layer in model.get_decoder().layers:
+        for layer in (*model.get_decoder().layers, *model.get_encoder().layers):
             yield layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
 
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
@@ -425,16 +447,19 @@ class CausalDecoder(Decoder):
         """Something for each layer."""
         return range(self.model.config.num_hidden_layers)
 
-    def source_states(self, ids: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each layer, keys and values of the prompts, [B, H, S, d] each. Nothing reads the padding behind them."""
+    def reader(self) -> Any:
+        """What reads the prompts."""
+        return self.decoder
+
+    def _read(self, ids: Tensor, mask: Tensor) -> None:
+        """Put keys and values of the prompts into the caches. Nothing reads the padding behind them."""
         from transformers import DynamicCache
 
         if not ids.shape[1]:
             return
         cache: Any = DynamicCache()
+        cache.update = self._put   # it stays empty: what it would keep is put where it belongs
         self.decoder(inputs_embeds=self._embedded(ids), past_key_values=cache, use_cache=True)
-        for layer in cache.layers:
-            yield layer.keys, layer.values
 
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens after these, [B, K, V]."""

@@ -1,8 +1,8 @@
-"""the layers of a decoder → the same for one token at a time on a GPU, with a third of the kernels.
+"""the layers of a model → the same with a third of the kernels on a GPU, for one token at a time and for whole sources.
 
-A token of a small model costs mostly the number of its kernels. A norm of transformers is eight of them and rotary
-positions are ten; here each is one, and what is added before a norm is part of it. Linear layers that read the same
-input are one product.
+A token of a small model costs mostly the number of its kernels, and a source the memory that they read and write again.
+A norm of transformers is eight of them and rotary positions are ten; here each is one, and what is added before a norm
+is part of it. Linear layers that read the same input are one product.
 """
 
 from __future__ import annotations
@@ -23,6 +23,16 @@ LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen
 """Layers of such attention and a part of ``GATED``, each behind a norm and added to its input."""
 GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 """Feed-forward parts of ``down(silu(gate(x)) · up(x))``, if their activation is that."""
+ENCODER_LAYERS = {
+    "BartEncoderLayer": False,
+    "MarianEncoderLayer": False,
+    "MBartEncoderLayer": True,
+    "PegasusEncoderLayer": True,
+    "M2M100EncoderLayer": True,
+}
+"""Layers of an encoder, and whether norms stand before their parts; otherwise each stands behind a sum."""
+ENCODER_ATTENTION = ("BartAttention", "MarianAttention", "MBartAttention", "PegasusAttention", "M2M100Attention")
+"""The attention of these layers."""
 MOST_COPIED = 2**29
 """Bytes of weights that :class:`Joined` copies at most. The products of larger models take longer than a launch."""
 
@@ -47,11 +57,17 @@ class Joined:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the weights again, where the copies are: a model in training has changed them."""
+        copies: list[Tensor] = []
+        weights: list[Tensor] = []
         for layers, weight, bias in self.products.values():
             sizes = [layer.out_features for layer in layers]
-            torch._foreach_copy_(weight.split(sizes), [layer.weight for layer in layers])
+            copies += weight.split(sizes)
+            weights += [layer.weight for layer in layers]
             if bias is not None:
-                torch._foreach_copy_(bias.split(sizes), [layer.bias for layer in layers])
+                copies += bias.split(sizes)
+                weights += [layer.bias for layer in layers]
+        if copies:
+            torch._foreach_copy_(copies, weights)
 
     def __call__(self, hidden: Tensor, *layers: Any) -> Sequence[Tensor]:
         """What each of the layers makes of the same input, [..., its width]."""
@@ -126,32 +142,65 @@ def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool) ->
     return decoding.added_norm(hidden, part, norm)
 
 
-def fused_forwards(model: Module, joined: Joined) -> dict[Module, Callable[..., Any]]:
-    """What may take the place of ``forward``, by module. Who replaced one has reasons, so it stays."""
+def fused_forwards(model: Any, joined: Joined, *, reads_sources: bool = False) -> dict[Module, Callable[..., Any]]:
+    """What may take the place of ``forward``, by module. Who replaced one has reasons, so it stays.
+
+    Args:
+        model: whose modules they are.
+        joined: linear layers that are computed together.
+        reads_sources: whether whole sources are read, by the attention of PyTorch; otherwise one token at a time.
+    """
     found: dict[Module, Callable[..., Any]] = {}
+    attended: Callable[..., Any] = _attended_by_sources if reads_sources else _attended
+    attentions: tuple[str, ...] = ROTARY
+    if reads_sources:
+        attentions = (*ROTARY, *ENCODER_ATTENTION) if model.config._attn_implementation == "sdpa" else ()
     for module in model.modules():
         name = type(module).__name__
         if "forward" in vars(module):
             continue
-        if (norm := norm_of(module)) and not norm.centred:
-            found[module] = partial(_normed, norm)
-        elif name in ROTARY:
-            found[module] = partial(_attended, module, joined)
+        if (norm := norm_of(module)) and (reads_sources or not norm.centred):
+            found[module] = partial(_norm_forward, module, norm)
+        elif name in attentions:
+            found[module] = partial(attended, module, joined)
         elif name in LAYERS and _is_gated(module.mlp) and (norm := norm_of(module.post_attention_layernorm)):
             found[module] = partial(_layer, module, norm, joined)
+        elif name in ENCODER_LAYERS:
+            first, last = norm_of(module.self_attn_layer_norm), norm_of(module.final_layer_norm)
+            if first and last:
+                found[module] = partial(_encoder_layer, module, first, last, ENCODER_LAYERS[name])
     return found
 
 
 @contextmanager
 def replaced(forwards: Mapping[Module, Callable[..., Any]]) -> Iterator[None]:
-    """Let modules have these forwards for a while."""
-    for module, forward in forwards.items():
-        module.forward = forward
+    """Let modules have these forwards for a while, but those that have one from somebody else by now."""
+    own = [module for module in forwards if "forward" not in vars(module)]
     try:
+        for module in own:
+            vars(module)["forward"] = forwards[module]  # an assignment would look for parameters first
         yield
     finally:
-        for module in forwards:
-            del module.forward
+        for module in own:
+            vars(module).pop("forward", None)
+
+
+def write_product(layer: Any, hidden: Tensor, rows: Tensor) -> None:
+    """Write what a linear layer makes of ``hidden``, [B, S, D], into ``rows``, [B, S, width], which are contiguous."""
+    if not _is_plain(layer) or not layer.weight.dtype == hidden.dtype == rows.dtype:
+        rows.copy_(layer(hidden))
+        return
+    given, weight, made = hidden.flatten(0, 1), layer.weight.t(), rows.flatten(0, 1)
+    if layer.bias is None:
+        torch.mm(given, weight, out=made)
+    else:
+        torch.addmm(layer.bias, given, weight, out=made)
+
+
+def _norm_forward(module: Any, norm: Norm, hidden: Tensor) -> Tensor:
+    """What the module's own forward makes. T5 in fp16 has norms that read fp32."""
+    own: Callable[..., Tensor] = type(module).forward
+    return _normed(norm, hidden) if norm.weight.dtype == hidden.dtype else own(module, hidden)
 
 
 def _normed(norm: Norm, hidden: Tensor) -> Tensor:
@@ -180,6 +229,32 @@ def _layer(module: Any, norm: Norm, joined: Joined, hidden_states: Tensor, **oth
     return hidden + fed
 
 
+def _encoder_layer(
+    module: Any,
+    first: Norm,
+    last: Norm,
+    norms_first: bool,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """A layer of ``ENCODER_LAYERS``, [B, S, D]."""
+    from ngramloss.gpu import decoding
+
+    given = module.self_attn_layer_norm(hidden_states) if norms_first else hidden_states  # [B, S, D]
+    attended = module.self_attn(hidden_states=given, attention_mask=attention_mask, **others)[0]  # [B, S, D]
+    if norms_first:
+        hidden, normed = decoding.added_norm(hidden_states, attended, last)  # [B, S, D] each
+    else:
+        hidden = normed = decoding.norm(hidden_states, first, part=attended)  # [B, S, D]
+    fed = module.fc2(module.activation_fn(module.fc1(normed)))  # [B, S, D]
+    made: Tensor = hidden + fed if norms_first else decoding.norm(hidden, last, part=fed)  # [B, S, D]
+    if made.dtype == torch.float16:  # as transformers does
+        most = torch.finfo(made.dtype).max - 1000
+        made.clamp_(-most, most)
+    return made
+
+
 def _attended(
     module: Any,
     joined: Joined,
@@ -191,18 +266,46 @@ def _attended(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The attention of a layer, [B, K, D], to the prompts and texts of ``cached``, a ``CausalDecoder``."""
-    from ngramloss.gpu import decoding
-
-    projections = module.q_proj, module.k_proj, module.v_proj
-    queries, keys, values = joined(hidden_states, *projections)  # [B, K, H · d] each
-    if hasattr(module, "q_norm"):
-        queries, keys = (
-            norm(rows.unflatten(-1, (-1, cached.width))).flatten(2)
-            for norm, rows in ((module.q_norm, queries), (module.k_norm, keys))
-        )
-    decoding.rotate(queries, keys, *position_embeddings)
+    queries, keys, values = _projected(module, joined, hidden_states, position_embeddings)  # [B, K, H · d] each
     window = getattr(module, "sliding_window", None)
     if type(module).__name__ == "MistralAttention":  # it alone reads the configuration; Llama has no window
         window = getattr(module.config, "sliding_window", None)
     found = cached.attend(module.layer_idx, queries, keys, values, text_position, scale=module.scaling, window=window)
     return module.o_proj(found), None
+
+
+def _attended_by_sources(
+    module: Any,
+    joined: Joined,
+    hidden_states: Tensor,
+    *,
+    position_embeddings: tuple[Tensor, Tensor] | None = None,
+    attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The attention of a layer to whole sources, [B, S, D], as transformers has PyTorch compute it."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    rows = _projected(module, joined, hidden_states, position_embeddings)  # [B, S, H · d] each
+    queries, keys, values = (each.unflatten(-1, (-1, module.head_dim)).transpose(1, 2) for each in rows)
+    if past_key_values is not None:
+        keys, values = past_key_values.update(keys, values, module.layer_idx)  # [B, H, S, d] each
+    found = sdpa_attention_forward(module, queries, keys, values, attention_mask, scaling=module.scaling)[0]
+    output = module.out_proj if hasattr(module, "out_proj") else module.o_proj
+    return output(found.flatten(2)), None  # [B, S, D]
+
+
+def _projected(module: Any, joined: Joined, hidden: Tensor, angles: tuple[Tensor, Tensor] | None) -> Sequence[Tensor]:
+    """Queries, keys and values, [B, T, H · d] each, rotated by these angles if there are any."""
+    from ngramloss.gpu import decoding
+
+    queries, keys, values = joined(hidden, module.q_proj, module.k_proj, module.v_proj)  # [B, T, H · d] each
+    if hasattr(module, "q_norm"):
+        queries, keys = (
+            norm(rows.unflatten(-1, (-1, module.head_dim))).flatten(2)
+            for norm, rows in ((module.q_norm, queries), (module.k_norm, keys))
+        )
+    if angles is not None:
+        decoding.rotate(queries, keys, *angles)
+    return queries, keys, values

@@ -14,9 +14,10 @@ from ngramloss.generation.search import Search
 def text_seeds(search: Search, sources: Sequence[Sequence[int]], *, seed: int | None = None) -> Tensor:
     """A seed for each text, from the given seed or that of the search, the source and its number, [B, texts]."""
     seed = search.seed if seed is None else seed
+    tails = [repr([0, *source])[2:-1] for source in sources]  # ", 5, 6": to write a source takes longer than to hash it
     digests = [
-        [hashlib.sha256(repr((seed, number, *source)).encode()).digest() for number in range(search.texts)]
-        for source in sources
+        [hashlib.sha256(f"({seed}, {number}{tail})".encode()).digest() for number in range(search.texts)]
+        for tail in tails
     ]
     return torch.tensor([[int.from_bytes(digest[:8], "big", signed=True) for digest in row] for row in digests])
 

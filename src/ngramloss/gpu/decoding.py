@@ -143,7 +143,7 @@ def attend_to_source(
 
     Args:
         queries: [B, K, H · d].
-        keys, values: of the sources, [B, H, S, d].
+        keys, values: of the sources, [B, H, S, d] each, wherever heads and tokens are.
         lengths: tokens of each source, at least 1, [B].
         scale: multiplies the products of queries and keys.
     """
@@ -160,7 +160,7 @@ def attend_to_prompt(
 
     Args:
         queries: [B, K, H · G · d]. G of them share a key.
-        keys, values: of the prompts, [B, H, S, d].
+        keys, values: of the prompts, [B, H, S, d] each, wherever heads and tokens are.
         lengths: tokens of each prompt, [B].
         position: of the newest tokens in their texts, [].
         scale: multiplies the products of queries and keys.
@@ -181,15 +181,18 @@ def _launch_to_source(
     queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, found: Tensor, *, scale: float,
     sums: Tensor | None = None, position: Tensor | None = None, softcap: float | None = None, window: int | None = None,
 ) -> None:
-    (B, K, _), (_, H, S, d) = queries.shape, keys.shape
+    (B, K, _), (_, H, _, d) = queries.shape, keys.shape
+    assert keys.stride() == values.stride()
+    assert keys.stride(3) == 1
     G = queries.shape[2] // (H * d)
     rows = min(max(16, triton.next_power_of_2(K * G)), 64)   # 16 is the least of a matrix unit
     wide = max(16, triton.next_power_of_2(d))
     tokens = min(max(16, 2**14 // (wide * keys.element_size())), 64)   # keys that fit into the memory of a program
     queries, stride = _spaced(queries)
-    _attend_to_source[(B, H, triton.cdiv(K * G, rows))](
+    # Heads come first: programs that run at the same time read the rows of a source that lie side by side.
+    _attend_to_source[(H, B, triton.cdiv(K * G, rows))](
         queries, keys, values, lengths, lengths if position is None else position, found,
-        found if sums is None else sums, scale, softcap or 0.0, window or 0, stride, K, H, S, d, G=G,
+        found if sums is None else sums, scale, softcap or 0.0, window or 0, stride, *keys.stride()[:3], K, H, d, G=G,
         HAS_SUMS=sums is not None, HAS_CAP=softcap is not None, HAS_WINDOW=window is not None,
         ROWS=rows, TOKENS=tokens, WIDTH=wide, num_warps=4,
     )
@@ -197,11 +200,11 @@ def _launch_to_source(
 
 @triton.jit
 def _attend_to_source(
-    queries, keys, values, lengths, position, found, sums, scale, softcap, window, stride, K, H, S, d, G: tl.constexpr,
-    HAS_SUMS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    queries, keys, values, lengths, position, found, sums, scale, softcap, window, stride, source_stride, head_stride,
+    token_stride, K, H, d, G: tl.constexpr, HAS_SUMS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
 ):
-    source, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    head, source, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + source)
     row = part * ROWS + tl.arange(0, ROWS)   # the queries of all texts that share this head's keys
     text, query_head = source * K + row // G, head * G + row % G
@@ -215,14 +218,14 @@ def _attend_to_source(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mean = tl.zeros([ROWS, WIDTH], tl.float32)
-    base = (source * H + head) * S
+    base = source * source_stride + head * head_stride
     first = length * 0
     if HAS_WINDOW:
         first = tl.maximum(length + tl.load(position) - window + 1, 0)
     for start in range(first, length, TOKENS):
         at = start + tl.arange(0, TOKENS)
         before = at < length
-        places = (base + at)[:, None] * d + across[None, :]
+        places = (base + at * token_stride)[:, None] + across[None, :]
         real = before[:, None] & inside[None, :]
         key = tl.load(keys + places, mask=real, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
@@ -262,11 +265,11 @@ def _reorder(origin, parents, position, K, L, BEAMS: tl.constexpr, TOKENS: tl.co
         tl.store(origin + (source * K + beam)[:, None] * L + at, continued, mask=real)
 
 
-def norm(hidden: Tensor, given: Norm) -> Tensor:
-    """The norm of each row, [..., D]."""
+def norm(hidden: Tensor, given: Norm, *, part: Tensor | None = None) -> Tensor:
+    """The norm of each row, or of its sum with ``part``, [..., D]."""
     hidden = hidden.contiguous()
     normed = torch.empty_like(hidden)                                    # [..., D]
-    _launch_norm(hidden, None, given, normed, normed)
+    _launch_norm(hidden, None if part is None else part.contiguous(), given, None, normed)
     return normed
 
 
@@ -278,20 +281,21 @@ def added_norm(hidden: Tensor, part: Tensor, given: Norm) -> tuple[Tensor, Tenso
     return total, normed
 
 
-def _launch_norm(hidden: Tensor, part: Tensor | None, given: Norm, total: Tensor, normed: Tensor) -> None:
+def _launch_norm(hidden: Tensor, part: Tensor | None, given: Norm, total: Tensor | None, normed: Tensor) -> None:
     D = hidden.shape[-1]
     stride = D if part is not None and part.numel() == hidden.numel() else 0
     _norm[(hidden.numel() // D,)](
         hidden, hidden if part is None else part, given.weight, given.weight if given.bias is None else given.bias,
-        total, normed, given.eps, stride, D, HAS_PART=part is not None, HAS_BIAS=given.bias is not None,
-        CENTRED=given.centred, WIDTH=triton.next_power_of_2(D), num_warps=4,
+        normed if total is None else total, normed, given.eps, stride, D, HAS_PART=part is not None,
+        HAS_TOTAL=total is not None, HAS_BIAS=given.bias is not None, CENTRED=given.centred,
+        WIDTH=triton.next_power_of_2(D), num_warps=4,
     )
 
 
 @triton.jit
 def _norm(
-    hidden, part, weight, bias, total, normed, eps, stride, D, HAS_PART: tl.constexpr, HAS_BIAS: tl.constexpr,
-    CENTRED: tl.constexpr, WIDTH: tl.constexpr,
+    hidden, part, weight, bias, total, normed, eps, stride, D, HAS_PART: tl.constexpr, HAS_TOTAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, CENTRED: tl.constexpr, WIDTH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     across = tl.arange(0, WIDTH)
@@ -301,6 +305,7 @@ def _norm(
     if HAS_PART:
         other = tl.load(part + row * stride + across, mask=inside, other=0.0)
         given = (given.to(tl.float32) + other.to(tl.float32)).to(given.dtype)
+    if HAS_TOTAL:
         tl.store(total + own, given, mask=inside)
     value = given.to(tl.float32)
     if CENTRED:
@@ -339,25 +344,25 @@ def rotate(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> None:
 
     Args:
         queries, keys: [B, K, heads · d], of any number of heads each. Rows may be parts of longer ones.
-        cos, sin: of the angle of each position, [B, K, d].
+        cos, sin: of the angle of each position, [B, K, d], or of those that all rows have, [1, K, d].
     """
-    B, K, d = cos.shape
+    (B, K, _), (_, _, d) = queries.shape, cos.shape
     heads = queries.shape[2] // d, keys.shape[2] // d
     _rotate[(B * K,)](
         queries, keys, cos.contiguous(), sin.contiguous(), queries.stride(1), keys.stride(1), *heads, d,
-        HEADS=triton.next_power_of_2(max(heads)), HALF=triton.next_power_of_2(d // 2), num_warps=4,
+        cos.shape[0] * K, HEADS=triton.next_power_of_2(max(heads)), HALF=triton.next_power_of_2(d // 2), num_warps=4,
     )
 
 
 @triton.jit
 def _rotate(
-    queries, keys, cos, sin, query_stride, key_stride, query_heads, key_heads, d, HEADS: tl.constexpr,
-    HALF: tl.constexpr,
+    queries, keys, cos, sin, query_stride, key_stride, query_heads, key_heads, d, angles,
+    HEADS: tl.constexpr, HALF: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     across = tl.arange(0, HALF)
     inside = across < d // 2
-    angle = row * d + across
+    angle = row % angles * d + across
     cos_low = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
     sin_low = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)[None, :]
     cos_high = tl.load(cos + angle + d // 2, mask=inside, other=0.0).to(tl.float32)[None, :]

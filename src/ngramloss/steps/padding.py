@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from struct import pack
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -177,7 +178,9 @@ def padded(rows: Sequence[Any], count: int, length: int, fill: int) -> tuple[NDA
     padded = np.full((count, length), fill)  # [B, S]
     mask = np.zeros_like(padded)  # [B, S]
     for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
+        # Given a list, NumPy takes twice as long.
+        ids = np.frombuffer(pack(f"{len(row)}q", *row), np.int64) if isinstance(row, list) else row  # [S]
+        padded[index, : len(row)] = ids
         mask[index, : len(row)] = 1
     return padded, mask
 

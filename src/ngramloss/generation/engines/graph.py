@@ -212,12 +212,15 @@ class Searcher:
         rows = [*sources, *[[search.pad]] * (B - len(sources))]
         if search.sample:
             self.seeds.copy_(text_seeds(search, rows, seed=seed))
-        self.is_blank.copy_(torch.arange(B) >= len(sources))
-        starts = torch.tensor([row[-1] if search.start is None else search.start for row in rows], device=device)  # [B]
-        for group in self.groups:
-            group.restart(search, starts)
         read = rows if search.start is not None else [row[:-1] for row in rows]
-        self.decoder.read(*(torch.from_numpy(each).to(device) for each in padded(read, B, S, search.pad)))
+        starts = [row[-1] if search.start is None else search.start for row in rows]
+        numbers = torch.tensor([starts, [*map(len, read)]], device=device)  # [2, B]
+        ids = _sent(torch.from_numpy(padded(read, B, S, search.pad)[0]), device)  # [B, S]
+        self.is_blank.copy_(torch.arange(B, device=device) >= len(sources))
+        for group in self.groups:
+            group.restart(search, numbers[0])
+        mask = torch.arange(S, device=device) < numbers[1].unsqueeze(-1)  # [B, S]
+        self.decoder.read(ids, mask.long())
 
     def take(self, other: Searcher, rows: Sequence[int]) -> None:
         """Go on with these sources of another search that has as much room for each."""
@@ -271,6 +274,11 @@ class Searcher:
         state = [self.decoder.origin, *(tensor for group in self.groups for tensor in vars(group).values())]
         with graphs.restored(state):
             self.graph, _ = graphs.capture(self._token, pool=self.pool)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same on the device. The host does not wait for a GPU to have it: PyTorch keeps pinned memory until then."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @torch.inference_mode()
