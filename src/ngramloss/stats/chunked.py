@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ngramloss.stats.head import Block, Running, Slopes
+from ngramloss.stats.head import Block, Running, Slopes, Taught
 from ngramloss.stats.labels import IGNORE_INDEX
 from ngramloss.stats.pairs import FARTHEST, Pairs
 from ngramloss.stats.teachers import NEAR, Compared, excess, log_ratio
@@ -118,22 +118,21 @@ def absorb_cross(block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_
     """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, turn them into logs."""
     reference = cross_labels(labels, texts)                              # [N, U]
     column = _cross_column(block, reference)                             # [N, U]
-    picked = block.space.gather(-1, column).to(lse.dtype)                # [N, U]
-    if block.bias is not None:
-        picked = picked + block.bias[column.clamp_max(block.width - 1)]  # [N, U]
-    if block.softcap is not None:
-        picked = (picked / block.softcap).tanh() * block.softcap         # [N, U]
+    picked = _pick(block, column, lse.dtype)                             # [N, U]
     cross_logp.copy_(picked.where(column < block.width, 0.0 if block.first else cross_logp))
     if block.last:
         cross_logp.sub_(lse.unsqueeze(-1)).masked_fill_(reference == IGNORE_INDEX, 0.0)
 
 
-def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None) -> None:
+def differentiate(
+    block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None,
+    taught: Taught | None = None,
+) -> None:
     """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
     soft = _soft(stats, slopes)                                          # [N]
 
     def write(rows: slice | Tensor, logits: Tensor, *, more: Tensor | None = None) -> None:
-        """Write the gradient of these rows, [R, width]. It overwrites the logits. ``more`` is that of twins."""
+        """Write the gradient of these rows, [R, width]. It overwrites the logits. ``more`` is that of others."""
         curb = None if block.softcap is None else 1 - (logits / block.softcap).square_()   # [R, width]
         heat = None if slopes.tempered_lse is None else _tempered(block, logits, stats, slopes, rows)   # [R, width]
         gradient = logits.sub_(stats.lse[rows].unsqueeze(-1)).exp_().mul_(soft[rows].unsqueeze(-1))   # [R, width]
@@ -155,13 +154,16 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes, 
 
     if pairs is None:
         for rows in _slices(block):
-            write(rows, _exact(block, rows, copy=False))
+            own = _exact(block, rows, copy=False)                        # [R, width]
+            write(rows, own, more=None if taught is None else _by_teacher(own, taught, rows))
     else:
         for index in _slices(block, of=pairs.rows.shape[1]):
             both = pairs.rows[:, index]                                  # [2, R]
             logits = [_exact(block, each, copy=True) for each in both]   # [R, width] each
             more = _pair_gradients(logits, stats.lse[both], _at(pairs, index))   # [R, width] each
             for side, own in enumerate(logits):
+                if taught is not None:
+                    more[side].add_(_by_teacher(own, taught, both[side]))
                 write(both[side], own, more=more[side])
     block.logits[:, block.width :] = 0
 
@@ -192,7 +194,7 @@ def _pair_gradients(logits: list[Tensor], lse: Tensor, pairs: Pairs) -> tuple[Te
 
 def differentiate_cross(
     block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor,
-    pairs: Pairs | None = None,
+    pairs: Pairs | None = None, taught: Taught | None = None,
 ) -> None:
     """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""
     if by_cross.numel() == 0:
@@ -215,6 +217,10 @@ def differentiate_cross(
         logits = cross_logp + stats.lse.unsqueeze(-1)                    # [N, U]
         more = _pair_gradients([logits[rows] for rows in pairs.rows], stats.lse[pairs.rows], _at(pairs, slice(None)))
         total[pairs.rows] += torch.stack(more)
+    if taught is not None:
+        column = _cross_column(block, reference).clamp_max(block.width - 1)   # [N, U]
+        given = _pick(taught.block, column, stats.lse.dtype)             # [N, U]
+        total += _by_teacher(cross_logp + stats.lse.unsqueeze(-1), taught, slice(None), given=given)
     if block.softcap is not None:
         total = total * (1 - ((cross_logp + stats.lse.unsqueeze(-1)) / block.softcap) ** 2)   # [N, U]
     block.space.scatter_(-1, _cross_column(block, reference), total.to(block.space.dtype))
@@ -254,26 +260,28 @@ def absorb_teacher(block: Block, other: Block, labels: Tensor, compared: Compare
                 kl.clamp_min_(0.0).masked_fill_(labels == IGNORE_INDEX, 0.0)
 
 
-def differentiate_teacher(
-    block: Block, other: Block, labels: Tensor, compared: Compared, by_kl: Tensor | None, by_reverse: Tensor | None,
-    temperature: float, into: Tensor,
-) -> None:
-    """Write the gradient of the divergences by the model's logits, [N, width], where the teacher's logits may be."""
-    for rows in _slices(block):
-        own, given = (_exact(each, rows, copy=True) for each in (block, other))   # [R, width] each
-        curb = None if block.softcap is None else 1 - (own / block.softcap).square_()   # [R, width]
-        p, q, ratio = _compare(
-            own.div_(temperature), given.div_(temperature), compared.lse[rows], compared.teacher_lse[rows]
-        )                                                                # [R, width] each
-        gradient = torch.zeros_like(ratio)                               # [R, width]
-        if by_kl is not None:
-            near = ratio.clamp(-NEAR, NEAR).expm1_().mul_(q)             # [R, width], p − q without cancelling
-            gradient += near.where(ratio.abs() < NEAR, p - q).mul_(by_kl[rows].unsqueeze(-1))
-        if by_reverse is not None and compared.reverse_kl is not None:
-            apart = ratio - compared.reverse_kl[rows].unsqueeze(-1)      # [R, width]
-            gradient += p.mul_(apart).mul_(by_reverse[rows].unsqueeze(-1))
-        gradient.div_(temperature).masked_fill_((labels[rows] == IGNORE_INDEX).unsqueeze(-1), 0.0)
-        into[rows, : block.width] = (gradient if curb is None else gradient.mul_(curb)).to(into.dtype)
+def _by_teacher(own: Tensor, taught: Taught, rows: slice | Tensor, *, given: Tensor | None = None) -> Tensor:
+    """The gradient of the divergences by the model's logits, before its soft-cap, [R, width].
+
+    Args:
+        own: the model's logits, [R, width].
+        taught: of all rows.
+        rows: which of them.
+        given: the teacher's logits, if they are not the whole block of these rows, [R, width].
+    """
+    _, compared, temperature, by_kl, by_reverse = taught
+    given = _exact(taught.block, rows, copy=True) if given is None else given   # [R, width]
+    p, q, ratio = _compare(
+        own / temperature, given / temperature, compared.lse[rows], compared.teacher_lse[rows]
+    )                                                                    # [R, width] each
+    gradient = torch.zeros_like(ratio)                                   # [R, width]
+    if by_kl is not None:
+        near = ratio.clamp(-NEAR, NEAR).expm1_().mul_(q)                 # [R, width], p − q without cancelling
+        gradient += near.where(ratio.abs() < NEAR, p - q).mul_(by_kl[rows].unsqueeze(-1))
+    if by_reverse is not None and compared.reverse_kl is not None:
+        apart = ratio - compared.reverse_kl[rows].unsqueeze(-1)          # [R, width]
+        gradient += p.mul_(apart).mul_(by_reverse[rows].unsqueeze(-1))
+    return gradient.div_(temperature)                                    # [R, width]
 
 
 def _compare(own: Tensor, given: Tensor, lse: Tensor, teacher_lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -297,6 +305,14 @@ def _tempered(block: Block, logits: Tensor, stats: Running, slopes: Slopes, rows
     assert slopes.tempered_lse is not None
     below = logits - stats.tempered_lse[rows].unsqueeze(-1)              # [R, width]
     return below.div_(block.temperature).exp_().mul_(slopes.tempered_lse[rows].unsqueeze(-1))   # [R, width]
+
+
+def _pick(block: Block, column: Tensor, dtype: torch.dtype) -> Tensor:
+    """The real logits of these columns, [N, U]."""
+    picked = block.space.gather(-1, column).to(dtype)                    # [N, U]
+    if block.bias is not None:
+        picked = picked + block.bias[column.clamp_max(block.width - 1)]  # [N, U]
+    return picked if block.softcap is None else (picked / block.softcap).tanh() * block.softcap   # [N, U]
 
 
 def _cross_column(block: Block, reference: Tensor) -> Tensor:

@@ -11,16 +11,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ngramloss.stats.chunked import absorb_teacher as absorb_teacher
-from ngramloss.stats.chunked import differentiate_teacher as differentiate_teacher
-from ngramloss.stats.head import Block, Running, Slopes
+from ngramloss.stats.head import Block, Running, Slopes, Taught
 from ngramloss.stats.labels import IGNORE_INDEX
 from ngramloss.stats.pairs import FARTHEST, Pairs
+from ngramloss.stats.teachers import Compared
 from ngramloss.stats.token_stats import FAR_BELOW, Texts
 
 IGNORE = tl.constexpr(IGNORE_INDEX)
 FAR = tl.constexpr(FAR_BELOW)
 MOST_APART = tl.constexpr(FARTHEST)
+CLOSE = tl.constexpr(0.25)
+"""Below this difference of two log-probabilities, eˣ − 1 − x is a polynomial."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""exp2 of x times this is eˣ. On a GPU it takes a third of the operations that exp takes."""
 WIDE = tl.constexpr(8)
 """Number of logits that a thread loads at once: 16 bytes of bf16."""
 ABSORB, DIFFERENTIATE = (128, 4), (1024, 4)
@@ -62,18 +65,36 @@ def absorb_cross(block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_
     )
 
 
-def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None) -> None:
+def absorb_teacher(block: Block, other: Block, labels: Tensor, compared: Compared, temperature: float) -> None:
+    """Add the same block of the model's and of the teacher's logits to their divergences."""
+    logits, given = block.logits, _in_rows(other.logits)                 # [N, columns] each
+    if len(logits) == 0:
+        return
+    LANES = min(triton.next_power_of_2(triton.cdiv(block.width, WIDE.value)), ABSORB[0])
+    _absorb_teacher[(len(logits),)](
+        logits, logits.stride(0), given, given.stride(0), labels, block.bias, other.bias, *compared, block.width,
+        logits.shape[1], given.shape[1], block.softcap or 1.0, other.softcap or 1.0, temperature,
+        FIRST=block.first, LAST=block.last, BIAS=block.bias is not None, SOFTCAP=block.softcap is not None,
+        GIVEN_BIAS=other.bias is not None, GIVEN_SOFTCAP=other.softcap is not None, KL=compared.kl is not None,
+        REVERSE=compared.reverse_kl is not None, LANES=LANES, num_warps=ABSORB[1], sanitize_overflow=False,
+    )
+
+
+def differentiate(
+    block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None,
+    taught: Taught | None = None,
+) -> None:
     """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
     logits = block.logits
     if len(logits) == 0:
         return
     BLOCK = min(triton.next_power_of_2(logits.shape[1]), DIFFERENTIATE[0])
     known = stats.lse, stats.best_token, stats.tempered_lse
-    given = logits, logits.stride(0), labels, block.bias, *known, *slopes, *_steps(slopes)
+    given = logits, logits.stride(0), labels, block.bias, *known, *slopes, *_steps(slopes), *_teacher(taught)
     sizes = _sizes(block)
     options = {
-        **_given(slopes), "BIAS": block.bias is not None, "SOFTCAP": block.softcap is not None,
-        "BLOCK": BLOCK, "num_warps": DIFFERENTIATE[1],
+        **_given(slopes), **_given_teacher(taught), "BIAS": block.bias is not None,
+        "SOFTCAP": block.softcap is not None, "BLOCK": BLOCK, "num_warps": DIFFERENTIATE[1],
     }
     programs = triton.cdiv(logits.shape[1], BLOCK)
     if pairs is None:
@@ -85,7 +106,7 @@ def differentiate(block: Block, labels: Tensor, stats: Running, slopes: Slopes, 
 
 def differentiate_cross(
     block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor,
-    pairs: Pairs | None = None,
+    pairs: Pairs | None = None, taught: Taught | None = None,
 ) -> None:
     """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""
     N, U = cross_logp.shape
@@ -101,8 +122,9 @@ def differentiate_cross(
         by_twin = torch.empty_like(gap).index_copy(0, flat, pairs.slope.repeat(2))   # [N]
     _differentiate_cross[(N, triton.cdiv(U, BLOCK))](
         block.logits, block.logits.stride(0), labels, *texts, stats.lse, stats.best_token, stats.tempered_lse,
-        cross_logp, by_cross, *slopes, *_steps(slopes), twin, gap, by_twin, U, *_sizes(block), **_given(slopes),
-        BY_TWIN=pairs is not None, SOFTCAP=block.softcap is not None, BLOCK=BLOCK,
+        cross_logp, by_cross, *slopes, *_steps(slopes), *_teacher(taught), twin, gap, by_twin, U, *_sizes(block),
+        **_given(slopes), **_given_teacher(taught), BY_TWIN=pairs is not None, SOFTCAP=block.softcap is not None,
+        BLOCK=BLOCK,
     )
 
 
@@ -122,11 +144,36 @@ def _steps(slopes: Slopes) -> list[int]:
     return [0 if slope is None else slope.stride(0) for slope in slopes]
 
 
+def _teacher(taught: Taught | None) -> tuple[Tensor | int | float | None, ...]:
+    """What kernels read of a teacher."""
+    if taught is None:
+        return None, 0, None, None, None, None, None, None, 0, 0, 0, 1.0, 1.0
+    other, compared, temperature, by_kl, by_reverse = taught
+    given = _in_rows(other.logits)                                       # [N, columns]
+    steps = (0 if slope is None else slope.stride(0) for slope in (by_kl, by_reverse))
+    return (given, given.stride(0), other.bias, compared.lse, compared.teacher_lse, compared.reverse_kl, by_kl,
+            by_reverse, *steps, given.shape[1], other.softcap or 1.0, temperature)
+
+
+def _given_teacher(taught: Taught | None) -> dict[str, bool]:
+    if taught is None:
+        return dict.fromkeys(("BY_KL", "BY_REVERSE", "GIVEN_BIAS", "GIVEN_SOFTCAP"), False)
+    return {
+        "BY_KL": taught.by_kl is not None, "BY_REVERSE": taught.by_reverse is not None,
+        "GIVEN_BIAS": taught.block.bias is not None, "GIVEN_SOFTCAP": taught.block.softcap is not None,
+    }
+
+
+def _in_rows(logits: Tensor) -> Tensor:
+    """The logits, copied if those of a row are not neighbours, as logits that were given may not be, [N, columns]."""
+    return logits if logits.stride(1) == 1 else logits.contiguous()      # [N, columns]
+
+
 @triton.jit
 def _real_logit(stored, bias, column, mask, softcap, BIAS: tl.constexpr, SOFTCAP: tl.constexpr):
     logit = stored.to(tl.float32)
     if BIAS:
-        logit += tl.load(bias + column, mask=mask, other=0.0)
+        logit += tl.load(bias + column, mask=mask, other=0.0).to(tl.float32)
     if SOFTCAP:
         # tanh computed with exp of a negative number, which cannot overflow.
         small = tl.exp(-2.0 * tl.abs(logit) / softcap)
@@ -425,11 +472,155 @@ def _shifted(gap, total, more, drop):
 
 
 @triton.jit
+def _absorb_teacher(
+    logits, stride, given, given_stride, labels, bias, given_bias, lse, given_lse, kl, reverse_kl,
+    width, columns, given_columns, softcap, given_softcap, temperature,
+    FIRST: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, GIVEN_BIAS: tl.constexpr,
+    GIVEN_SOFTCAP: tl.constexpr, KL: tl.constexpr, REVERSE: tl.constexpr, LANES: tl.constexpr,
+):
+    """Compare a row with the teacher's, of which each logit is read once.
+
+    Lanes, and blocks, are joined by the chain rule of the divergence: columns that were read before count as one token,
+    plus their own divergence, times their share. So whatever is added is at least 0.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    given += row * given_stride
+    label = tl.load(labels + row)
+    end = width
+    if label == IGNORE:
+        end = 0
+    cool = 1.0 / temperature
+    tops, given_tops = tl.full((LANES,), -MOST_APART, tl.float32), tl.full((LANES,), -MOST_APART, tl.float32)
+    totals, given_totals = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
+    logs = tl.zeros((LANES,), tl.float32)
+    kls, reverses = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.float32)
+    whole = end // (LANES * WIDE) * (LANES * WIDE)
+    for first in range(0, whole, LANES * WIDE):
+        logit = _read(logits, bias, first, end, columns, softcap, BIAS, SOFTCAP, LANES, False)
+        beside = _read(
+            given, given_bias, first, end, given_columns, given_softcap, GIVEN_BIAS, GIVEN_SOFTCAP, LANES, False
+        )
+        tops, given_tops, totals, given_totals, logs, kls, reverses = _take_both(
+            logit, beside, tops, given_tops, totals, given_totals, logs, kls, reverses, cool, KL, REVERSE
+        )
+    if whole < end:
+        logit = _read(logits, bias, whole, end, columns, softcap, BIAS, SOFTCAP, LANES, True)
+        beside = _read(
+            given, given_bias, whole, end, given_columns, given_softcap, GIVEN_BIAS, GIVEN_SOFTCAP, LANES, True
+        )
+        tops, given_tops, totals, given_totals, logs, kls, reverses = _take_both(
+            logit, beside, tops, given_tops, totals, given_totals, logs, kls, reverses, cool, KL, REVERSE
+        )
+    # Join the lanes.
+    top, given_top = tl.max(tops, 0), tl.max(given_tops, 0)
+    p, q = totals * tl.exp((tops - top) * cool), given_totals * tl.exp((given_tops - given_top) * cool)
+    total, given_total = tl.sum(p, 0), tl.sum(q, 0)
+    p, q = p / total, q / given_total
+    log = tl.log(tl.div_rn(total, given_total))
+    ratio = (tops - given_tops - (top - given_top)) * cool + (logs - log)
+    found, reverse = tl.sum(_add_group(q, p, ratio, kls), 0), tl.sum(_add_group(p, q, -ratio, reverses), 0)
+    level, given_level = top * cool + tl.log(total), given_top * cool + tl.log(given_total)
+    if not FIRST:
+        before, given_before = tl.load(lse + row), tl.load(given_lse + row)
+        both, given_both = _log_of_both(before, level), _log_of_both(given_before, given_level)
+        p, q, ratio = _shares(level, given_level, both, given_both)
+        earlier, given_earlier, then = _shares(before, given_before, both, given_both)
+        if KL:
+            found = _add_group(q, p, ratio, found)
+            found += _add_group(given_earlier, earlier, then, tl.load(kl + row))
+        if REVERSE:
+            reverse = _add_group(p, q, -ratio, reverse)
+            reverse += _add_group(earlier, given_earlier, -then, tl.load(reverse_kl + row))
+        level, given_level = both, given_both
+    if LAST:
+        counted = label != IGNORE
+        level, given_level = tl.where(counted, level, 0.0), tl.where(counted, given_level, 0.0)
+        nothing = tl.minimum(level, given_level) * temperature < -MOST_APART / 2   # one of both excludes all tokens
+        found = tl.where(nothing, float("nan"), tl.where(found < 0, 0.0, found))   # NaN stays NaN
+        found = tl.where(counted, found, 0.0)
+        reverse = tl.where(nothing, float("nan"), tl.where(reverse < 0, 0.0, reverse))
+        reverse = tl.where(counted, reverse, 0.0)
+    tl.store(lse + row, level)
+    tl.store(given_lse + row, given_level)
+    if KL:
+        tl.store(kl + row, found)
+    if REVERSE:
+        tl.store(reverse_kl + row, reverse)
+
+
+@triton.jit
+def _take_both(
+    logit, beside, tops, given_tops, totals, given_totals, logs, kls, reverses, cool,
+    KL: tl.constexpr, REVERSE: tl.constexpr,
+):
+    """Add LANES × WIDE logits of both rows, lane by lane. ``logs`` are log Σ exp(z − m) − log Σ exp(z' − m')."""
+    logit, beside = tl.maximum(logit, -MOST_APART), tl.maximum(beside, -MOST_APART)   # −inf − −inf would be NaN
+    top, given_top = tl.maximum(tops, tl.max(logit, 1)), tl.maximum(given_tops, tl.max(beside, 1))
+    rate = cool * LOG2_E
+    p, q = tl.exp2((logit - top[:, None]) * rate), tl.exp2((beside - given_top[:, None]) * rate)
+    earlier = totals * tl.exp2((tops - top) * rate)
+    given_earlier = given_totals * tl.exp2((given_tops - given_top) * rate)
+    totals, given_totals = earlier + tl.sum(p, 1), given_earlier + tl.sum(q, 1)
+    share, given_share = 1.0 / totals, 1.0 / given_totals
+    more, shift = tl.div_rn(totals, given_totals), top - given_top   # 1 if both are equal
+    log = tl.log(more)
+    ratio = (logit - beside - shift[:, None]) * cool - log[:, None]
+    then = (tops - given_tops - shift) * cool + (logs - log)
+    earlier, given_earlier = earlier * share, given_earlier * given_share
+    # p and q are divided by their sums after adding up, which takes fewer operations.
+    if KL:
+        less = given_totals * share
+        kls = _add_group(given_earlier, earlier, then, kls)
+        kls += tl.sum(_excess(q, p * less[:, None], ratio), 1) * given_share
+    if REVERSE:
+        reverses = _add_group(earlier, given_earlier, -then, reverses)
+        reverses += tl.sum(_excess(p, q * more[:, None], -ratio), 1) * share
+    return top, given_top, totals, given_totals, log, kls, reverses
+
+
+@triton.jit
+def _add_group(of, to, ratio, within):
+    """What columns add to KL(a‖b) that count as one token, with the divergence ``within`` them."""
+    return of * within + _excess(of, to, ratio)
+
+
+@triton.jit
+def _excess(of, to, ratio):
+    """What each token adds to KL(a‖b): a·(eˣ − 1 − x), with x = log b − log a."""
+    return tl.where(tl.abs(ratio) < CLOSE, of * _beyond(ratio), to - of - of * ratio)
+
+
+@triton.jit
+def _beyond(x):
+    """eˣ − 1 − x for small x, to 1e-5 of itself: computed from eˣ, it would cancel."""
+    return x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120))))
+
+
+@triton.jit
+def _shares(level, given_level, both, given_both):
+    """p, q and log p − log q of columns that count as one token."""
+    p, q = tl.exp(level - both), tl.exp(given_level - given_both)
+    return p, q, level - given_level - (both - given_both)
+
+
+@triton.jit
+def _log_of_both(level, other):
+    """The log-sum-exp of two parts of a row."""
+    top = tl.maximum(level, other)
+    return top + tl.log(tl.exp(level - top) + tl.exp(other - top))
+
+
+@triton.jit
 def _differentiate(
     logits, stride, labels, bias, lse, best_token, tempered_lse, by_lse, by_best, by_label, by_mean, by_tempered,
-    lse_step, best_step, label_step, mean_step, tempered_step, start, width, columns, vocabulary, softcap, temperature,
+    lse_step, best_step, label_step, mean_step, tempered_step,
+    given, given_stride, given_bias, own_lse, given_lse, reverse_kl, by_kl, by_reverse, kl_step, reverse_step,
+    given_columns, given_softcap, common_temperature, start, width, columns, vocabulary, softcap, temperature,
     BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
-    BY_TEMPERED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
+    BY_TEMPERED: tl.constexpr,
+    BY_KL: tl.constexpr, BY_REVERSE: tl.constexpr, GIVEN_BIAS: tl.constexpr, GIVEN_SOFTCAP: tl.constexpr,
+    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -447,6 +638,12 @@ def _differentiate(
         )
         if BY_TEMPERED:
             gradient += _by_tempered(logit, row, tempered_lse, by_tempered, tempered_step, temperature)
+        if BY_KL or BY_REVERSE:
+            gradient += _by_teacher(
+                logit, row, column, column < width, given, given_stride, given_bias, own_lse, given_lse, reverse_kl,
+                by_kl, by_reverse, kl_step, reverse_step, given_columns, given_softcap, common_temperature, BY_KL,
+                BY_REVERSE, GIVEN_BIAS, GIVEN_SOFTCAP,
+            )
         if SOFTCAP:
             gradient *= 1.0 - (logit / softcap) * (logit / softcap)
         tl.store(logits + column, tl.where(column < width, gradient, 0.0), mask=column < columns)
@@ -494,12 +691,39 @@ def _by_tempered(logit, row, tempered_lse, by_tempered, tempered_step, temperatu
 
 
 @triton.jit
+def _by_teacher(
+    logit, row, column, real, given, given_stride, given_bias, own_lse, given_lse, reverse_kl, by_kl, by_reverse,
+    kl_step, reverse_step, given_columns, given_softcap, common_temperature,
+    BY_KL: tl.constexpr, BY_REVERSE: tl.constexpr, GIVEN_BIAS: tl.constexpr, GIVEN_SOFTCAP: tl.constexpr,
+):
+    """The gradient of the divergences from a teacher by these logits, before the soft-cap."""
+    stored = tl.load(given + row * given_stride + column, mask=(column >= 0) & (column < given_columns), other=0.0)
+    beside = _real_logit(stored, given_bias, column, real, given_softcap, GIVEN_BIAS, GIVEN_SOFTCAP)
+    level, given_level = tl.load(own_lse + row), tl.load(given_lse + row)
+    cool = 1.0 / common_temperature
+    p, q = tl.exp2((logit * cool - level) * LOG2_E), tl.exp2((beside * cool - given_level) * LOG2_E)
+    ratio = (tl.maximum(logit, -MOST_APART) - tl.maximum(beside, -MOST_APART)) * cool - (level - given_level)
+    gradient = tl.zeros_like(p)
+    if BY_KL:
+        # p − q, which would cancel where both nearly agree.
+        apart = tl.where(tl.abs(ratio) < CLOSE, q * (ratio + _beyond(ratio)), p - q)
+        gradient += tl.load(by_kl + row * kl_step) * apart
+    if BY_REVERSE:
+        gradient += tl.load(by_reverse + row * reverse_step) * p * (ratio - tl.load(reverse_kl + row))
+    return gradient * cool
+
+
+@triton.jit
 def _differentiate_pair(
     logits, stride, labels, bias, lse, best_token, tempered_lse, by_lse, by_best, by_label, by_mean, by_tempered,
-    lse_step, best_step, label_step, mean_step, tempered_step, rows, gap, slopes, M,
-    start, width, columns, vocabulary, softcap, temperature,
+    lse_step, best_step, label_step, mean_step, tempered_step,
+    given, given_stride, given_bias, own_lse, given_lse, reverse_kl, by_kl, by_reverse, kl_step, reverse_step,
+    given_columns, given_softcap, common_temperature,
+    rows, gap, slopes, M, start, width, columns, vocabulary, softcap, temperature,
     BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
-    BY_TEMPERED: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
+    BY_TEMPERED: tl.constexpr,
+    BY_KL: tl.constexpr, BY_REVERSE: tl.constexpr, GIVEN_BIAS: tl.constexpr, GIVEN_SOFTCAP: tl.constexpr,
+    BIAS: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """As _differentiate for two rows: both are read before either is overwritten."""
     row, twin = tl.load(rows + tl.program_id(0)), tl.load(rows + M + tl.program_id(0))
@@ -531,6 +755,17 @@ def _differentiate_pair(
         slope, apart = tl.load(slopes + tl.program_id(0)), _apart(logit, beside)
         gradient += slope * (power - other_power + power * (apart - tl.load(gap + row)))
         by_other += slope * (other_power - power - other_power * (apart + tl.load(gap + twin)))
+        if BY_KL or BY_REVERSE:
+            gradient += _by_teacher(
+                logit, row, column, column < width, given, given_stride, given_bias, own_lse, given_lse, reverse_kl,
+                by_kl, by_reverse, kl_step, reverse_step, given_columns, given_softcap, common_temperature, BY_KL,
+                BY_REVERSE, GIVEN_BIAS, GIVEN_SOFTCAP,
+            )
+            by_other += _by_teacher(
+                beside, twin, column, column < width, given, given_stride, given_bias, own_lse, given_lse, reverse_kl,
+                by_kl, by_reverse, kl_step, reverse_step, given_columns, given_softcap, common_temperature, BY_KL,
+                BY_REVERSE, GIVEN_BIAS, GIVEN_SOFTCAP,
+            )
         if SOFTCAP:
             gradient *= 1.0 - (logit / softcap) * (logit / softcap)
             by_other *= 1.0 - (beside / softcap) * (beside / softcap)
@@ -564,10 +799,14 @@ def _absorb_cross(
 @triton.jit
 def _differentiate_cross(
     logits, stride, labels, texts, owner, lse, best_token, tempered_lse, cross_logp, by_cross, by_lse, by_best,
-    by_label, by_mean, by_tempered, lse_step, best_step, label_step, mean_step, tempered_step, twin, gap, by_twin, U,
-    start, width, columns, vocabulary, softcap, temperature,
+    by_label, by_mean, by_tempered, lse_step, best_step, label_step, mean_step, tempered_step,
+    given, given_stride, given_bias, own_lse, given_lse, reverse_kl, by_kl, by_reverse, kl_step, reverse_step,
+    given_columns, given_softcap, common_temperature,
+    twin, gap, by_twin, U, start, width, columns, vocabulary, softcap, temperature,
     BY_LSE: tl.constexpr, BY_BEST: tl.constexpr, BY_LABEL: tl.constexpr, BY_MEAN: tl.constexpr,
-    BY_TEMPERED: tl.constexpr, BY_TWIN: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
+    BY_TEMPERED: tl.constexpr,
+    BY_KL: tl.constexpr, BY_REVERSE: tl.constexpr, GIVEN_BIAS: tl.constexpr, GIVEN_SOFTCAP: tl.constexpr,
+    BY_TWIN: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -609,6 +848,12 @@ def _differentiate_cross(
         apart = _apart(logp + tl.load(lse + row), beside + tl.load(lse + other))
         power = tl.exp(logp)
         total += tl.load(by_twin + row) * (power - tl.exp(beside) + power * (apart - tl.load(gap + row)))
+    if BY_KL or BY_REVERSE:
+        total += _by_teacher(
+            logp + tl.load(lse + row), row, column, (column >= 0) & (column < width), given, given_stride, given_bias,
+            own_lse, given_lse, reverse_kl, by_kl, by_reverse, kl_step, reverse_step, given_columns, given_softcap,
+            common_temperature, BY_KL, BY_REVERSE, GIVEN_BIAS, GIVEN_SOFTCAP,
+        )
     if SOFTCAP:
         capped = (logp + tl.load(lse + row)) / softcap
         total *= 1.0 - capped * capped

@@ -91,10 +91,22 @@ class Block(NamedTuple):
         return self.start + self.width == self.vocabulary
 
 
+class Taught(NamedTuple):
+    """The teacher's logits beside a block of the model's, and the slopes of their divergences."""
+
+    block: Block
+    compared: Compared
+    temperature: float
+    by_kl: Tensor | None
+    """[N], None if there is none."""
+    by_reverse: Tensor | None
+    """[N], None if there is none."""
+
+
 class Kernels(Protocol):
     """The operations on a block. Labels and the texts' owner are [N]; ``cross_logp`` is [N, U].
 
-    With ``pairs``, each position is read together with its twin.
+    With ``pairs``, each position is read together with its twin; with ``taught``, together with the teacher's.
     """
 
     def absorb(self, block: Block, labels: Tensor, running: Running, pairs: Pairs | None = None) -> None:
@@ -103,30 +115,25 @@ class Kernels(Protocol):
     def absorb_cross(self, block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
         """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, take logs."""
 
-    def differentiate(
-        self, block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None
-    ) -> None:
-        """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
-
-    def differentiate_cross(
-        self, block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor,
-        by_cross: Tensor, pairs: Pairs | None = None,
-    ) -> None:
-        """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once.
-
-        A token that occurs twice in a reference is written twice, with the same number, so no atomics are needed.
-        """
-
     def absorb_teacher(
         self, block: Block, other: Block, labels: Tensor, compared: Compared, temperature: float
     ) -> None:
         """Add the same block of the model's and of the teacher's logits to their divergences."""
 
-    def differentiate_teacher(
-        self, block: Block, other: Block, labels: Tensor, compared: Compared, by_kl: Tensor | None,
-        by_reverse: Tensor | None, temperature: float, into: Tensor,
+    def differentiate(
+        self, block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None,
+        taught: Taught | None = None,
     ) -> None:
-        """Write the gradient of the divergences by the model's logits, which may overwrite the teacher's logits."""
+        """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
+
+    def differentiate_cross(
+        self, block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor,
+        by_cross: Tensor, pairs: Pairs | None = None, taught: Taught | None = None,
+    ) -> None:
+        """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once.
+
+        A token that occurs twice in a reference is written twice, with the same number, so no atomics are needed.
+        """
 
 
 class Plan(NamedTuple):
@@ -256,18 +263,14 @@ class _Sweep(torch.autograd.Function):
                 others = _teacher_blocks(teacher, plan, most)
                 blocks = zip(_blocks(rows, weight, low_rank, bias, plan, most), others, strict=False)
             for (block, part, low_rank_part), other in blocks:
-                more: Tensor | None = None                               # [N, columns]
+                taught = None
                 if teacher is not None:
-                    reuses = teacher.logits is None and other.logits.dtype == block.logits.dtype
-                    more = other.logits if reuses else torch.empty_like(block.logits)   # [N, columns]
-                    plan.kernels.differentiate_teacher(
-                        block, other, flat, ctx.compared, by_kl, by_reverse, teacher.temperature, more
-                    )
-                plan.kernels.differentiate(block, flat, stats, rowwise, pairs)
+                    taught = Taught(other, ctx.compared, teacher.temperature, by_kl, by_reverse)
+                plan.kernels.differentiate(block, flat, stats, rowwise, pairs, taught)
                 if by_cross is not None:
-                    plan.kernels.differentiate_cross(block, flat, texts, stats, rowwise, cross, by_cross, pairs)
-                if more is not None:
-                    block.logits[:, : block.width] += more[:, : block.width]
+                    plan.kernels.differentiate_cross(
+                        block, flat, texts, stats, rowwise, cross, by_cross, pairs, taught
+                    )
                 gradient = block.logits                                  # [N, columns]
                 if wants_hidden:
                     product = gradient @ part                            # [N, D]
