@@ -16,8 +16,10 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forks import fork
@@ -29,6 +31,7 @@ from ngramloss.cli import main
 from ngramloss.errors import UserError
 from ngramloss.scoring.significance import smallest_difference
 from ngramloss.storage.files import lock_folder
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import plan, run, stages, tables
 from ngramloss.study.plan import TEST, VALIDATION, Training
 from ngramloss.study.results import Result, ResultFolder
@@ -618,6 +621,23 @@ def test_a_training_that_another_version_of_the_study_began_is_refused(path, ins
     assert code == 2
     assert "settings changed after" in err
     assert "train.max_steps: 3 → 4" in err
+
+
+@pytest.mark.parametrize(("named", "begun_with", "same"), [("texts", "texts", True), ("texts", "others", False)])
+def test_a_training_that_was_stopped_has_the_whole_path_of_its_candidates(
+    named, begun_with, same, tmp_path, monkeypatch
+):
+    """The study names it as seen from the folder in which the command runs."""
+    monkeypatch.chdir(tmp_path)
+    begun = RunFolder(tmp_path / "run")
+    (begun.checkpoints / "checkpoint-1").mkdir(parents=True)
+    saved, now = (
+        recipe.load("demo", [f"data.candidates={place}", "objective=ce + rank"])
+        for place in (tmp_path / begun_with, named)
+    )
+    begun.recipe.write_text(recipe.dump(saved))
+    with nullcontext() if same else pytest.raises(UserError, match=r"data\.candidates: '.*others' → 'texts'"):
+        run.raise_unless_same_settings(SimpleNamespace(grows=False), now, begun)
 
 
 def test_what_changes_no_score_may_change(path, instant, capsys):

@@ -368,14 +368,29 @@ def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> N
         )
 
 
+PLACES = ("data.candidates", "data.language_model", "train.teacher")
+"""Settings of which a run saves the whole path."""
+
+
+def _whole_paths(name: str) -> set[str]:
+    """The whole path of what a recipe names, which may be a run that has it."""
+    path = Path(name).expanduser()
+    return {str(path.resolve()), str(RunFolder(path).model.resolve())} if name else set()
+
+
 def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFolder) -> None:
     """Raise if a training was started, or even finished, by another version of the study."""
     begun = run.finished or (run.checkpoints.is_dir() and any(run.checkpoints.iterdir()))
     if not run.recipe.exists() or not begun:
         return
     free = WITHOUT_EFFECT if run.finished else ()
-    changed = recipe.differences(recipe.load(str(run.recipe)), settings)
-    if changed := [line for line in changed if line.partition(":")[0] not in free]:
+    pairs = zip(recipe.flat(recipe.load(str(run.recipe))), recipe.flat(settings), strict=True)
+    changed = [
+        f"{key}: {before!r} → {now!r}"
+        for (key, before), (_, now) in pairs
+        if before != now and key not in free and not (key in PLACES and before in _whole_paths(now))
+    ]
+    if changed:
         raise UserError(
             f"settings changed after {run.path} was started:\n"
             + "\n".join(f"  {line}" for line in changed)
