@@ -9,7 +9,7 @@ import torch
 from searches import tiny, with_settings
 
 from ngramloss.errors import UserError
-from ngramloss.generation import agreement, beams
+from ngramloss.generation import agreement, beams, sampling
 from ngramloss.generation.agreement import kernels_agree
 from ngramloss.generation.engines import graph
 from ngramloss.gpu import selection
@@ -44,6 +44,30 @@ def test_the_best_of_each_row_and_its_sum(V, room, count, dtype):
     expected = ordered(logits, count)
     assert torch.equal(values, expected[0])
     assert torch.equal(tokens, expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("V", "room"), [(5, 5), (1024, 1024), (2600, 2624)])
+def test_samples_are_those_of_pytorch(V, room, dtype):
+    """Also with ties, tokens that may not follow, other temperatures and seeds of any sign."""
+    generator = torch.Generator().manual_seed(1)
+    logits = (3 * drawn(40, room, dtype=dtype))[:, :V]
+    logits[:20] = 0
+    logits[::3, ::2] = -torch.inf
+    seeds = torch.randint(-(2**63), 2**63 - 1, (40,), generator=generator)
+    for length, temperature in ((1, 1.0), (2, 0.7), (63, 1.9)):
+        search = replace(search_with(do_sample=True, top_k=0), temperature=temperature)
+        expected = sampling.sampled(logits.cpu(), seeds, torch.tensor(length), search)
+        given = logits, seeds.to(DEVICE), torch.tensor(length, device=DEVICE)
+        found = selection.sample(*given, temperature=temperature)
+        assert torch.equal(found.cpu(), expected)
+        assert torch.equal(sampling.sampled(*given, search, has_kernels=True), found)
+        assert len(set(found.tolist())) > 1
+    few = replace(search, top_k=2)
+    one = sampling.sampled(
+        logits.cpu(), seeds, torch.tensor(3), few, has_kernels=True
+    )  # which the kernel does not know
+    assert torch.equal(one, sampling.sampled(logits.cpu(), seeds, torch.tensor(3), few))
 
 
 def test_no_best_but_the_sum():
@@ -163,6 +187,11 @@ def test_kernels_of_texts_that_go_on_alone_are_compared(monkeypatch):
     assert kernels_agree(search, 200, torch.device(DEVICE))
     calls = iter([0, 1])
     monkeypatch.setattr(agreement, "greedy", lambda rows: rows.argmax(-1) + next(calls))
+    assert not kernels_agree(search, 200, torch.device(DEVICE))
+    monkeypatch.undo()
+    calls = iter([0, 1])
+    draws = agreement.sampled
+    monkeypatch.setattr(agreement, "sampled", lambda *given, **how: draws(*given, **how) + next(calls))
     assert not kernels_agree(search, 200, torch.device(DEVICE))
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ngramloss.generation.beams import NEVER, Beams, Limits, advance_groups, greedy, limits, rule_out
+from ngramloss.generation.beams import NEVER, Beams, Limits, advance_groups, greedy, has_kernels, limits, rule_out
+from ngramloss.generation.sampling import sampled
 from ngramloss.generation.search import Search
 
 SOURCES, TOKENS = 2, 6
@@ -51,15 +52,18 @@ def kernels_agree(search: Search, vocabulary: int, device: torch.device, *, adva
 def _best_agree(
     search: Search, vocabulary: int, rules: Sequence[Limits], places: Sequence[torch.device], generator: torch.Generator
 ) -> bool:
-    """The same for texts that go on alone: what is ruled out, and the most probable token."""
+    """The same for texts that go on alone: what is ruled out, the most probable token, and samples."""
     length = min(TOKENS, search.max_length - 1)
     ids = torch.randint(3, (SOURCES, search.max_length), generator=generator)  # [B, L]: n-grams repeat
     logits = _logits(generator, SOURCES, vocabulary, ends=search.ends)  # [B, V]
+    seeds = torch.randint(-(2**63), 2**63 - 1, (SOURCES,), generator=generator)  # [B]
     found = []
     for place, given in zip(places, rules, strict=True):
         rows = logits.to(place, copy=True)
-        rule_out(rows, ids.to(place), torch.tensor(length, device=place), given)
-        found.append((rows.cpu(), greedy(rows).cpu()))
+        here = torch.tensor(length, device=place)
+        rule_out(rows, ids.to(place), here, given)
+        drawn = sampled(rows, seeds.to(place), here, search, has_kernels=has_kernels(place))  # [B]
+        found.append((rows.cpu(), greedy(rows).cpu(), drawn.cpu()))
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 

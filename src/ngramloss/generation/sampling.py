@@ -22,7 +22,7 @@ def text_seeds(search: Search, sources: Sequence[Sequence[int]], *, seed: int | 
     return torch.tensor([[int.from_bytes(digest[:8], "big", signed=True) for digest in row] for row in digests])
 
 
-def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search) -> Tensor:
+def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search, *, has_kernels: bool = False) -> Tensor:
     """A sample of the next token of each text, [N].
 
     The token with the largest sum of log-probability and Gumbel noise is a sample. The noise is a function of the seed,
@@ -33,8 +33,14 @@ def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search) -> Te
         seeds: of each text, [N].
         length: tokens so far, [].
         search: temperature, top_k and top_p.
+        has_kernels: whether a kernel may draw, which all tensors are on a GPU for. It serves neither top_k nor top_p.
     """
-    scores = scores / search.temperature
+    limited = 0 < search.top_k < scores.shape[-1] or search.top_p < 1
+    if has_kernels and not limited:
+        from ngramloss.gpu import selection
+
+        return selection.sample(scores, seeds, length, temperature=search.temperature)
+    scores = scores.float() / search.temperature
     if 0 < search.top_k < scores.shape[-1]:
         least = scores.topk(search.top_k)[0][:, -1:]  # [N, 1]
         scores = scores.masked_fill(scores < least, -torch.inf)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 BLOCK, SPAN = 4096, 64
 """Logits that one program reads in the sweep over the vocabulary, and those of which it keeps only the largest."""
 
+NOISY = 1024
+"""Logits of which one program draws the noise: each takes two logarithms in fp64."""
+
 LOWEST = tl.constexpr(-(2**63))
 """The key of what is not there."""
 
@@ -128,6 +131,47 @@ def _best(
     best = _largest(tl.reshape(keys, [COUNT * SPAN]), count, COUNT)
     tl.store(values + row * count + slot, _value(best), mask=slot < count)
     tl.store(tokens + row * count + slot, _index(best), mask=slot < count)
+
+
+def sample(logits: Tensor, seeds: Tensor, length: Tensor, *, temperature: float) -> Tensor:
+    """A sample of the next token of each text, [N], as :func:`ngramloss.generation.sampling.sampled` without limits.
+
+    The noise of a logit is computed where the logit is read, so nothing as large as the logits is written.
+
+    Args:
+        logits: of the next tokens, −∞ for those that may not follow, [N, V]; rows may be further apart than V.
+        seeds: of each text, [N].
+        length: tokens so far, [].
+        temperature: divides the logits.
+    """
+    (N, V), blocks = logits.shape, triton.cdiv(logits.shape[1], NOISY)
+    best = torch.empty(N, blocks, dtype=torch.long, device=logits.device)    # [N, blocks]
+    _sample[(N, blocks)](
+        logits, seeds, length, best, logits.stride(0), V, blocks, temperature, BLOCK=NOISY, num_warps=4,
+        sanitize_overflow=False,
+    )
+    return 0x7FFFFFFF - (best.amax(-1) & 0x7FFFFFFF)                     # the index in a key
+
+
+@triton.jit
+def _mixed(number):
+    """64 bits, well mixed, as in generation/sampling.py."""
+    number = (number ^ ((number >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    number = (number ^ ((number >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return number ^ ((number >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def _sample(logits, seeds, length, best, stride, V, blocks, temperature, BLOCK: tl.constexpr):
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    score = tl.load(logits + row * stride + token, mask=token < V, other=float("-inf")).to(tl.float32)
+    text = _mixed(tl.load(seeds + row) + 0x632BE59BD9B4E019 * tl.load(length).to(tl.int64))
+    mixed = _mixed(text + 0x1F123BB5159A55E5 * token.to(tl.int64))
+    uniform = (((mixed >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) + 0.5) * (1.0 / 9007199254740992.0)   # 2⁵³
+    noise = -tl.log(-tl.log(uniform))
+    found = _key(tl.div_rn(score, temperature) + noise.to(tl.float32), token)
+    tl.store(best + row * blocks + block, tl.max(tl.where(token < V, found, LOWEST), 0))
 
 
 def rule_out(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, sweep: Sweep | None = None) -> None:

@@ -264,7 +264,8 @@ class Searcher:
         rows = logits.flatten(0, 1)  # [B · K, V]
         beams.rule_out(rows, state.ids.flatten(0, 1), state.length, self.limits)
         if self.search.sample:
-            tokens = sampled(rows.float(), self.seeds.flatten(), state.length, self.search)  # [B · K]
+            kernels = self.decoder.has_kernels
+            tokens = sampled(rows, self.seeds.flatten(), state.length, self.search, has_kernels=kernels)  # [B · K]
         else:
             tokens = beams.greedy(rows)  # [B · K]
         beams.write_on(state, tokens.view_as(newest), self.limits)

@@ -311,7 +311,7 @@ def _sampled(model: Any, sources: Sequence[Ids], search: Search, **more: Tensor)
 
     def leave_one(input_ids: Tensor, scores: Tensor) -> Tensor:
         length = torch.tensor(input_ids.shape[1] - prompt)  # []
-        tokens = sampled(scores.float(), seeds, length, search)  # [B · texts]
+        tokens = sampled(scores, seeds, length, search)  # [B · texts]
         return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)  # [B · texts, V]
 
     return _generated(
