@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# All stages of a study of own texts: the model that its rows continue, two writers that have seen half of the data each,
+# their candidates of the other half, and the study. The model must be in models/, the data in data/ (studies/README.md).
+#
+#   bash studies/own_texts.sh opus --parallel 8        # or t5, smollm2; further options are those of ngramloss study
+#
+# A stopped script is continued by the same command.
+set -euo pipefail
+name=${1:?"name a study: opus, t5 or smollm2"}
+shift
+runs=runs/own-texts/$name
+written=${WRITERS:-4}     # processes that write candidates, on one GPU
+
+train() { ngramloss train "studies/own_texts_$name.toml" --run "$runs/$1" "${@:2}"; }
+train all & jobs=($!)
+train 1 --set data.leave_out=1/2 & jobs+=($!)
+train 2 --set data.leave_out=2/2 & jobs+=($!)
+for job in "${jobs[@]}"; do wait "$job"; done
+
+jobs=()
+for rank in $(seq 0 $((written - 1))); do
+  RANK=$rank WORLD_SIZE=$written LOCAL_RANK=0 ngramloss candidates "$runs/1" "$runs/2" --count 8 --out "$runs/unseen" & jobs+=($!)
+done
+for job in "${jobs[@]}"; do wait "$job"; done
+
+ngramloss study "studies/own-texts-$name.toml" --delete-models "$@"
