@@ -299,6 +299,20 @@ def test_a_model_that_compares_the_name_of_its_attention_sees_no_later_token():
     torch.testing.assert_close(run(model, input_ids=ids).logits, model(input_ids=ids).logits)
 
 
+@pytest.mark.parametrize("make", [falcon, lambda: tiny("llama"), lambda: tiny("gpt2")])
+def test_layers_that_are_computed_again_have_the_same_gradients(make):
+    """Falcon computes them again under the name sdpa, with other operations: its gradients were silently wrong."""
+    made = []
+    for again in (False, True):
+        model = make()
+        if again:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        why = why_not_shared(model, longest_row=30, longest_text=8)
+        assert bool(why) == (again and model.config.model_type == "falcon")
+        made.append(outcome(ng.attach(model, COMPARED).train(), JoinedPadder(1, shared=not why)(EXAMPLES)))
+    torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
+
+
 # Trainings
 
 

@@ -24,7 +24,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.adapted_heads import head_input
 from ngramloss.hf.calls import Capture, HeadHook
 from ngramloss.hf.heads import TOLERANCES, bare, head_module, head_of
-from ngramloss.hf.unmasked import attention_named, unmasked
+from ngramloss.hf.unmasked import attention_named, takes_other_attention, unmasked
 from ngramloss.stats import at_positions, head_logits
 from ngramloss.steps.joined import TEXT_NUMBERS, JoinedPadder
 
@@ -144,6 +144,9 @@ def why_not_shared(model: Any, *, longest_row: int, longest_text: int) -> str:
     inner = bare(model)
     if inner.config._attn_implementation not in NAMES:
         return f"{inner.config._attn_implementation} takes no mask of its own"
+    if inner.is_gradient_checkpointing and not takes_other_attention(inner.__class__):
+        # The backward pass computes layers again under the model's own name of attention, perhaps in another way.
+        return "it may look at the name of its attention, which is another one when layers are computed again"
     generator = torch.Generator().manual_seed(0)
     V = head_of(inner, head_module(inner)).weight.shape[0]
     most = getattr(inner.config, "max_position_embeddings", None) or 2**62
