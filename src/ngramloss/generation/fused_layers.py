@@ -111,7 +111,7 @@ class Norm(NamedTuple):
 
 
 def norm_of(module: Any) -> Norm | None:
-    """What a module computes, if it is a norm that the kernel knows. Who replaced its forward, or hooked it, has reasons."""
+    """What a module computes, if it is a norm that the kernel knows. Who replaced or hooked it has reasons."""
     if not _is_own(module):
         return None
     if type(module) is LayerNorm and module.weight is not None:
