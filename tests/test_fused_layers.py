@@ -48,6 +48,25 @@ def test_attention_that_is_not_that_of_pytorch_stays():
     assert {type(module).__name__ for module in forwards} == {"LlamaRMSNorm", "LlamaDecoderLayer"}
 
 
+@pytest.mark.parametrize(
+    ("family", "path"),
+    [
+        ("grouped", "model.layers.0.post_attention_layernorm"),
+        ("grouped", "model.layers.0.mlp"),
+        ("grouped", "model.layers.0.mlp.act_fn"),
+        ("bart", "model.encoder.layers.0.self_attn_layer_norm"),
+        ("bart", "model.encoder.layers.0.final_layer_norm"),
+    ],
+)
+def test_a_layer_with_a_hook_in_it_stays(family, path):
+    """In 16 bits, the comparison with the model's own forward may not notice that a hook was left out."""
+    model = copy.deepcopy(tiny(family))
+    layer = model.get_submodule(path[: path.index(".0") + 2])
+    assert layer in fused_forwards(model, Joined(), reads_sources=True)
+    model.get_submodule(path).register_forward_hook(lambda module, given, result: 2 * result)
+    assert layer not in fused_forwards(model, Joined(), reads_sources=True)
+
+
 def test_a_norm_of_another_precision_is_the_modules_own():
     norm = copy.deepcopy(tiny("grouped")).model.norm.half()
     forward = fused_forwards(tiny("grouped"), Joined())[tiny("grouped").model.norm].func

@@ -247,6 +247,33 @@ def test_a_window_that_counts_indices_shows_in_a_row_as_long_as_those_of_the_tra
     assert "RuntimeError" in why_not_shared(model, longest_row=400, longest_text=8)  # more than its buffer has
 
 
+def test_such_a_window_shows_if_one_text_is_nearly_as_long_as_a_row():
+    model = gpt_neo(window=24)
+    assert "differ by" in why_not_shared(model, longest_row=60, longest_text=40)
+    examples = [
+        {"input_ids": [5, 6, 7, 8] * 3, "labels": [8, 9, 4] * 4, "candidates": [[4, 5, 6] * 4] * 2, "gains": [0.5] * 2},
+        {"input_ids": [5, 6], "labels": [8, 9], "candidates": [[4, 5, 6, 7] * 10], "gains": [0.5]},
+    ]
+    lengths = lengths_of(examples, joined="shared")
+    longest = {"longest_row": int(lengths.sources.max()), "longest_text": int(lengths.targets.max())}
+    assert longest == {"longest_row": 48, "longest_text": 40}
+    assert "differ by" in why_not_shared(model, **longest)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_compared_as_fp32(dtype):
+    """Their rounding may make log-probabilities differ as much as a window or positions that are wrong."""
+    for make in (bloom, lambda: gpt_neo(window=24)):
+        assert "differ by" in why_not_shared(make().to(dtype), longest_row=120, longest_text=8)
+    model = tiny("llama").to(dtype)
+    places = [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+    before = copy.deepcopy(model.state_dict())
+    assert why_not_shared(model, longest_row=70, longest_text=12) == ""
+    assert places == [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {value.dtype for value in model.state_dict().values()} == {dtype}
+
+
 def test_attention_without_masks_cannot_share_prompts():
     model = tiny("llama")
     model.config._attn_implementation = "flash_attention_2"
@@ -270,6 +297,20 @@ def test_a_model_that_compares_the_name_of_its_attention_sees_no_later_token():
     ids = torch.randint(V, (2, 12), generator=torch.Generator().manual_seed(0))
     run = on_the_right(lambda model, **inputs: model(**inputs))
     torch.testing.assert_close(run(model, input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("make", [falcon, lambda: tiny("llama"), lambda: tiny("gpt2")])
+def test_layers_that_are_computed_again_have_the_same_gradients(make):
+    """Falcon computes them again under the name sdpa, with other operations: its gradients were silently wrong."""
+    made = []
+    for again in (False, True):
+        model = make()
+        if again:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        why = why_not_shared(model, longest_row=30, longest_text=8)
+        assert bool(why) == (again and model.config.model_type == "falcon")
+        made.append(outcome(ng.attach(model, COMPARED).train(), JoinedPadder(1, shared=not why)(EXAMPLES)))
+    torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
 
 
 # Trainings

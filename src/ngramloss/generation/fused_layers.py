@@ -80,8 +80,12 @@ class Joined:
 
 
 def _is_plain(layer: Module) -> bool:
-    hooks = layer._forward_hooks or layer._forward_pre_hooks
-    return type(layer) is Linear and "forward" not in vars(layer) and not hooks
+    return type(layer) is Linear and _is_own(layer)
+
+
+def _is_own(module: Module) -> bool:
+    """Whether a module does what its class does: nobody has replaced its forward or added hooks."""
+    return not ("forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks)
 
 
 @torch.no_grad()
@@ -107,8 +111,8 @@ class Norm(NamedTuple):
 
 
 def norm_of(module: Any) -> Norm | None:
-    """What a module computes, if it is a norm that the kernel knows. Who replaced its forward has reasons."""
-    if "forward" in vars(module):
+    """What a module computes, if it is a norm that the kernel knows. Who replaced or hooked it has reasons."""
+    if not _is_own(module):
         return None
     if type(module) is LayerNorm and module.weight is not None:
         return Norm(module.weight, module.bias, module.eps, centred=True)
@@ -210,7 +214,7 @@ def _normed(norm: Norm, hidden: Tensor) -> Tensor:
 
 
 def _is_gated(module: Any) -> bool:
-    known = type(module).__name__ in GATED and "forward" not in vars(module)
+    known = type(module).__name__ in GATED and _is_own(module) and _is_own(module.act_fn)
     return known and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 

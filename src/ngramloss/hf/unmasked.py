@@ -20,7 +20,7 @@ NAME = "ngramloss_sdpa"
 @contextmanager
 def unmasked(model: Any) -> Iterator[None]:
     """Let PyTorch's attention leave out masks that only say where the padding is. Other attention stays as it is."""
-    if model.config._attn_implementation != "sdpa" or not _takes_other_attention(model.__class__):
+    if model.config._attn_implementation != "sdpa" or not takes_other_attention(model.__class__):
         yield
         return
     _register()
@@ -61,7 +61,7 @@ def as_if_captured() -> Iterator[None]:
 
 
 @cache
-def _takes_other_attention(kind: Any) -> bool:
+def takes_other_attention(kind: Any) -> bool:
     """Whether models of this class call the attention function that is registered under a name.
 
     Falcon compares the name with ``sdpa`` instead. Under another one, without a mask, its tokens would see later ones.
