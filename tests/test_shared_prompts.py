@@ -261,8 +261,12 @@ def test_such_a_window_shows_if_one_text_is_nearly_as_long_as_a_row():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_16_bits_are_compared_as_fp32(dtype):
+def test_weights_of_16_bits_are_compared_as_fp32(dtype, monkeypatch):
     """Their rounding may make log-probabilities differ as much as a window or positions that are wrong."""
+    compared, logp = [], shared_prompts._logp
+    monkeypatch.setattr(
+        shared_prompts, "_logp", lambda model, batch: compared.append(model.dtype) or logp(model, batch)
+    )
     for make in (bloom, lambda: gpt_neo(window=24)):
         assert "differ by" in why_not_shared(make().to(dtype), longest_row=120, longest_text=8)
     model = tiny("llama").to(dtype)
@@ -272,6 +276,7 @@ def test_weights_of_16_bits_are_compared_as_fp32(dtype):
     assert places == [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert {value.dtype for value in model.state_dict().values()} == {dtype}
+    assert set(compared) == {torch.float32}
 
 
 def test_attention_without_masks_cannot_share_prompts():

@@ -17,6 +17,7 @@ from trainings import trained as trainers
 import ngramloss as ng
 from ngramloss import cli
 from ngramloss.data import newswire
+from ngramloss.hf import teachers
 from ngramloss.hf.attach import decoder_inputs
 from ngramloss.models.adapters import add_lora
 from ngramloss.recipe import Model
@@ -104,6 +105,16 @@ def test_attached_candidates_beside_a_teacher():
 def adapted(settings=None):
     torch.manual_seed(0)
     return add_lora(models.DECODER_ONLY["llama"](), settings or Model(lora=2, lora_dropout=0.3))
+
+
+def test_the_start_of_adapters_has_no_dropout_and_the_model_has_it_again():
+    """Dropout of the base model would make the start another one at every step."""
+    pytest.importorskip("peft")
+    model = adapted().train()
+    model.lm_head.eval()  # what was not training stays so
+    with teachers._as_it_began(model):
+        assert not any(part.training for part in model.modules())
+    assert [part for part in model.modules() if not part.training] == [model.lm_head]
 
 
 def test_a_model_without_its_adapters_is_its_own_start():
