@@ -182,16 +182,13 @@ def test_ties_of_beams_that_do_not_count_are_no_difference(early_stopping):
     assert kernels_agree(search, 13, torch.device(DEVICE), advance=selection.advance_groups)
 
 
-def test_kernels_of_texts_that_go_on_alone_are_compared(monkeypatch):
-    search = with_settings(tiny("bart"), num_beams=1, max_length=12, no_repeat_ngram_size=2, eos_token_id=7)
+@pytest.mark.parametrize(("name", "settings"), [("greedy", {}), ("sampled", {"do_sample": True, "top_k": 0})])
+def test_kernels_of_texts_that_go_on_alone_are_compared(name, settings, monkeypatch):
+    settings = {"num_beams": 1, "max_length": 12, "no_repeat_ngram_size": 2, "eos_token_id": 7, **settings}
+    search = with_settings(tiny("bart"), **settings)
     assert kernels_agree(search, 200, torch.device(DEVICE))
-    calls = iter([0, 1])
-    monkeypatch.setattr(agreement, "greedy", lambda rows: rows.argmax(-1) + next(calls))
-    assert not kernels_agree(search, 200, torch.device(DEVICE))
-    monkeypatch.undo()
-    calls = iter([0, 1])
-    draws = agreement.sampled
-    monkeypatch.setattr(agreement, "sampled", lambda *given, **how: draws(*given, **how) + next(calls))
+    calls, choose = iter([0, 1]), getattr(agreement, name)
+    monkeypatch.setattr(agreement, name, lambda *given, **how: choose(*given, **how) + next(calls))
     assert not kernels_agree(search, 200, torch.device(DEVICE))
 
 

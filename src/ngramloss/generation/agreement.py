@@ -52,7 +52,7 @@ def kernels_agree(search: Search, vocabulary: int, device: torch.device, *, adva
 def _best_agree(
     search: Search, vocabulary: int, rules: Sequence[Limits], places: Sequence[torch.device], generator: torch.Generator
 ) -> bool:
-    """The same for texts that go on alone: what is ruled out, the most probable token, and samples."""
+    """The same for texts that go on alone: what is ruled out, and the token that is drawn or most probable."""
     length = min(TOKENS, search.max_length - 1)
     ids = torch.randint(3, (SOURCES, search.max_length), generator=generator)  # [B, L]: n-grams repeat
     logits = _logits(generator, SOURCES, vocabulary, ends=search.ends)  # [B, V]
@@ -62,8 +62,11 @@ def _best_agree(
         rows = logits.to(place, copy=True)
         here = torch.tensor(length, device=place)
         rule_out(rows, ids.to(place), here, given)
-        drawn = sampled(rows, seeds.to(place), here, search, has_kernels=has_kernels(place))  # [B]
-        found.append((rows.cpu(), greedy(rows).cpu(), drawn.cpu()))
+        if search.sample:
+            chosen = sampled(rows, seeds.to(place), here, search, has_kernels=has_kernels(place))  # [B]
+        else:
+            chosen = greedy(rows)  # [B]
+        found.append((rows.cpu(), chosen.cpu()))
     return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
