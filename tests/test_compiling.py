@@ -215,12 +215,17 @@ def test_a_compiler_that_fails_although_it_was_asked_for_is_an_error(messages):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("targets", "target"), [((8, 64), 8), ((8, 32), 32), ((64,), 64)])
-def test_sources_and_targets_of_the_first_batch_differ_if_they_can(targets, target, monkeypatch):
+@pytest.mark.parametrize(
+    ("width", "source", "target", "first"),
+    [(10, 64, 64, (64, 56)), (10, 64, 32, (64, 32)), (64, 64, 64, (56, 48)), (56, 64, 64, (64, 48)), (8, 8, 8, (8, 8))],
+)
+def test_lengths_of_the_first_batch_differ_from_each_other_and_from_widths(width, source, target, first, monkeypatch):
+    """The compiler would take them for the same number, and compile again for every other length."""
     sizes = []
     monkeypatch.setattr(budget, "_peak", lambda *_: 0)
-    budget.try_batch(None, None, Grid((16, 64), targets), lambda rows, size: sizes.append(size), CPU)
-    assert sizes[0][:3] == (3, 64, target)
+    model = torch.nn.Linear(width, 3)
+    budget.try_batch(model, None, Grid((16, source), (8, target)), lambda rows, size: sizes.append(size), CPU)
+    assert sizes[0][:3] == (3, *first)
 
 
 def test_dropout_of_a_step_is_that_of_the_documented_seed():

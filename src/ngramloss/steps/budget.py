@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.steps.padding import Batch, Pad
-from ngramloss.steps.plan import Grid, Size
+from ngramloss.steps.plan import MULTIPLE, Grid, Size
 
 SHARE = 0.8
 """The share of the free memory that micro-batches may take."""
@@ -57,13 +57,18 @@ def fitting_tokens(
 def try_batch(model: Any, loss: Callable[[Batch], Tensor], grid: Grid, padder: Pad, device: torch.device) -> None:
     """Run a few rows of the longest examples, for code that is compiled then. The model and random numbers stay.
 
-    The compiler takes sizes that are equal here for always equal, so sources and targets differ if they can, and there
-    are three rows: few models have three of anything.
+    The compiler takes sizes that are equal here for always equal. So sources and targets differ from each other and
+    from every size of a weight, and there are three rows: few models have three of anything.
     """
-    source = grid.sources[-1]
-    target = max(grid.targets, key=lambda length: (length != source, length))
-    size = Size(3, source, target, grid.texts, grid.joined)
-    _peak(model, loss, padder([], size), device)
+    widths = {size for weight in model.parameters() for size in weight.shape}
+    source = _unlike(grid.sources[-1], widths)
+    target = _unlike(grid.targets[-1], widths | {source})
+    _peak(model, loss, padder([], Size(3, source, target, grid.texts, grid.joined)), device)
+
+
+def _unlike(length: int, others: set[int]) -> int:
+    """The greatest length up to this one, in steps of the grid, that is none of the others."""
+    return next((each for each in range(length, 0, -MULTIPLE) if each not in others), length)
 
 
 def _peak(model: Any, loss: Callable[[Batch], Tensor], batch: Batch, device: torch.device) -> int:
