@@ -135,7 +135,7 @@ def test_the_setting_is_nothing_else(text):
         pytest.param("t5", 4, marks=pytest.mark.slow),  # and the first of each, which has the positions
     ],
 )
-def test_alike_layers_of_any_lengths_share_one_piece_of_code(family, pieces, monkeypatch):
+def test_alike_layers_of_any_lengths_share_one_piece_of_code(family, pieces, tmp_path, monkeypatch):
     torch._dynamo.reset()
     config = models.tiny(family).config
     for name in ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers"):
@@ -149,7 +149,7 @@ def test_alike_layers_of_any_lengths_share_one_piece_of_code(family, pieces, mon
         return module.forward
 
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: compile_it(self, backend=backend, **given))
-    monkeypatch.setenv(compiling.CACHE, "anywhere")
+    monkeypatch.setenv(compiling.CACHE, str(tmp_path))
     compiling.compile_layers(model)
     assert len(compiling.layers(model)) == (6 if config.is_encoder_decoder else 3)
     for rows, source, target in [(3, 24, 8), (4, 16, 24), (2, 32, 16), (6, 8, 8)]:
