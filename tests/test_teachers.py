@@ -210,12 +210,17 @@ def test_a_teacher_that_agrees_has_neither_divergence_nor_gradient(backend, memo
         assert all(slope.abs().max() < 1e-6 for slope in slopes)
 
 
-@every_sweep
-def test_tokens_that_both_exclude_add_nothing_and_nan_is_never_hidden(backend, memory):
+def excluding():
+    """The example with labels from 200 on, and a bias that excludes all tokens before."""
     hidden, weight, labels, teacher = example()
-    labels = labels.where(labels == -100, labels.clamp_min(200))
     bias = torch.zeros(300, device=DEVICE)
     bias[:200] = -torch.inf
+    return hidden, weight, labels.where(labels == -100, labels.clamp_min(200)), teacher, bias
+
+
+@every_sweep
+def test_tokens_that_both_exclude_add_nothing_and_nan_is_never_hidden(backend, memory):
+    hidden, weight, labels, teacher, bias = excluding()
     alone = token_stats_from_hidden(
         hidden, weight[200:], labels.where(labels == -100, labels - 200), needs=BOTH, backend="plain",
         teacher=teacher._replace(weight=teacher.weight[200:]),
@@ -270,10 +275,7 @@ def test_an_objective_of_both_directions_and_ngrams(backend, memory):
 
 @every_sweep
 def test_a_token_that_one_of_both_excludes(backend, memory):
-    hidden, weight, labels, teacher = example()
-    labels = labels.where(labels == -100, labels.clamp_min(200))
-    bias = torch.zeros(300, device=DEVICE)
-    bias[:200] = -torch.inf
+    hidden, weight, labels, teacher, bias = excluding()
     finite = {"teacher_kl": {"teacher": teacher._replace(bias=bias)}, "teacher_reverse_kl": {"bias": bias}}
     for name, options in finite.items():
         options = {"teacher": teacher, **options}

@@ -548,6 +548,8 @@ DECODERS: dict[str, type[Decoder]] = (
     | dict.fromkeys(CAUSAL, CausalDecoder)
 )
 """Kind of model → its decoder."""
+
+
 def joined(model: Any) -> Joined:
     """Linear layers of a model that are computed together; on a CPU there are none."""
     return Joined(DECODERS[model.config.model_type].joinable(model) if has_kernels(model.device) else ())

@@ -33,15 +33,15 @@ def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search, *, ha
         seeds: of each text, [N].
         length: tokens so far, [].
         search: temperature, top_k and top_p.
-        has_kernels: whether a kernel may draw, which all tensors are on a GPU for. It serves neither top_k nor top_p.
+        has_kernels: whether a kernel may draw; all tensors are on a GPU then. It serves neither top_k nor top_p.
     """
-    limited = 0 < search.top_k < scores.shape[-1] or search.top_p < 1
-    if has_kernels and not limited:
+    has_most = 0 < search.top_k < scores.shape[-1]
+    if has_kernels and not has_most and search.top_p >= 1:
         from ngramloss.gpu import selection
 
         return selection.sample(scores, seeds, length, temperature=search.temperature)
     scores = scores.float() / search.temperature
-    if 0 < search.top_k < scores.shape[-1]:
+    if has_most:
         least = scores.topk(search.top_k)[0][:, -1:]  # [N, 1]
         scores = scores.masked_fill(scores < least, -torch.inf)
     if search.top_p < 1:

@@ -35,7 +35,7 @@ def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None =
     logits = block.logits
     if len(logits) == 0:
         return
-    LANES = min(triton.next_power_of_2(triton.cdiv(block.width, WIDE.value)), ABSORB[0])
+    LANES = _lanes(block)
     sizes = _sizes(block)
     options = {
         "FIRST": block.first, "LAST": block.last, "BIAS": block.bias is not None, "SOFTCAP": block.softcap is not None,
@@ -70,7 +70,7 @@ def absorb_teacher(block: Block, other: Block, labels: Tensor, compared: Compare
     logits, given = block.logits, _in_rows(other.logits)                 # [N, columns] each
     if len(logits) == 0:
         return
-    LANES = min(triton.next_power_of_2(triton.cdiv(block.width, WIDE.value)), ABSORB[0])
+    LANES = _lanes(block)
     _absorb_teacher[(len(logits),)](
         logits, logits.stride(0), given, given.stride(0), labels, block.bias, other.bias, *compared, block.width,
         logits.shape[1], given.shape[1], block.softcap or 1.0, other.softcap or 1.0, temperature,
@@ -126,6 +126,11 @@ def differentiate_cross(
         **_given(slopes), **_given_teacher(taught), BY_TWIN=pairs is not None, SOFTCAP=block.softcap is not None,
         BLOCK=BLOCK,
     )
+
+
+def _lanes(block: Block) -> int:
+    """Number of lanes of a program that reads a row."""
+    return int(min(triton.next_power_of_2(triton.cdiv(block.width, WIDE.value)), ABSORB[0]))
 
 
 def _sizes(block: Block) -> tuple[int | float, ...]:

@@ -384,13 +384,11 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
     if not run.recipe.exists() or not begun:
         return
     free = WITHOUT_EFFECT if run.finished else ()
-    pairs = zip(recipe.flat(recipe.load(str(run.recipe))), recipe.flat(settings), strict=True)
-    changed = [
-        f"{key}: {before!r} → {now!r}"
-        for (key, before), (_, now) in pairs
-        if before != now and key not in free and not (key in PLACES and before in _whole_paths(now))
-    ]
-    if changed:
+    saved = recipe.load(str(run.recipe))
+    before, now = dict(recipe.flat(saved)), dict(recipe.flat(settings))
+    same = [key for key in PLACES if before[key] in _whole_paths(now[key])]
+    changed = recipe.differences(saved, settings)
+    if changed := [line for line in changed if line.partition(":")[0] not in (*free, *same)]:
         raise UserError(
             f"settings changed after {run.path} was started:\n"
             + "\n".join(f"  {line}" for line in changed)
