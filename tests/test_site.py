@@ -181,13 +181,14 @@ def test_commands_are_copied_without_prompts_and_search_finds_a_setting(site, br
 
 
 def test_the_notebook_runs_and_prints_what_it_shows(tmp_path, own_cache, monkeypatch):
-    """With a tenth of its steps; the words of the output are compared, not the numbers."""
+    """With a tenth of its steps, and a pause between two lines; the words of the output are compared, not the numbers."""
     monkeypatch.syspath_prepend(ROOT / "website")
     import nbformat
     import notebook
 
     def shorter(text):
-        return re.sub(r"max_steps=(\d+)0\b", r"max_steps=\1", text).replace("--limit 100", "--limit 10")
+        text = re.sub(r"max_steps=(\d+)0\b", r"max_steps=\1", text).replace("--limit 100", "--limit 10")
+        return text.replace("for name, logits in", "import time; time.sleep(1)\nfor name, logits in")
 
     run = notebook.execute(TOUR, tmp_path, shorter)
     shown = nbformat.read(TOUR, 4)

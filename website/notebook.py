@@ -41,7 +41,8 @@ def execute(notebook: Path, folder: Path, change: Callable[[str], str] = str) ->
     content = nbformat.read(notebook, 4)
     for cell in content.cells:
         cell.source = change(cell.source) if cell.cell_type == "code" else cell.source
-    NotebookClient(content, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    where = {"metadata": {"path": str(folder)}}
+    NotebookClient(content, timeout=300, resources=where, coalesce_streams=True).execute()
     for cell in content.cells:
         cell.metadata.pop("execution", None)
     return content
