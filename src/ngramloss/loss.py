@@ -248,23 +248,30 @@ class JointLoss(torch.nn.Module):
         Denominators are tensors on the same device, [].
         """
         candidates = self._checked_candidates(candidates, labels, packed)
-        own = (stats, labels) if packed is None else (unpack(stats, packed), packed.labels)   # [S, U]
-        rows = []
-        for part in self.parts:
-            given = (stats, labels) if part.by_position else own
-            value = _row_values(part, *given, candidates)                # [B], or [S] for the texts of packed rows
-            value = value.where((given[1] != IGNORE_INDEX).any(-1), 0.0)   # [B] or [S]
-            if by_row and packed is not None and not part.by_position:
-                value = value.new_zeros(len(labels)).index_add(0, packed.row, value)   # [B]
-            rows.append(value)
+        groups: dict[bool, list[int]] = {}
+        for number, part in enumerate(self.parts):
+            groups.setdefault(packed is None or part.by_position, []).append(number)
+        found: dict[int, Tensor] = {}
+        for by_position, numbers in groups.items():   # parts of the same rows are added up together: fewer launches
+            own = (stats, labels)                                        # [B, T]
+            if not by_position and packed is not None:
+                own = unpack(stats, packed), packed.labels               # [S, U]
+            value = torch.stack([_row_values(self.parts[number], *own, candidates) for number in numbers])   # [some, B]
+            value = value.where((own[1] != IGNORE_INDEX).any(-1), 0.0)   # [some, B], or [some, S] of packed rows
+            if not by_row:
+                value = value.sum(-1)                                    # [some]
+            elif not by_position and packed is not None:
+                value = value.new_zeros(len(numbers), len(labels)).index_add(1, packed.row, value)   # [some, B]
+            found.update(zip(numbers, value.unbind(), strict=True))
+        values = value if len(groups) == 1 else torch.stack([found[number] for number in range(len(found))])
         divisor = self.denominators(labels, packed, num_tokens=num_tokens, num_sequences=num_sequences)   # [parts]
         divisor = divisor.to(stats.lse.dtype).where(divisor != 0, 1.0)   # [parts]
         # An objective that reads only matched windows would hide a NaN elsewhere, and a gradient scaler must see it.
         zero_or_nan = (stats.lse.detach() * 0).where(labels != IGNORE_INDEX, 0.0)   # [B, T]
         if by_row:
-            values = torch.stack(rows) / divisor.unsqueeze(-1) + zero_or_nan.sum(-1)   # [parts, B]
+            values = values / divisor.unsqueeze(-1) + zero_or_nan.sum(-1)   # [parts, B]
         else:
-            values = torch.stack([value.sum() for value in rows]) / divisor + zero_or_nan.sum()   # [parts]
+            values = values / divisor + zero_or_nan.sum()                # [parts]
         if not values.requires_grad or all(part.reads == "candidates" for part in self.parts):
             values = values + stats.lse[:0].sum()                        # for backward(), if no position was read
         if self.check:
