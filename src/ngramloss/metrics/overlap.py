@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -123,6 +124,8 @@ def _pooled_scores(
     import numpy as np
 
     check_lengths(references=references, predictions=predictions)
+    counted = cache(metric._extract_reference_info)  # candidates of one source have equal references: counted once
+    metric._extract_reference_info = lambda golds: counted(tuple(golds))
     extracted = metric._extract_corpus_statistics(list(predictions), _streams(references))  # counts references too
     statistics = np.array(extracted, dtype=np.float64)  # [N, k]
     values = [sentence._compute_score_from_stats(row).score for row in extracted]  # what sentence_score computes
