@@ -1,13 +1,18 @@
 """The scripts under studies: what each says of itself, and what it makes of small wheels in the form of the real ones."""
 
 import io
+import json
+import os
 import runpy
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from models import SHORT_TRAINING, TINY_MODEL
 
 BASES = Path(__file__).parent.parent / "studies" / "bases"
 SCRIPTS = sorted(path for path in BASES.parent.rglob("*.py") if path.stem != "wheels")
@@ -119,3 +124,52 @@ def test_quantised_weights_become_numbers_by_the_names_of_their_layers():
     }
     assert {name: weight.tolist() for name, weight in found.items()} == expected
     assert all(weight.dtype == torch.float32 and weight.is_contiguous() for weight in found.values())
+
+
+OWN_TEXTS = """\
+title = "A small model and its own texts"
+recipe = "own_texts_tiny.toml"
+objectives = [
+  {objective = "ce", epochs = 2},
+  {name = "as it was", objective = "ce", set = ["train.max_steps=1", "train.learning_rate=1e-12"]},
+  {objective = "ce + policy(baseline=others)", set = ["online.samples=3", "online.refresh=2"]},
+  {objective = "ce + 0.1*rank(alpha=1)", set = ["data.candidates=runs/own-texts/tiny/unseen"]},
+]
+always = ["as it was"]
+confirm = 2
+seeds = {screening = [1], confirmation = [11, 12]}
+writings = {greedy = ["generation.num_beams=1"]}
+
+[[set]]
+name = "pairs"
+primary = "bleu"
+writing = "greedy"
+set = ["model.name=runs/own-texts/tiny/all/model", "train.max_steps=2", "online.metric=bleu"]
+"""
+
+
+@pytest.mark.thorough
+def test_a_study_of_own_texts_runs_from_its_writers_to_its_table_and_a_second_time_at_once(tmp_path):
+    """With a small model instead of a pretrained one: writers, candidates of what they have not seen, and the study."""
+    studies, data = tmp_path / "studies", tmp_path / "data"
+    studies.mkdir()
+    data.mkdir()
+    for split, count in {"train": 24, "validation": 6, "test": 6}.items():
+        texts = (" ".join(f"w{row * step % 17}" for step in range(1, 7)) for row in range(1, count + 1))
+        rows = [json.dumps({"source": text, "target": text.upper()}) for text in texts]
+        (data / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    (studies / "own-texts-tiny.toml").write_text(OWN_TEXTS)
+    own = f'task = "translation"\nobjective = "ce"\n[data]\nname = "data"\n{TINY_MODEL}{SHORT_TRAINING}'
+    (studies / "own_texts_tiny.toml").write_text(own)
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    here = {"PATH": programs, "NGRAMLOSS_CACHE": str(tmp_path), "WRITERS": "1"}
+    command, printed = ["bash", BASES.parent / "own_texts.sh", "tiny"], []
+    for _ in range(2):
+        done = subprocess.run(command, cwd=tmp_path, env=os.environ | here, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        printed.append(done.stdout)
+    texts = [json.loads(line) for line in (tmp_path / "runs/own-texts/tiny/unseen/candidates.jsonl").open()]
+    assert len(texts) == 24
+    scored = {path.name.split("-seed")[0] for path in (studies / "own-texts-tiny").rglob("*.test.*.json")}
+    assert scored == {"ce", "as_it_was", "policy_baselineothers", "0.1rank_alpha1"}
+    assert ["nothing is left" in text for text in printed] == [False, True]
