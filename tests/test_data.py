@@ -445,18 +445,58 @@ def test_csv_column_names_must_be_readable(tmp_path):
     ],
 )
 def test_usual_columns_are_found(present, expected):
-    assert columns(present, "here") == (*expected, ())
+    assert columns(present, "here") == (*expected, (), ())
 
 
 def test_given_columns_win_and_are_not_taken_twice():
-    assert columns(["document", "summary", "body"], "here", source="body") == ("body", "summary", None, ())
-    assert columns(["document", "summary", "output"], "here", source="summary") == ("summary", "output", None, ())
-    assert columns(["document", "text", "title"], "here", target="document", source=None) == (
-        "text",
-        "document",
-        None,
-        (),
-    )
+    assert columns(["document", "summary", "body"], "here", source="body")[:3] == ("body", "summary", None)
+    assert columns(["document", "summary", "output"], "here", source="summary")[:3] == ("summary", "output", None)
+    found = columns(["document", "text", "title"], "here", target="document", source=None)
+    assert found[:3] == ("text", "document", None)
+
+
+@pytest.mark.parametrize(
+    ("present", "given", "sources", "target"),
+    [
+        (["instruction", "input", "output"], {}, ("instruction", "input"), "output"),  # Alpaca
+        (["instruction", "context", "response", "category"], {}, ("instruction", "context"), "response"),  # Dolly
+        (["Instruction", "Document", "summary"], {}, ("Instruction", "Document"), "summary"),
+        (["instruction", "output"], {}, ("instruction",), "output"),
+        (["context", "document", "summary"], {}, ("document",), "summary"),
+        (["instruction", "document"], {"target": "instruction"}, ("document",), "instruction"),
+        (["instruction", "input", "output"], {"source": "input"}, ("input",), "output"),
+        (["context", "question", "answer"], {"source": "context,question", "target": "answer"},
+         ("context", "question"), "answer"),
+        (["a,b", "a", "b", "summary"], {"source": "a,b"}, ("a,b",), "summary"),
+    ],
+)  # fmt: skip
+def test_an_instruction_and_its_text_are_the_source_and_so_are_several_given_columns(present, given, sources, target):
+    found = columns(present, "here", **given)
+    assert ((found.source, *found.more), found.target) == (sources, target)
+
+
+def test_the_texts_of_several_source_columns_are_joined_and_further_ones_may_be_empty(tmp_path):
+    lines = [{"input": "b"}, {"input": ""}, {"input": None}, {}]
+    rows = "\n".join(json.dumps({"instruction": "a", **line, "output": "c"}) for line in lines)
+    split = load(written(tmp_path / "mine.jsonl", rows), "train")
+    assert [example.source for example in split.examples] == ["a\n\nb", "a", "a", "a"]
+    assert split.column == "instruction,input"
+    bad = written(tmp_path / "bad.jsonl", '{"instruction": "a", "input": 3, "output": "c"}\n')
+    with pytest.raises(ValueError, match=r"bad.jsonl:1: 'input' should be text, got int"):
+        load(bad, "train")
+    empty = written(tmp_path / "empty.jsonl", '{"instruction": "", "input": "b", "output": "c"}\n')
+    with pytest.raises(ValueError, match=r"empty.jsonl:1: 'instruction' is empty"):
+        load(empty, "train")
+    with pytest.raises(ValueError, match=r"no column 'inputs' for the source \(did you mean 'input'\?\)"):
+        load(written(tmp_path / "mine.jsonl", rows), "train", source="instruction,inputs")
+
+
+def test_columns_that_are_not_read_are_known_unless_both_were_given(tmp_path):
+    name = written(tmp_path / "mine.csv", "id,topic,dialogue,summary\n1,x,a,b\n")
+    assert load(name, "train").unread == ("topic",)
+    assert load(name, "train", source="topic").unread == ("dialogue",)
+    assert load(name, "train", source="topic", target="summary").unread == ()
+    assert load(name, "train", validation_fraction=0).target_column == "summary"
 
 
 def test_columns_that_cannot_be_found_are_asked_for():
@@ -466,7 +506,7 @@ def test_columns_that_cannot_be_found_are_asked_for():
         columns(["body", "summary"], "here")
     with pytest.raises(
         ValueError,
-        match=r"cannot find the target column of here. .*a target is called summary, .* or completion\. .*--target",
+        match=r"cannot find the target column of here. .*a target is called summary, .* or response\. .*--target",
     ):
         columns(["text", "title"], "here")
     with pytest.raises(ValueError, match=r"Its columns are '" + "x" * 39 + "…', .* and 5 more; usually"):
@@ -479,7 +519,7 @@ def test_both_columns_are_asked_for_at_once():
     with pytest.raises(
         ValueError,
         match=r"cannot find the source and the target column of here\. Its columns are 'a', 'b'; usually a source is called "
-        r"document, .* or prompt; a target is called summary, .* or completion\. Set it with data\.source = … and data\.target = … in "
+        r"document, .* or prompt; a target is called summary, .* or response\. Set it with data\.source = … and data\.target = … in "
         r"a recipe, --source COLUMN --target COLUMN on the command line or source=…, target=… in Python\.",
     ):
         columns(["a", "b"], "here")

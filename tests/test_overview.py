@@ -37,6 +37,19 @@ def test_everything_that_changes_the_data_is_named_with_its_setting():
     ]
 
 
+def test_columns_are_named_if_several_are_joined_or_one_is_not_read():
+    train = split("train", "a")._replace(column="instruction,input", target_column="output")
+    validation = split("validation", "b")._replace(column="dialogue", target_column="summary", unread=("topic",))
+    assert overview({"train": train, "validation": validation}, {}, Data()) == [
+        "train: 1 row; sources are instruction and input, targets output.",
+        "validation: 1 row.",
+    ]
+    many = validation._replace(split="train", unread=("topic", "a", "b", "c"))
+    assert overview({"train": many}, {}, Data()) == [
+        "train: 1 row; sources are dialogue, targets summary; not read: topic, a, b and 1 more."
+    ]
+
+
 @pytest.mark.parametrize("name", ["validation", "test"])
 def test_a_row_that_is_also_trained_on_is_a_warning(name):
     splits = {"train": split("train", *"abcdef"), name: split(name, *"axcde")}

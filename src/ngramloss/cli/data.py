@@ -38,7 +38,7 @@ def add(verbs: Verbs) -> None:
         default="standard",
         help="how to count: our rules, or those of the paper's released code (default: %(default)s)",
     )
-    add_columns(stats, source="of the sources", target="of the targets")
+    add_columns(stats, source="of the sources; several with commas are joined", target="of the targets")
     stats.add_argument(
         "--on-bad-row",
         choices=["error", "skip"],

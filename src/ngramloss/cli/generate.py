@@ -140,7 +140,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         "--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)"
     )
     verb.add_argument("-o", "--out", metavar="DIR", help="output folder (default: the run's folder)")
-    add_columns(verb, source="of the sources", target="of the targets")
+    add_columns(verb, source="of the sources; several with commas are joined", target="of the targets")
     add_trust(verb)
 
 

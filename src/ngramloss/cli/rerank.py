@@ -99,7 +99,7 @@ def add(verbs: Verbs) -> None:
 def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="NAME", help="data set of the candidates (default: the one that they name)")
     parser.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
-    add_columns(parser, source="of the sources", target="of the references")
+    add_columns(parser, source="of the sources; several with commas are joined", target="of the references")
     add_trust(parser)
 
 

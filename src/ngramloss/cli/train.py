@@ -43,7 +43,7 @@ def add(verbs: Verbs) -> None:
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     train.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     train.add_argument("--show", action="store_true", help="print the recipe with all its settings and exit")
-    add_columns(train, source="of the sources", target="of the targets")
+    add_columns(train, source="of the sources; several with commas are joined", target="of the targets")
     add_trust(train)
     train.set_defaults(run_verb=run)
 

@@ -11,7 +11,9 @@ from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
 
 SOURCES = ("document", "article", "source", "text", "dialogue", "input", "src", "prompt")
-TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt", "completion")
+TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt", "completion", "response")
+INSTRUCTION, BESIDE = "instruction", "context"
+"""Data of instructions: what is to be done, and a usual name of the text that it concerns, besides those of sources."""
 FIRST = {"translation": (("source", "src"), ("target", "tgt", "translation"))}
 """Task → the names of its source and target columns that come before the others."""
 IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
@@ -26,13 +28,15 @@ NO_ID = "none"
 class Columns(NamedTuple):
     """The columns to read. Without an id column, the row number is the id.
 
-    ``target`` is what a model is trained on; ``others`` has the columns of further references.
+    ``target`` is what a model is trained on; ``others`` has the columns of further references. ``more`` has columns
+    whose texts follow the source's.
     """
 
     source: str
     target: str
     id: str | None
     others: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
 
 
 def columns(
@@ -52,7 +56,7 @@ def columns(
     Args:
         present: all columns of the table.
         where: the file or data set, for messages.
-        source: the source column, if given.
+        source: the source column, if given; several, separated by commas, are joined.
         target: the target column, if given; several, separated by commas, are several references of each row.
         id: the id column, if given; ``none`` means that there is none.
         languages: codes of the languages of source and target, empty if unknown. Columns may be named after them.
@@ -60,18 +64,20 @@ def columns(
 
     Example:
         >>> columns(["fname", "dialogue", "topic", "summary"], "data/train.csv")
-        Columns(source='dialogue', target='summary', id='fname', others=())
+        Columns(source='dialogue', target='summary', id='fname', others=(), more=())
         >>> columns(["text", "summary1", "summary2"], "test.csv").others
         ('summary2',)
         >>> columns(["de", "en"], "train.tsv", languages=("en_XX", "de_DE"))
-        Columns(source='en', target='de', id=None, others=())
+        Columns(source='en', target='de', id=None, others=(), more=())
+        >>> columns(["instruction", "input", "output"], "alpaca.json")
+        Columns(source='instruction', target='output', id=None, others=(), more=('input',))
     """
-    given_targets = given_columns(target, present)
-    given = [("source", name) for name in [source] if name] + [("target", name) for name in given_targets]
+    given_sources, given_targets = given_columns(source, present), given_columns(target, present)
+    given = [("source", name) for name in given_sources] + [("target", name) for name in given_targets]
     if absent := [_absent(name, role, present) for role, name in given if name not in present]:
         raise UserError(f"{where} has {' and '.join(absent)}. Its columns are {listed(present)}.")
-    if source is not None and source in given_targets:
-        raise UserError(f"source and target of {where} must be different columns, but both are {source!r}.")
+    if both := [name for name in given_sources if name in given_targets]:
+        raise UserError(f"source and target of {where} must be different columns, but both are {both[0]!r}.")
     first = FIRST.get(task, ((), ()))
     sources, all_targets = (
         tuple(dict.fromkeys([*column_names(code), *of_task, *names]))
@@ -79,11 +85,11 @@ def columns(
     )
     if not given_targets and reference_columns(all_targets, present)[:1] == ["completion"]:
         sources = ("prompt", *sources)
-    chosen_source = source if source is not None else usual(sources, present, taken=given_targets)
-    targets = given_targets or reference_columns(all_targets, present, taken=[chosen_source] if chosen_source else [])
-    missing = {} if chosen_source else {"source": sources}
+    chosen_sources = given_sources or _found_sources(sources, present, given_targets)
+    targets = given_targets or reference_columns(all_targets, present, taken=chosen_sources)
+    missing = {} if chosen_sources else {"source": sources}
     missing |= {} if targets else {"target": all_targets}
-    if chosen_source is None or missing:
+    if missing:
         called = [f"a {role} is called {', '.join(names[:-1])} or {names[-1]}" for role, names in missing.items()]
         raise UserError(
             f"cannot find the {' and the '.join(missing)} column of {where}. Its columns are {listed(present)}; "
@@ -91,7 +97,16 @@ def columns(
             f"recipe, {' '.join(f'--{role} COLUMN' for role in missing)} on the command line or "
             f"{', '.join(f'{role}=…' for role in missing)} in Python."
         ).on_page("columns")
-    return Columns(chosen_source, targets[0], id_column(id, present, where), tuple(targets[1:]))
+    first_source, *more = chosen_sources
+    return Columns(first_source, targets[0], id_column(id, present, where), tuple(targets[1:]), tuple(more))
+
+
+def _found_sources(names: Sequence[str], present: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """The first column with one of the names; behind an instruction, if there is one."""
+    instruction = usual([INSTRUCTION], present, taken)
+    told = [instruction] if instruction else []
+    found = usual([*names, BESIDE] if told else names, present, [*taken, *told])
+    return [*told, found] if found else told
 
 
 def given_columns(written: str | None, present: Sequence[str]) -> list[str]:

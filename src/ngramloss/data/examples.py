@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -58,7 +58,9 @@ class Split(NamedTuple):
         fingerprint: 16 hexadecimal digits that depend on ids, sources, targets and weights, but not on format or
             compression.
         more: whether there are more rows, which the limit left out.
-        column: the name of the column with the sources.
+        column: the name of the column with the sources; several, separated by commas, are joined.
+        target_column: that of the targets.
+        unread: columns that were not read, if those that were had to be found.
     """
 
     name: str
@@ -68,6 +70,8 @@ class Split(NamedTuple):
     fingerprint: str
     more: bool = False
     column: str = ""
+    target_column: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def readable(self) -> list[Example]:
@@ -103,7 +107,8 @@ def load(
             ``owner/name:config`` (from the hub); a file, which is the split ``train``; a folder with a file for each
             split; or ``train=a.jsonl,validation=b.csv,test=c.parquet``.
         split: ``train``, ``validation`` (also ``dev``, ``valid``, ``val``), ``test`` or another name in the data set.
-        source: the source column; by default it is detected by its usual names.
+        source: the source column; by default it is detected by its usual names. The texts of several columns
+            (``"instruction,input"``) are joined, with an empty line between them.
         target: the target column, likewise. If a row has several references, as a list or in several columns
             (``"reference1,reference2"``), the first is the target.
         id: the id column, likewise; ``none`` numbers the rows.
@@ -204,7 +209,7 @@ def _read(
     rows = map(_by_language, rows)
     first = _first_rows(rows)
     examples: list[Example] = []
-    more, column = False, ""
+    more, read = False, {}
     bad = [row for row in first if isinstance(row, BadRow)]
     if len(bad) < len(first):
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
@@ -221,13 +226,24 @@ def _read(
         every = chain(first, rows)
         with Progress(f"reading {split}", total=limit or None, unit="rows") as progress:
             examples, bad = _separate(_examples(every, chosen, weights), limit, progress)
-        more, column = len(examples) == limit and next(every, None) is not None, chosen.source
+        more = len(examples) == limit and next(every, None) is not None
+        read = _read_columns(chosen, present, weights, given=source is not None and target is not None)
     if bad and (on_bad_row == "error" or not examples):
         may_skip = on_bad_row == "error" and name != ROWS
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=may_skip)).on_page("rows")
     if not examples:
         raise UserError(f"the split {split!r} of {name} has no rows. Expected at least one example.")
-    return Split(name, split, examples, bad, fingerprint(examples), more, column)
+    return Split(name, split, examples, bad, fingerprint(examples), more, **read)
+
+
+def _read_columns(chosen: Columns, present: Sequence[str], weights: str | None, *, given: bool) -> dict[str, Any]:
+    """The fields of a split that say which columns were read."""
+    read = {chosen.source, *chosen.more, chosen.target, *chosen.others, chosen.id, weights}
+    return {
+        "column": ",".join([chosen.source, *chosen.more]),
+        "target_column": chosen.target,
+        "unread": () if given else tuple(name for name in present if name not in read),
+    }
 
 
 def _warn_of_weights(name: str, rows: Iterable[Row | BadRow]) -> None:
@@ -279,7 +295,8 @@ def _part(whole: Split, split: str, held_out: Mapping[str, float], limit: int) -
     chosen = [example for example in whole.examples if part_of.get(example.id, "train") == split]
     kept = chosen[:limit] if limit else chosen
     skipped = whole.skipped if split == "train" else []
-    return Split(whole.name, split, kept, skipped, fingerprint(kept), len(kept) < len(chosen), whole.column)
+    more = len(kept) < len(chosen)
+    return whole._replace(split=split, examples=kept, skipped=skipped, fingerprint=fingerprint(kept), more=more)
 
 
 def fingerprint(examples: Iterable[Example]) -> str:
@@ -348,7 +365,8 @@ def _examples(
             yield row
             continue
         references, reasons = _references(row, [chosen.target, *chosen.others])
-        reasons = [_fault(row, chosen.source), *reasons]
+        sources, faulty = _sources(row, chosen)
+        reasons = [*faulty, *reasons]
         weights: tuple[float, ...] = ()
         if weights_column:
             weights, fault = read_weights(row, weights_column)
@@ -365,8 +383,15 @@ def _examples(
             yield BadRow(row.file, row.line, "; ".join(faults))
             continue
         several = tuple(references) if len(references) > 1 else ()
-        yield Example(str(identity), str(row.values[chosen.source]), references[0], several, weights)
+        yield Example(str(identity), "\n\n".join(sources), references[0], several, weights)
         first_use[str(identity)] = row.file, row.line
+
+
+def _sources(row: Row, chosen: Columns) -> tuple[list[str], list[str]]:
+    """The texts that make the source of a row, and why they cannot be used. Those behind the first may be empty."""
+    filled = [name for name in chosen.more if row.values.get(name) is not None and row.values[name] != ""]
+    faults = [fault for name in (chosen.source, *filled) if (fault := _fault(row, name))]
+    return [] if faults else [str(row.values[name]) for name in (chosen.source, *filled)], faults
 
 
 def _references(row: Row, columns: list[str]) -> tuple[list[str], list[str]]:

@@ -48,6 +48,8 @@ def overview(
 
 def _sentence(name: str, split: Split, cut: tuple[int, int] | None, data: Data, nouns: tuple[str, str]) -> str:
     facts = [f"{name}: {_many(len(split.examples), 'row')}"]
+    if name == "train":
+        facts += _columns(split)
     if split.more:
         setting, limit = ("limit", data.limit) if name == "train" else ("validation_limit", data.validation_limit)
         facts.append(f"the rest not used (data.{setting} = {limit:,})")
@@ -66,6 +68,16 @@ def _sentence(name: str, split: Split, cut: tuple[int, int] | None, data: Data, 
     if repeated := len(split.examples) - len(_rows(split.examples)):
         facts.append(_many(repeated, "repeated row"))
     return "; ".join(facts) + "."
+
+
+def _columns(split: Split) -> list[str]:
+    """Which columns were read, if others were not, or if several are joined."""
+    sources = split.column.split(",")
+    if not split.unread and len(sources) == 1:
+        return []
+    rest = len(split.unread) - SHOWN
+    unread = f"not read: {', '.join(split.unread[:SHOWN])}" + f" and {rest} more" * (rest > 0)
+    return [f"sources are {' and '.join(sources)}, targets {split.target_column}", *[unread] * bool(split.unread)]
 
 
 def _rows(examples: Sequence[Example]) -> set[tuple[str, str]]:
