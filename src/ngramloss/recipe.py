@@ -192,8 +192,8 @@ class Train:
     """On a GPU: run forward and backward as one CUDA graph for each shape of a micro-batch. Where that cannot be done,
     training says why and runs without."""
     compile: bool | str = setting(Switch.AUTO, kind=Switch)
-    """Compile the layers with torch.compile: slower to start, faster steps, less memory. ``auto`` does so for
-    decoder-only models where steps are captured on a GPU and the training is long enough to earn the time back."""
+    """Compile the layers with torch.compile: slower to start, faster steps, less memory. ``auto`` does so
+    where steps are captured on a GPU and the training is long enough to earn the time back."""
     twins: bool = False
     """Put every example into the step twice, as neighbours, each with its own dropout: for ``rdrop``, ``rewards:twin``
     and ``gated:twin``. ``batch_size`` counts it once, all denominators count both."""
