@@ -165,6 +165,9 @@ def test_the_turns_of_decoder_only_twins_are_neighbours():
         rows_of = places // ids.shape[1]
         assert (rows_of[0::2][real[0::2]] + 1 == rows_of[1::2][real[1::2]]).all()
         assert (rows_of[0::2][real[0::2]] % 2 == 0).all()
+        weighted = [row | {"weights": [float(max(label, 0)) for label in row["labels"]]} for row in TURNS]
+        weights = ng.twins(JoinedPadder(0))(weighted, size)["weights"]
+        assert torch.equal(weights[real], labels[real].float())
     assert len(ng.twins(JoinedPadder(0))([])["input_ids"]) == 2
     assert len(ng.twins(Padder(1, lambda labels: labels))([])["labels"]) == 2
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ngramloss.errors import UserError
+from ngramloss.stats import BESIDE_LABELS
 from ngramloss.steps.plan import Size
 
 
@@ -48,7 +49,8 @@ class Twins:
         else:  # one blank row
             return {name: value.repeat_interleave(2, 0) for name, value in self.collator([]).items()}
         if isinstance(batch, dict) and "label_positions" in batch and "candidates" not in batch:
-            batch |= {name: _neighbours(batch[name], batch["input_ids"]) for name in ("labels", "label_positions")}
+            texts = [name for name in ("labels", "label_positions", *BESIDE_LABELS) if name in batch]
+            batch |= {name: _neighbours(batch[name], batch["input_ids"]) for name in texts}
         return batch
 
 
