@@ -199,8 +199,16 @@ def test_trls_trainer_refuses_what_its_collator_drops():
     import datasets
 
     trl = pytest.importorskip("trl")
-    data = datasets.Dataset.from_list([{"input_ids": [1, 2], "loss_weights": [1.0, 1.0]}])
-    with pytest.raises(UserError, match=r"the rows have loss_weights, and TRL's collator would drop them"):
-        ng.NgramSFTTrainer(
-            "m", trl.SFTConfig(report_to=[], use_cpu=True, bf16=False), objective="ce", train_dataset=data
-        )
+    plain = datasets.Dataset.from_list([{"input_ids": [1, 2]}])
+    weighted = datasets.Dataset.from_list([{"input_ids": [1, 2], "loss_weights": [1.0, 1.0]}])
+    segmented = datasets.Dataset.from_list([{"input_ids": [1, 2], "segments": [0, 1]}])
+    stream = datasets.IterableDataset.from_generator(lambda: iter(weighted))
+    assert stream.column_names is None
+    for name, given in {
+        "loss_weights": {"train_dataset": weighted},
+        "segments": {"train_dataset": segmented},
+        "loss_weights ": {"train_dataset": stream},
+        "segments ": {"train_dataset": plain, "eval_dataset": {"one": plain, "other": segmented}},
+    }.items():
+        with pytest.raises(UserError, match=rf"the rows have {name.strip()}, and TRL's collator would drop them"):
+            ng.NgramSFTTrainer("m", trl.SFTConfig(report_to=[], use_cpu=True, bf16=False), objective="ce", **given)

@@ -17,7 +17,7 @@ from ngramloss.hf.beside import KEYS
 from ngramloss.hf.calls import lost_boundaries
 from ngramloss.hf.exact_steps import ExactSteps
 from ngramloss.hf.heads import bare
-from ngramloss.hf.segments import Unit
+from ngramloss.hf.segments import KEY, Unit
 from ngramloss.hf.step_loss import refuse_lost_boundaries
 from ngramloss.loss import JointLoss
 from ngramloss.stats import TokenStats
@@ -62,12 +62,16 @@ class NgramSFTTrainer(ExactSteps, SFTTrainer):
         if args.loss_type == "dft":
             raise UserError("loss_type='dft' has no effect. Write it in the objective: objective='dft'.")
         refuse_lost_boundaries(JointLoss(objective), lost_boundaries(args))
-        columns = getattr(kwargs.get("train_dataset"), "column_names", None) or ()
-        if named := [name for name in KEYS if name in columns]:
-            raise UserError(
-                f"the rows have {named[0]}, and TRL's collator would drop them. Leave them out, or use NgramTrainer "
-                "with a collator that pads them."
-            )
+        evaluated = kwargs.get("eval_dataset")
+        for rows in [
+            kwargs.get("train_dataset"),
+            *(evaluated.values() if isinstance(evaluated, dict) else [evaluated]),
+        ]:
+            if named := [name for name in (*KEYS, KEY) if name in _columns(rows)]:
+                raise UserError(
+                    f"the rows have {named[0]}, and TRL's collator would drop them. Leave them out, or use "
+                    "NgramTrainer with a collator that pads them."
+                )
         args = copy.copy(args)
         args.loss_type = "nll"  # before TRL 1.15 the default replaces the model's forward
         super().__init__(model=model, args=args, objective=objective, memory=memory, segments=segments, **kwargs)
@@ -121,7 +125,15 @@ class NgramSFTTrainer(ExactSteps, SFTTrainer):
 
 def _is_packed(dataset: Any) -> bool:
     """Whether rows say how long their documents are, which TRL passes on only with ``padding_free``."""
-    return "seq_lengths" in (getattr(dataset, "column_names", None) or ())
+    return "seq_lengths" in _columns(dataset)
+
+
+def _columns(dataset: Any) -> Iterable[str]:
+    """The columns of a data set; of a stream that does not know them, those of its first row."""
+    names: Iterable[str] | None = getattr(dataset, "column_names", None)
+    if names is None and hasattr(dataset, "take"):  # reading it later starts with this row again
+        names = next(iter(dataset.take(1)), {})
+    return names or ()
 
 
 def _tokens_read(batch: dict[str, Any]) -> Tensor:
