@@ -139,10 +139,22 @@ def test_random_rows_come_back_as_examples(tmp_path, pairs, every):
 
 
 def test_quoted_line_ends_tabs_and_separators_are_part_of_a_text(tmp_path):
-    texts = ['two\nlines; a "quote", and a\ttab', "=1+1", " spaces "]
+    texts = ['two\nlines; a "quote", and\ta\ttab', "=1+1", " spaces "]
     rows = [{"id": str(number), "prediction": text} for number, text in enumerate(texts)]
     for form in FORMS:
         assert list(read_texts(save(tmp_path, "p", rows, form), "prediction").by_id.values()) == texts
+
+
+def test_lines_of_tab_separated_values_that_a_quotation_mark_would_join_are_a_bad_row(tmp_path):
+    """Files of sentence pairs often have no quoting: a quotation mark is part of the text."""
+    path = tmp_path / "pairs.tsv"
+    path.write_text('en\tde\nOne.\tEins.\n"I am tired.\tIch bin müde.\nLet us go."\tGehen wir.\n"a\nb"\tc\nd\t"e\nf"\n')
+    with pytest.raises(
+        ValueError, match=r"(?s)1 of 4 rows .*pairs.tsv:3: a quotation mark opens a field and is closed on"
+    ):
+        load(str(path), "train", source="en", target="de")
+    kept = load(str(path), "train", source="en", target="de", on_bad_row="skip").examples
+    assert [(one.source, one.target) for one in kept] == [("One.", "Eins."), ("a\nb", "c"), ("d", "e\nf")]
 
 
 def test_a_header_with_more_semicolons_than_commas_is_separated_by_semicolons(tmp_path):

@@ -40,6 +40,12 @@ LONGEST_ROW = 2**26
 """Maximum size of a row, in bytes, for CSV in characters. A few megabytes of a compressed file may be a line of
 gigabytes, which would fill the memory."""
 
+UNQUOTED = (
+    "a quotation mark opens a field and is closed on another line, although each of these lines has all fields: rows "
+    "would be read as one. Write such a mark twice, in quotes, or use parallel files of plain lines"
+)
+"""Why a row of tab-separated values is bad, of which every line could be a row."""
+
 CHUNK = 2**16
 """Characters of a JSON list that are read at a time."""
 
@@ -297,6 +303,7 @@ def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Itera
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_ROW))
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     line = size = 0
+    tabs: list[int] = []  # of each line of a row
 
     def lines() -> Iterator[str]:
         nonlocal size
@@ -304,6 +311,7 @@ def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Itera
             size += len(part)
             if size > LONGEST_ROW:
                 raise _too_long(path, line)
+            tabs.append(part.count("\t"))
             yield part
 
     # Strict, because the lenient reader lets an open quote silently swallow the rest of the file.
@@ -311,6 +319,7 @@ def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Itera
     header: list[str] = []
     while True:
         line, size = reader.line_num + 1, 0
+        tabs.clear()
         try:
             fields = next(reader)
         except StopIteration:
@@ -329,6 +338,8 @@ def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Itera
                 raise UserError(f"{path}:{line}: column names must be unique, but {repeated} occur more than once.")
         elif len(fields) != len(header):
             yield BadRow(str(path), line, f"expected {len(header)} fields, got {len(fields)}")
+        elif delimiter == "\t" and len(tabs) > 1 and set(tabs) == {len(header) - 1} != {0}:
+            yield BadRow(str(path), line, UNQUOTED)
         else:
             yield Row(str(path), line, dict(zip(header, fields, strict=True)))
 
