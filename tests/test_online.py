@@ -754,6 +754,8 @@ REFUSED = [
     (["online.groups=3"], "online.samples: must be a multiple of the 3 groups of online.groups, got 2."),
     (["online.groups=2", "online.top_p=0.9"], "online.temperature: this and online.top_p are of samples"),
     (["online.temperature=0"], "online.temperature: must be above 0, got 0"),
+    (["online.samples=0", "online.top_p=0.9"], "online.top_p are of samples, and online.samples is 0. Set that"),
+    (["online.diversity=0.5"], "online.diversity: is of groups of beams, and online.groups is 0. Set that"),
     (["system=simcls"], "online.samples: simcls is a system of its own"),
     (
         ["online.samples=0"],

@@ -597,6 +597,14 @@ def _broken_online(recipe: Recipe) -> Iterator[str]:
             "online.temperature: this and online.top_p are of samples, and online.groups searches with beams. Leave "
             "one of them out.",
         ),
+        (
+            online.samples > 0 or (online.temperature, online.top_p) == (1.0, 1.0),
+            "online.temperature: this and online.top_p are of samples, and online.samples is 0. Set that, too.",
+        ),
+        (
+            online.groups > 0 or online.diversity == Online().diversity,
+            "online.diversity: is of groups of beams, and online.groups is 0. Set that, too.",
+        ),
     ]
     yield from (text for holds, text in rules if not holds)
 
@@ -662,6 +670,13 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
                 """--set 'data.prompt="{source}\\n\\nSummary:"'.""",
             )
             for key, text in (("prompt", recipe.data.prompt), ("instruction", recipe.data.instruction))
+        ),
+        *(
+            (
+                recipe.model.lora > 0 or getattr(recipe.model, key) == getattr(Model(), key),
+                f"model.{key}: is of adapters, and model.lora is 0. Set that, or leave it out.",
+            )
+            for key in ("lora_alpha", "lora_dropout", "lora_targets")
         ),
         (
             not recipe.data.instruction or recipe.data.prompt == CHAT,
