@@ -458,7 +458,8 @@ def test_given_columns_win_and_are_not_taken_twice():
 @pytest.mark.parametrize(
     ("present", "given", "sources", "target"),
     [
-        (["instruction", "input", "output"], {}, ("instruction", "input"), "output"),  # Alpaca
+        (["instruction", "input", "output", "text"], {}, ("instruction", "input"), "output"),  # Alpaca
+        (["source", "output", "instruction"], {}, ("instruction",), "output"),  # MathInstruct: source is a file
         (["instruction", "context", "response", "category"], {}, ("instruction", "context"), "response"),  # Dolly
         (["Instruction", "Document", "summary"], {}, ("Instruction", "Document"), "summary"),
         (["instruction", "output"], {}, ("instruction",), "output"),
@@ -491,6 +492,28 @@ def test_the_texts_of_several_source_columns_are_joined_and_further_ones_may_be_
         load(written(tmp_path / "mine.jsonl", rows), "train", source="instruction,inputs")
 
 
+def test_numbered_responses_are_no_targets():
+    with pytest.raises(ValueError, match=r"cannot find the target column"):
+        columns(["prompt", "response_0", "response_1"], "here")
+
+
+def test_a_column_that_the_first_rows_lack_is_not_read_if_it_does_not_matter_and_otherwise_an_error(tmp_path):
+    first = '{"instruction": "a", "output": "b"}\n' * 100
+    topic = written(tmp_path / "topic.jsonl", first + '{"instruction": "a", "output": "b", "topic": "c"}\n')
+    assert load(topic, "train").unread == ("topic",)
+    late = written(tmp_path / "late.jsonl", first + '{"instruction": "a", "input": "c", "output": "b"}\n')
+    with pytest.raises(
+        ValueError, match=r"late.jsonl:101 has 'input', which the first 100 rows do not have, .*data.source"
+    ):
+        load(late, "train")
+    assert load(late, "train", source="instruction", target="output").examples[-1].source == "a"
+    assert load(written(tmp_path / "early.jsonl", late_first(first)), "train").examples[0].source == "a\n\nc"
+
+
+def late_first(rows):
+    return '{"instruction": "a", "input": "c", "output": "b"}\n' + rows
+
+
 def test_columns_that_are_not_read_are_known_unless_both_were_given(tmp_path):
     name = written(tmp_path / "mine.csv", "id,topic,dialogue,summary\n1,x,a,b\n")
     assert load(name, "train").unread == ("topic",)
@@ -506,7 +529,7 @@ def test_columns_that_cannot_be_found_are_asked_for():
         columns(["body", "summary"], "here")
     with pytest.raises(
         ValueError,
-        match=r"cannot find the target column of here. .*a target is called summary, .* or response\. .*--target",
+        match=r"cannot find the target column of here. .*a target is called summary, .* or completion\. .*--target",
     ):
         columns(["text", "title"], "here")
     with pytest.raises(ValueError, match=r"Its columns are '" + "x" * 39 + "…', .* and 5 more; usually"):
@@ -519,7 +542,7 @@ def test_both_columns_are_asked_for_at_once():
     with pytest.raises(
         ValueError,
         match=r"cannot find the source and the target column of here\. Its columns are 'a', 'b'; usually a source is called "
-        r"document, .* or prompt; a target is called summary, .* or response\. Set it with data\.source = … and data\.target = … in "
+        r"document, .* or prompt; a target is called summary, .* or completion\. Set it with data\.source = … and data\.target = … in "
         r"a recipe, --source COLUMN --target COLUMN on the command line or source=…, target=… in Python\.",
     ):
         columns(["a", "b"], "here")

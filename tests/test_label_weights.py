@@ -262,7 +262,15 @@ def test_a_chat_without_learnt_answers_is_a_bad_row(tmp_path):
 def test_weights_of_messages_that_are_not_read_are_named(tmp_path, caplog):
     split = messages_of(tmp_path, conversation(0, 1), weights=None)
     assert split.examples[0].weights == ()
-    assert "have a weight, which is not read: every answer is learnt with the weight 1" in caplog.text
+    said = "have a weight, which is not read: every answer is learnt with the weight 1"
+    assert said in caplog.text
+    caplog.clear()
+    late = [
+        {"messages": [{k: v for k, v in one.items() if k != "weight"} for one in conversation(1)["messages"]]}
+    ] * 100
+    as_text = {"messages": json.dumps(conversation(0, 1)["messages"])}
+    messages_of(tmp_path, *late, as_text, weights=None)
+    assert caplog.text.count(said) == 1
 
 
 # Rows

@@ -40,14 +40,37 @@ def test_everything_that_changes_the_data_is_named_with_its_setting():
 def test_columns_are_named_if_several_are_joined_or_one_is_not_read():
     train = split("train", "a")._replace(column="instruction,input", target_column="output")
     validation = split("validation", "b")._replace(column="dialogue", target_column="summary", unread=("topic",))
-    assert overview({"train": train, "validation": validation}, {}, Data()) == [
+    assert overview({"train": train, "validation": train._replace(split="validation", examples=[])}, {}, Data()) == [
         "train: 1 row; sources are instruction and input, targets output.",
-        "validation: 1 row.",
+        "validation: 0 rows.",
     ]
+    other = overview({"train": split("train", "a"), "validation": validation._replace(unread=())}, {}, Data())
+    assert other[1] == "validation: 1 row; sources are dialogue, targets summary."
+    chat = split("train", "a")._replace(column="messages", target_column="completion", unread=("tools",))
+    assert overview({"train": chat}, {}, Data()) == ["train: 1 row; not read: tools."]
     many = validation._replace(split="train", unread=("topic", "a", "b", "c"))
     assert overview({"train": many}, {}, Data()) == [
         "train: 1 row; sources are dialogue, targets summary; not read: topic, a, b and 1 more."
     ]
+
+
+def test_sources_that_contain_their_targets_are_a_warning():
+    examples = [
+        Example(str(number), f"Q{number}. the answer is {number}", f"the answer is {number}") for number in range(5)
+    ]
+    one = Split("mine", "train", examples, [], "")
+    (_, warning) = overview({"train": one}, {}, Data())
+    assert warning == (
+        "warning: most sources of the training data contain their whole target (100% of those looked at, ids 0, 1, 2, "
+        "…), so copying is all there is to learn. Is a column with the answer read as the source? Choose another with "
+        "data.source."
+    )
+    short = [example._replace(target="answer is") for example in examples]  # a label, or a name in the text
+    half = [
+        example._replace(target="no such words") if number % 2 else example for number, example in enumerate(examples)
+    ]
+    for harmless in (short, half[1:]):
+        assert len(overview({"train": one._replace(examples=harmless)}, {}, Data())) == 1
 
 
 @pytest.mark.parametrize("name", ["validation", "test"])

@@ -58,6 +58,8 @@ def made(data, tokenizer, column="", task="summarisation", source=SOURCE, target
         (Data(), "document", "summarisation", f"<s>{SOURCE}\n\nSummary:| {TARGET}</s>"),
         (Data(), "", "translation", f"<s>{SOURCE}\n\nTranslation:| {TARGET}</s>"),
         (Data(), "prompt", "summarisation", f"<s>{SOURCE}| {TARGET}</s>"),
+        (Data(), "Prompt", "summarisation", f"<s>{SOURCE}| {TARGET}</s>"),
+        (Data(), "Instruction,Input", "summarisation", f"<s>{SOURCE}\n\n|{TARGET}</s>"),
         (Data(prompt="Text: {source}\nTL;DR:"), "prompt", "summarisation", f"<s>Text: {SOURCE}\nTL;DR:| {TARGET}</s>"),
         (Data(prompt="{source}\nIn short:\n"), "", "summarisation", f"<s>{SOURCE}\nIn short:\n|{TARGET}</s>"),
         (Data(prompt="<s>{source} ="), "", "summarisation", f"<s>{SOURCE} =| {TARGET}</s>"),
@@ -257,6 +259,8 @@ def test_the_columns_prompt_and_completion_are_found_together(tmp_path):
     name = write(tmp_path / "a.jsonl", {"text": "all", "prompt": "a", "completion": "b"})
     split = load(name, "train")
     assert (split.examples, split.column) == ([Example("1", "a", "b")], "prompt")
+    name = write(tmp_path / "c.jsonl", {"Text": "all", "Prompt": "a", "Completion": "b"})
+    assert load(name, "train").examples == [Example("1", "a", "b")]
     name = write(tmp_path / "b.jsonl", {"document": "d", "summary": "s", "prompt": "a", "messages": 3})
     assert load(name, "train").examples == [Example("1", "d", "s")]
 
@@ -284,12 +288,49 @@ def test_messages_are_read_up_to_the_last_answer(tmp_path, as_text):
         ([TALK[1], {"role": "assistant", "content": " "}], "'messages' has an empty answer: number 2"),
         (TALK[:2], "'messages' has no answer: no message has the role 'assistant'"),
         (TALK[2:], "'messages' begins with an answer"),
+        ([TALK[1], {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}], "has tool_calls in number 2"),
     ],
 )
 def test_messages_that_cannot_be_used_are_bad_rows(tmp_path, messages, message):
     name = write(tmp_path / "a.jsonl", {"messages": TALK}, {"messages": messages})
     with pytest.raises(UserError, match=f"a.jsonl:2: .*{message}"):
         load(name, "train")
+
+
+def test_what_is_beside_messages_and_in_them_and_not_read_is_known(tmp_path):
+    thought = [*TALK[:-1], TALK[-1] | {"thinking": "Hm."}]
+    name = write(
+        tmp_path / "a.jsonl", {"messages": TALK, "tools": []}, {"messages": json.dumps(thought), "system": "x"}
+    )
+    assert load(name, "train").unread == ("tools", "system", "thinking of the messages")
+
+
+@pytest.mark.parametrize(
+    ("trained", "validated", "template", "alike"),
+    [
+        ("document", "dialogue", "", True),
+        ("document", "prompt", "", False),
+        ("document", "prompt", "{source} =", True),
+        ("document", "messages", "{source} =", False),
+        ("instruction,input", "input", "", False),
+        ("instruction,input", "instruction", "", True),
+        ("Prompt", "prompt", "", True),
+    ],
+)
+def test_training_and_validation_are_read_alike(tmp_path, trained, validated, template, alike):
+    from ngramloss.training.prepare import read_splits
+
+    for split, columns in {"train": trained, "validation": validated}.items():
+        texts = TALK if columns == "messages" else "a"
+        target = {} if columns == "messages" else {"summary": "b"}
+        write(tmp_path / f"{split}.jsonl", {name: texts for name in columns.split(",")} | target)
+    changes = [f"data.name={tmp_path}", *([f"data.prompt={template}"] if template else [])]
+    settings = recipe.load("sft", changes)
+    if alike:
+        assert read_splits(settings)["validation"].column == validated
+    else:
+        with pytest.raises(UserError, match=rf"training split are in '{trained}', those of the validation split in"):
+            read_splits(settings)
 
 
 def test_an_empty_completion_is_a_bad_row(tmp_path):
@@ -307,6 +348,8 @@ def test_an_empty_completion_is_a_bad_row(tmp_path):
         (["data.prompt=Summary:"], r"data.prompt: must have \{source\} once"),
         (["data.prompt={source} {source}"], r"data.prompt: must have \{source\} once"),
         (["data.instruction=Summarise."], 'data.instruction: belongs to data.prompt = "chat"'),
+        (["model.lora_alpha=64"], r"model.lora_alpha: is of adapters, and model.lora is 0\. Set that, or leave it out"),
+        (['model.lora_targets=["q_proj"]'], r"model.lora_targets: is of adapters"),
         ([r"data.prompt={source}\n\nTL;DR:"], r"""data.prompt: has .* --set 'data.prompt="\{source\}\\n"""),
         (["data.prompt=chat", r"data.instruction=Be brief.\n"], "data.instruction: has a backslash and an n"),
     ],

@@ -10,6 +10,7 @@ from searches import DOCUMENTS, hf_texts, ids, real_model, texts_of_run
 
 import ngramloss as ng
 from ngramloss import recipe
+from ngramloss.errors import UserError
 from ngramloss.generation import engines, text_generator, writer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -102,8 +103,37 @@ def test_a_translation_looks_for_its_language_and_its_own_names_first(tmp_path):
     write = ng.TextGenerator(
         saved_run(tmp_path, "data.source_language=en_XX", "data.target_language=de_DE", name="translation")
     )
-    assert write._column(["document", "source", "de", "en"]) == "en"
-    assert write._column(["document", "source"]) == "source"
+    assert write._columns(["document", "source", "de", "en"]) == ["en"]
+    assert write._columns(["document", "source"]) == ["source"]
+
+
+def test_several_columns_are_joined_as_in_training(small_run, texts):
+    parts = [text.split(" ", 1) for text in DOCUMENTS]
+    rows = {
+        "instruction": [first for first, _ in parts],
+        "input": [rest for _, rest in parts],
+        "text": ["no"] * len(parts),
+    }
+    joined = ["\n\n".join(part) for part in parts]
+    expected = ng.TextGenerator(small_run)({"document": joined})["prediction"]
+    assert ng.TextGenerator(small_run, source="instruction,input")(rows)["prediction"] == expected
+    alone = ng.TextGenerator(small_run, source="instruction,input")(
+        {"instruction": DOCUMENTS, "input": [""] * len(parts)}
+    )
+    assert alone["prediction"] == texts
+    with pytest.raises(UserError, match=r"the batch has no column 'inputs' for the source"):
+        ng.TextGenerator(small_run, source="instruction,inputs")(rows)
+
+
+def test_a_run_of_instructions_takes_their_texts_too_and_no_documents(tmp_path):
+    run = saved_run(tmp_path)
+    (run / "prepared.json").write_text('{"column": "instruction,input"}')
+    write = ng.TextGenerator(run)
+    assert write._columns(["input", "output", "instruction", "text"]) == ["instruction", "input"]
+    with pytest.raises(
+        UserError, match=r"was trained on the column 'instruction,input', and these sources are in 'input'"
+    ):
+        write({"input": DOCUMENTS})
 
 
 def saved_run(folder, *overrides, name="demo"):

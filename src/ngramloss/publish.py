@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data.origins import BUILT_IN, Files, Hub, canonical, origin
-from ngramloss.data.prompts import AS_THEY_ARE, DEFAULTS
+from ngramloss.data.prompts import template_of
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, scores_of
 from ngramloss.models.adapters import ADAPTER
@@ -388,7 +388,7 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
             "print(tokenizer.decode(written[0], skip_special_tokens=True).strip())",
         ]
     else:
-        before, after = (data.prompt or (SOURCE if column in AS_THEY_ARE else DEFAULTS[settings.task])).split(SOURCE)
+        before, after = template_of(data, settings.task, column).split(SOURCE)
         parts = [json.dumps(text, ensure_ascii=False) for text in (before, after)]
         prompt = [
             f"prompt = {f'{parts[0]} + ' if before else ''}source{f' + {parts[1]}' if after else ''}",

@@ -11,9 +11,14 @@ from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
 
 SOURCES = ("document", "article", "source", "text", "dialogue", "input", "src", "prompt")
-TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt", "completion", "response")
-INSTRUCTION, BESIDE = "instruction", "context"
-"""Data of instructions: what is to be done, and a usual name of the text that it concerns, besides those of sources."""
+TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt", "completion")
+INSTRUCTION, BESIDE = "instruction", ("input", "context", "document", "article", "dialogue")
+"""Data of instructions: what is to be done, and the names of the text that it concerns. Beside an instruction, ``text``
+is often the whole prompt with its answer, and ``source`` where a row is from."""
+JOINT = "\n\n"
+"""What is between the texts of several source columns."""
+RESPONSE = "response"
+"""A target if there is no other; with numbers, as in data of preferences, it is none."""
 FIRST = {"translation": (("source", "src"), ("target", "tgt", "translation"))}
 """Task → the names of its source and target columns that come before the others."""
 IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
@@ -83,10 +88,12 @@ def columns(
         tuple(dict.fromkeys([*column_names(code), *of_task, *names]))
         for code, of_task, names in zip(languages, first, (SOURCES, TARGETS), strict=True)
     )
-    if not given_targets and reference_columns(all_targets, present)[:1] == ["completion"]:
+    found = [] if given_targets else reference_columns(all_targets, present)
+    if [name.casefold() for name in found[:1]] == ["completion"]:
         sources = ("prompt", *sources)
-    chosen_sources = given_sources or _found_sources(sources, present, given_targets)
+    chosen_sources = given_sources or found_sources(sources, present, given_targets)
     targets = given_targets or reference_columns(all_targets, present, taken=chosen_sources)
+    targets = targets or [name for name in [usual([RESPONSE], present, chosen_sources)] if name]
     missing = {} if chosen_sources else {"source": sources}
     missing |= {} if targets else {"target": all_targets}
     if missing:
@@ -101,12 +108,11 @@ def columns(
     return Columns(first_source, targets[0], id_column(id, present, where), tuple(targets[1:]), tuple(more))
 
 
-def _found_sources(names: Sequence[str], present: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """The first column with one of the names; behind an instruction, if there is one."""
+def found_sources(names: Sequence[str], present: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
+    """The first column with one of the names; or an instruction, if there is one, and the text beside it."""
     instruction = usual([INSTRUCTION], present, taken)
-    told = [instruction] if instruction else []
-    found = usual([*names, BESIDE] if told else names, present, [*taken, *told])
-    return [*told, found] if found else told
+    found = usual(names if instruction is None else BESIDE, present, taken)
+    return [name for name in (instruction, found) if name]
 
 
 def given_columns(written: str | None, present: Sequence[str]) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ngramloss.data import origins
-from ngramloss.data.columns import Columns, check_present, columns
+from ngramloss.data.columns import JOINT, Columns, check_present, columns, listed
 from ngramloss.data.messages import ANSWER, ANSWER_WEIGHTS, MESSAGES, has_messages, split_messages, spoken
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.data.weights import read_weights
@@ -208,26 +208,30 @@ def _read(
     """The examples of rows, as they were read. Arguments are those of :func:`load`."""
     rows = map(_by_language, rows)
     first = _first_rows(rows)
+    given = source is not None and target is not None
     examples: list[Example] = []
     more, read = False, {}
+    dropped: dict[str, None] = {}
     bad = [row for row in first if isinstance(row, BadRow)]
     if len(bad) < len(first):
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
         if has_messages(present, source, target):
-            if weights is None and split == "train":
-                _warn_of_weights(name, first)
-            split_row = partial(split_messages, weight=weights)
+            split_row = partial(split_messages, weight=weights, dropped=dropped)
             first, rows = [split_row(row) for row in first], map(split_row, rows)
             source, target, present = MESSAGES, ANSWER, [*present, ANSWER]
             weights = weights and ANSWER_WEIGHTS
         elif weights:
             check_present(weights, "weights", present, first[0].file)
-        chosen = columns(present, first[0].file, source=source, target=target, id=id, languages=languages, task=task)
-        every = chain(first, rows)
+        choose = partial(columns, source=source, target=target, id=id, languages=languages, task=task)
+        chosen, late = choose(present, first[0].file), dict[str, None]()
+        every = _with_known_columns(chain(first, rows), present, chosen, choose, late)
         with Progress(f"reading {split}", total=limit or None, unit="rows") as progress:
             examples, bad = _separate(_examples(every, chosen, weights), limit, progress)
         more = len(examples) == limit and next(every, None) is not None
-        read = _read_columns(chosen, present, weights, given=source is not None and target is not None)
+        unread = [] if given else [*present, *late]
+        read = _read_columns(chosen, [*unread, *(f"{key} of the messages" for key in dropped)], weights)
+        if "weight" in dropped and split == "train":
+            _warn_of_weights(name)
     if bad and (on_bad_row == "error" or not examples):
         may_skip = on_bad_row == "error" and name != ROWS
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=may_skip)).on_page("rows")
@@ -236,24 +240,42 @@ def _read(
     return Split(name, split, examples, bad, fingerprint(examples), more, **read)
 
 
-def _read_columns(chosen: Columns, present: Sequence[str], weights: str | None, *, given: bool) -> dict[str, Any]:
-    """The fields of a split that say which columns were read."""
+def _with_known_columns(
+    rows: Iterable[Row | BadRow], present: Sequence[str], chosen: Columns, choose: Callable[..., Columns],
+    late: dict[str, None],
+) -> Iterator[Row | BadRow]:
+    """The rows; ``late`` gets columns that the first rows do not have. Raises at one that would have been chosen."""
+    known = {*present, ANSWER_WEIGHTS}
+    for row in rows:
+        if isinstance(row, Row) and not row.values.keys() <= known:
+            fresh = [name for name in row.values if name not in known]
+            if choose([*present, *late, *fresh], row.file) != chosen:
+                raise UserError(
+                    f"{row.file}:{row.line} has {listed(fresh)}, which the first {LOOKED_AT} rows do not have, and it would "
+                    "be read if they had it. Name the columns that are to be read: data.source and data.target, "
+                    "--source and --target."
+                ).on_page("columns")
+            known.update(fresh)
+            late.update(dict.fromkeys(fresh))
+        yield row
+
+
+def _read_columns(chosen: Columns, present: Sequence[str], weights: str | None) -> dict[str, Any]:
+    """The fields of a split that say which columns were read, of all that are ``present``."""
     read = {chosen.source, *chosen.more, chosen.target, *chosen.others, chosen.id, weights}
     return {
         "column": ",".join([chosen.source, *chosen.more]),
         "target_column": chosen.target,
-        "unread": () if given else tuple(name for name in present if name not in read),
+        "unread": tuple(name for name in present if name not in read),
     }
 
 
-def _warn_of_weights(name: str, rows: Iterable[Row | BadRow]) -> None:
-    """Say so if answers have a weight, as files for fine-tuning at OpenAI have it, and it is not read."""
-    found = (row.values.get(MESSAGES) for row in rows if isinstance(row, Row))
-    if any(isinstance(each, dict) and "weight" in each for one in found if isinstance(one, list) for each in one):
-        logger.warning(
-            f"messages of {name} have a weight, which is not read: every answer is learnt with the weight 1. Set "
-            "data.weights=weight to read it."
-        )
+def _warn_of_weights(name: str) -> None:
+    """Say that answers have a weight, as files for fine-tuning at OpenAI have it, and that it is not read."""
+    logger.warning(
+        f"messages of {name} have a weight, which is not read: every answer is learnt with the weight 1. Set "
+        "data.weights=weight to read it."
+    )
 
 
 def columns_of(data: Data, task: str) -> dict[str, Any]:
@@ -383,7 +405,7 @@ def _examples(
             yield BadRow(row.file, row.line, "; ".join(faults))
             continue
         several = tuple(references) if len(references) > 1 else ()
-        yield Example(str(identity), "\n\n".join(sources), references[0], several, weights)
+        yield Example(str(identity), JOINT.join(sources), references[0], several, weights)
         first_use[str(identity)] = row.file, row.line
 
 

@@ -17,7 +17,7 @@ MESSAGES, ANSWER = "messages", "completion"
 """The column that is read, and the one that is added."""
 ANSWER_WEIGHTS = "weights of the answers"
 """A column that is added if weights are read: one for each answer."""
-ASSISTANT = "assistant"
+ASSISTANT, CALLS = "assistant", "tool_calls"
 
 
 def has_messages(present: Sequence[str], source: str | None, target: str | None) -> bool:
@@ -27,13 +27,16 @@ def has_messages(present: Sequence[str], source: str | None, target: str | None)
     return source == MESSAGES or (not source and not reference_columns(TARGETS, present))
 
 
-def split_messages(row: Row | BadRow, weight: str | None = None) -> Row | BadRow:
+def split_messages(
+    row: Row | BadRow, weight: str | None = None, dropped: dict[str, None] | None = None
+) -> Row | BadRow:
     """The row with two texts: JSON of the messages before the last answer, and the answer.
 
     Args:
         row: with messages.
         weight: the key of a message with the weight of an answer, 1 where it is missing. Then the row also has these
             weights, and the last answer is the last one that does not weigh 0. None reads no weights.
+        dropped: gets the keys of messages that are not read.
     """
     if isinstance(row, BadRow):
         return row
@@ -45,6 +48,8 @@ def split_messages(row: Row | BadRow, weight: str | None = None) -> Row | BadRow
             return BadRow(row.file, row.line, f"{MESSAGES!r} is not JSON: {error}")
     if fault := _fault(found):
         return BadRow(row.file, row.line, f"{MESSAGES!r} {fault}")
+    if dropped is not None:
+        dropped.update({key: None for each in found for key in each if key not in ("role", "content", weight)})  # type: ignore[attr-defined]
     messages = [{"role": each["role"], "content": each["content"]} for each in found]  # type: ignore[attr-defined]
     answers = [at for at, each in enumerate(messages) if each["role"] == ASSISTANT]
     weights: list[object] = [found[at].get(weight, 1) if weight else 1 for at in answers]  # type: ignore[index]
@@ -72,6 +77,8 @@ def _fault(messages: object) -> str:
     if not isinstance(messages, list) or not messages:
         return "should be a list of messages, each with role and content"
     for number, message in enumerate(messages, 1):
+        if isinstance(message, dict) and message.get(CALLS):
+            return f"has {CALLS} in number {number}, which are not read, so nobody would learn them. Write them as text"
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             return f"should be a list of messages: number {number} has no text as its role or its content"
         if message["role"] == ASSISTANT and not message["content"].strip():

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ngramloss.data.examples import Example, Split
+from ngramloss.data.languages import percent
+from ngramloss.data.messages import MESSAGES
 from ngramloss.recipe import Data
 
 WARNING = "warning: "
 """What a sentence begins with that says something may be wrong."""
 SHOWN = 3
 """Number of ids that a warning shows."""
+LOOKED_AT, LEAST_WORDS = 1000, 3
+"""Training rows that are looked at, evenly spaced, whether they contain their targets; a shorter target does not count."""
 
 
 def overview(
@@ -32,24 +36,45 @@ def overview(
     train = _rows(splits["train"].examples)
     sentences, warnings = [], []
     for name, split in splits.items():
-        sentences.append(_sentence(name, split, cut.get(name), data, nouns))
+        sentences.append(_sentence(name, split, cut.get(name), data, nouns, splits["train"].column))
         shared = [] if name == "train" else [row.id for row in split.examples if (row.source, row.target) in train]
         if shared:
-            ids = ", ".join(shared[:SHOWN]) + (", …" if len(shared) > SHOWN else "")
             held_out = data.validation_fraction or data.test_fraction
             remedy = "Remove repeated rows from the data" if held_out else "Remove them from one of the two splits"
             rows = _many(len(split.examples), f"{name} row")
             warnings.append(
-                f"{WARNING}the training data contain {len(shared):,} of the {rows} (ids {ids}), so scores on them say "
+                f"{WARNING}the training data contain {len(shared):,} of the {rows} (ids {_ids(shared)}), so scores on them say "
                 f"little about new texts. {remedy}."
             )
+    if told := _told(splits["train"].examples):
+        warnings.insert(0, told)
     return sentences + warnings
 
 
-def _sentence(name: str, split: Split, cut: tuple[int, int] | None, data: Data, nouns: tuple[str, str]) -> str:
+def _told(examples: Sequence[Example]) -> str:
+    """A warning if most sources contain their whole target: then a column with the answer is read as the source."""
+    looked_at = examples[:: max(len(examples) // LOOKED_AT, 1)]
+    long = [example for example in looked_at if len(example.target.split()) >= LEAST_WORDS]
+    told = [example for example in long if example.target in example.source]
+    if 2 * len(told) <= len(looked_at):
+        return ""
+    return (
+        f"{WARNING}most sources of the training data contain their whole target ({percent(len(told) / len(looked_at))} "
+        f"of those looked at, ids {_ids([example.id for example in told])}), so copying is all there is to learn. Is a "
+        "column with the answer read as the source? Choose another with data.source."
+    )
+
+
+def _ids(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:SHOWN]) + (", …" if len(ids) > SHOWN else "")
+
+
+def _sentence(
+    name: str, split: Split, cut: tuple[int, int] | None, data: Data, nouns: tuple[str, str], trained: str
+) -> str:
     facts = [f"{name}: {_many(len(split.examples), 'row')}"]
-    if name == "train":
-        facts += _columns(split)
+    if name == "train" or split.column != trained:
+        facts += _columns(split, named=split.column != trained)
     if split.more:
         setting, limit = ("limit", data.limit) if name == "train" else ("validation_limit", data.validation_limit)
         facts.append(f"the rest not used (data.{setting} = {limit:,})")
@@ -70,14 +95,15 @@ def _sentence(name: str, split: Split, cut: tuple[int, int] | None, data: Data, 
     return "; ".join(facts) + "."
 
 
-def _columns(split: Split) -> list[str]:
-    """Which columns were read, if others were not, or if several are joined."""
-    sources = split.column.split(",")
-    if not split.unread and len(sources) == 1:
+def _columns(split: Split, *, named: bool) -> list[str]:
+    """Which columns were read, if others were not, if several are joined, or in any case if they are to be ``named``."""
+    sources = [] if split.column == MESSAGES else split.column.split(",")
+    if not split.unread and len(sources) < 2 and not named:
         return []
     rest = len(split.unread) - SHOWN
     unread = f"not read: {', '.join(split.unread[:SHOWN])}" + f" and {rest} more" * (rest > 0)
-    return [f"sources are {' and '.join(sources)}, targets {split.target_column}", *[unread] * bool(split.unread)]
+    read = f"sources are {' and '.join(sources)}, targets {split.target_column}"
+    return [read] * bool(sources) + [unread] * bool(split.unread)
 
 
 def _rows(examples: Sequence[Example]) -> set[tuple[str, str]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ngramloss.data.columns import INSTRUCTION
 from ngramloss.data.examples import Example
 from ngramloss.data.messages import ASSISTANT, MESSAGES
 from ngramloss.data.rows import needed
@@ -25,8 +26,37 @@ Ids = list[int]
 Message = dict[str, str]
 
 
-AS_THEY_ARE = ("prompt", MESSAGES)
-"""Columns whose texts are whole prompts. Texts of other columns get a template."""
+TEMPLATES = {"prompt": SOURCE, INSTRUCTION: f"{SOURCE}\n\n"}
+"""Columns of sources that are no documents → the template, if none is given."""
+
+
+def template_of(data: Data, task: str, column: str) -> str:
+    """The template of prompts, for a source column that has no messages."""
+    return data.prompt or TEMPLATES.get(_kind(column), DEFAULTS[task])
+
+
+def read_alike(trained: str, column: str, *, template: str = "") -> bool:
+    """Whether the sources of two columns are read in the same way.
+
+    Args:
+        trained: the source column in training, :attr:`Split.column`.
+        column: the one that is compared with it.
+        template: ``data.prompt``, which any column but messages has.
+
+    Example:
+        >>> read_alike("document", "dialogue"), read_alike("document", "prompt"), read_alike("a,b", "b")
+        (True, False, False)
+    """
+    kinds = _kind(trained), _kind(column)
+    if kinds[0] != kinds[1] and (not template or MESSAGES in kinds):
+        return False
+    return INSTRUCTION in kinds or len(trained.split(",")) == len(column.split(","))
+
+
+def _kind(column: str) -> str:
+    """``prompt``, ``messages`` or ``instruction``, or an empty string for documents. Case does not matter."""
+    first = column.partition(",")[0].casefold()
+    return first if first in (*TEMPLATES, MESSAGES) else ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +96,8 @@ def prompt_of(data: Data, task: str, column: str, tokenizer: Any, stops: Sequenc
     Args:
         data: the settings.
         task: decides the template if none is given.
-        column: the name of the source column: ``prompt`` is used as it is, the chat template writes ``messages``.
+        column: the name of the source column: ``prompt`` is used as it is, the chat template writes ``messages``, and
+            an instruction is no document.
         tokenizer: a Hugging Face tokenizer.
         stops: ids at which the model stops, at least one.
     """
@@ -82,8 +113,7 @@ def prompt_of(data: Data, task: str, column: str, tokenizer: Any, stops: Sequenc
     stop = tuple(dict.fromkeys([end, *stops]))
     if data.prompt == NO_SOURCE:
         return Prompt("", "", "", (end,), stop, reads_source=False)
-    template = data.prompt or (SOURCE if column in AS_THEY_ARE else DEFAULTS[task])
-    before, after = template.split(SOURCE)
+    before, after = template_of(data, task, column).split(SOURCE)
     return Prompt(before, after, None, (end,), stop)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ngramloss import recipe
 from ngramloss.data import Split, load_split
 from ngramloss.data.origins import canonical
-from ngramloss.data.prompts import AS_THEY_ARE
+from ngramloss.data.prompts import read_alike
 from ngramloss.engine_registry import AUTO
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation.baselines import baseline_writer, is_baseline
@@ -165,17 +165,18 @@ def source_column(work: Job, column: str) -> str:
     """The column that decides how a model reads sources: that of its training, or else the one that is read here.
 
     Raises:
-        UserError: a run was trained on prompts or messages as they are and these are other texts, or the reverse.
+        UserError: a run was trained on another kind of texts: prompts, messages, instructions, documents, or several
+            columns joined.
     """
     prepared = RunFolder(Path(work.model)).prepared
     trained = read_object(prepared).get("column", "") if work.is_run and prepared.is_file() else ""
-    if not trained or not column or work.data.prompt:
+    if not trained or not column:
         return trained or column
-    if trained != column and not {trained, column}.isdisjoint(AS_THEY_ARE):
+    if not read_alike(trained, column, template=work.data.prompt):
         raise UserError(
-            f"{work.model} was trained on the column {trained!r}, and these sources are in {column!r}. A column "
-            f"{' or '.join(map(repr, AS_THEY_ARE))} is read as it is, others get a template. Rename the column, or "
-            "give the template: --set data.prompt=…"
+            f"{work.model} was trained on the column {trained!r}, and these sources are in {column!r}. Documents, "
+            "prompts, instructions and messages are read in different ways, and so are several columns that are "
+            "joined. Name the columns as in training, or say which: --source. A template: --set data.prompt=…"
         )
     return trained
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramloss.data.columns import FIRST, SOURCES, check_present, listed, usual
+from ngramloss.data.columns import FIRST, JOINT, SOURCES, check_present, found_sources, given_columns, listed
 from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
-from ngramloss.generation.job import Job, job
+from ngramloss.generation.job import Job, job, source_column
 from ngramloss.output.console import logger
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
@@ -37,6 +37,7 @@ class TextGenerator:
     Args:
         model: a run's folder, a model's folder or a hub id. Texts for a run are prepared like its training data.
         source: the column with the texts; by default the one with the usual name of the run's data, or of any data.
+            The texts of several, with commas between their names, are joined.
         prediction: the name of the new column.
         settings: changes of settings, each ``key=value``, such as ``"generation.num_beams=4"`` or
             ``"generation.engine=hf"``.
@@ -100,30 +101,33 @@ class TextGenerator:
                 f"the batch has a column {self.prediction!r} already. Name the new one: "
                 'TextGenerator(…, prediction="…").'
             )
-        column = self._column(present)
-        texts = self._generate(_checked_texts(list(rows[column]), column))
+        columns = self._columns(present)
+        if not self.source:
+            source_column(self.job, ",".join(columns))  # raises if a run was trained on other texts
+        texts = self._generate(_joined([_checked_texts(list(rows[name]), name) for name in columns]))
         if is_frame:
             return rows.assign(**{self.prediction: texts})
-        return {**rows, self.prediction: _like(rows[column], texts)}
+        return {**rows, self.prediction: _like(rows[columns[0]], texts)}
 
-    def _column(self, present: Sequence[str]) -> str:
-        """The column with the texts."""
+    def _columns(self, present: Sequence[str]) -> list[str]:
+        """The columns with the texts; those of several are joined."""
         data = self.job.data
-        if self.source:
-            check_present(self.source, "source", present, "the batch")
-            return self.source
-        if data.source in present:
-            return data.source
+        given = given_columns(self.source, present)
+        for name in given:
+            check_present(name, "source", present, "the batch")
+        trained = given_columns(data.source, present)
+        if given or (trained and all(name in present for name in trained)):
+            return given or trained
         of_task = FIRST.get(self.job.task, ((), ()))[0]
         names = list(dict.fromkeys([*column_names(data.source_language), *of_task, *SOURCES]))
-        column = usual(names, present)
-        if column is None:
+        columns = found_sources(names, present)
+        if not columns:
             raise UserError(
                 f"cannot find the column with the texts. The batch has the columns {listed(present)}, and "
                 f"none of them is called {', '.join(names[:-1])} or {names[-1]}. Name it: "
                 'TextGenerator(…, source="…").'
             )
-        return column
+        return columns
 
     def _generate(self, texts: Sequence[str]) -> list[str]:
         rows = [row for row, text in enumerate(texts) if text.strip()]
@@ -178,6 +182,11 @@ def _checked_texts(values: list[Any], column: str) -> list[str]:
         if not isinstance(value, str):
             raise UserError(f"row {row} of the batch: {column!r} should be text, got {type(value).__name__}.")
     return values
+
+
+def _joined(columns: Sequence[Sequence[str]]) -> list[str]:
+    """The texts of each row, joined as in training. Those behind the first may be empty."""
+    return [JOINT.join(text for at, text in enumerate(row) if text or not at) for row in zip(*columns, strict=True)]
 
 
 def _like(column: Any, texts: list[str]) -> Any:

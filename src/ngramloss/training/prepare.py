@@ -19,6 +19,7 @@ from ngramloss.data.label_weights import NAME as WEIGHTS
 from ngramloss.data.label_weights import has_label_weights, prepare_weights
 from ngramloss.data.messages import MESSAGES
 from ngramloss.data.overview import overview
+from ngramloss.data.prompts import read_alike, template_of
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
@@ -27,7 +28,7 @@ from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
 from ngramloss.models.prompts import shape_of
 from ngramloss.output.console import logger
-from ngramloss.recipe import Model, Recipe
+from ngramloss.recipe import SOURCE, Model, Recipe
 from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
@@ -199,6 +200,12 @@ def read_splits(settings: Recipe) -> dict[str, Split]:
     splits = {"train": _read(settings, "train", data.limit, data.on_bad_row, weights=True)}
     if settings.train.eval_every:
         splits["validation"] = _read(settings, "validation", data.validation_limit, data.on_bad_row, weights=True)
+        trained, column = (splits[name].column for name in ("train", "validation"))
+        if not read_alike(trained, column, template=data.prompt):
+            raise UserError(
+                f"the sources of the training split are in {trained!r}, those of the validation split in {column!r}: "
+                "the model would read them in different ways. Name the columns alike, or say which: data.source."
+            )
     _check_weights(settings, splits)
     for split in splits.values():
         for bad in split.skipped:
@@ -252,6 +259,9 @@ def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str
             logger.info(f"the test split was not compared with the training data: {reason}")
     nouns = ("source", "target") if shape.prompt is None else ("prompt", "completion")
     sentences = overview({**splits, **test}, {name: rows.cut for name, rows in tokens.items()}, settings.data, nouns)
+    if shape.prompt is not None and not (settings.data.prompt or shape.prompt.messages):
+        template = template_of(settings.data, settings.task, splits["train"].column)
+        sentences += [f"prompts: {json.dumps(template, ensure_ascii=False)} (data.prompt)."] * (template != SOURCE)
     for sentence in sentences:
         logger.info(sentence)
     return sentences
