@@ -637,6 +637,17 @@ def test_the_loss_of_a_router_is_kept(by_config):
     assert_close(gradient, torch.autograd.grad(model(**inputs, **more).loss, model.model.layers[0].mlp.gate.weight)[0])
 
 
+def test_a_loss_that_a_model_adds_from_its_logits_is_refused():
+    from transformers import BambaConfig, BambaForCausalLM
+
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "mamba_n_heads": 8}
+    config = BambaConfig(**sizes, mamba_d_head=8, mamba_d_state=8, z_loss_coefficient=0.1)
+    with pytest.raises(
+        ValueError, match=r"BambaForCausalLM adds a loss of its own, z_loss_coefficient = 0.1, and attach"
+    ):
+        ng.attach(BambaForCausalLM(config), "ce")
+
+
 def test_the_loss_of_a_router_that_is_not_returned_is_refused():
     config = hf.SwitchTransformersConfig(
         d_model=16,

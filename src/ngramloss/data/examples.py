@@ -241,7 +241,10 @@ def _read(
 
 
 def _with_known_columns(
-    rows: Iterable[Row | BadRow], present: Sequence[str], chosen: Columns, choose: Callable[..., Columns],
+    rows: Iterable[Row | BadRow],
+    present: Sequence[str],
+    chosen: Columns,
+    choose: Callable[..., Columns],
     late: dict[str, None],
 ) -> Iterator[Row | BadRow]:
     """The rows; ``late`` gets columns that the first rows do not have. Raises at one that would have been chosen."""

@@ -139,6 +139,7 @@ def attach(
     module = head_module(inner)
     head_of(inner, module)
     _refuse_decoder_that_looks_ahead(inner)
+    _refuse_z_loss(inner)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
     _refuse_missing_streams(inner, loss_fn)
@@ -566,6 +567,15 @@ def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
 def _refuse_shared_prompts(inputs: dict[str, Any]) -> None:
     if inputs.get(TEXT_NUMBERS) is not None:
         raise UserError(f"the inputs have `{TEXT_NUMBERS}`, but `{POSITIONS}` are missing: where texts are predicted.")
+
+
+def _refuse_z_loss(model: Any) -> None:
+    """Refuse a loss that a model adds from its logits, as Bamba may."""
+    if getattr(model, "z_loss_coefficient", 0):
+        raise UserError(
+            f"{type(model).__name__} adds a loss of its own, z_loss_coefficient = {model.z_loss_coefficient}, and attach "
+            "would drop it. Set model.z_loss_coefficient = 0 first."
+        )
 
 
 def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
