@@ -645,7 +645,7 @@ def test_a_loss_that_a_model_adds_from_its_logits_is_refused():
     with pytest.raises(
         ValueError, match=r"BambaForCausalLM adds a loss of its own, z_loss_coefficient = 0.1, and attach"
     ):
-        ng.attach(BambaForCausalLM(config), "ce")
+        attach(BambaForCausalLM(config), "ce")
 
 
 def test_the_loss_of_a_router_that_is_not_returned_is_refused():

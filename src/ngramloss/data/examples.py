@@ -254,8 +254,8 @@ def _with_known_columns(
             fresh = [name for name in row.values if name not in known]
             if choose([*present, *late, *fresh], row.file) != chosen:
                 raise UserError(
-                    f"{row.file}:{row.line} has {listed(fresh)}, which the first {LOOKED_AT} rows do not have, and it would "
-                    "be read if they had it. Name the columns that are to be read: data.source and data.target, "
+                    f"{row.file}:{row.line} has {listed(fresh)}, which the first {LOOKED_AT} rows do not have, and it "
+                    "would be read if they had it. Name the columns that are to be read: data.source and data.target, "
                     "--source and --target."
                 ).on_page("columns")
             known.update(fresh)

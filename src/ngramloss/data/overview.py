@@ -14,7 +14,7 @@ WARNING = "warning: "
 SHOWN = 3
 """Number of ids that a warning shows."""
 LOOKED_AT, LEAST_WORDS = 1000, 3
-"""Training rows that are looked at, evenly spaced, whether they contain their targets; a shorter target does not count."""
+"""Training rows that are looked at, whether they contain their targets; a target with fewer words does not count."""
 
 
 def overview(
@@ -43,8 +43,8 @@ def overview(
             remedy = "Remove repeated rows from the data" if held_out else "Remove them from one of the two splits"
             rows = _many(len(split.examples), f"{name} row")
             warnings.append(
-                f"{WARNING}the training data contain {len(shared):,} of the {rows} (ids {_ids(shared)}), so scores on them say "
-                f"little about new texts. {remedy}."
+                f"{WARNING}the training data contain {len(shared):,} of the {rows} (ids {_ids(shared)}), so scores on "
+                f"them say little about new texts. {remedy}."
             )
     if told := _told(splits["train"].examples):
         warnings.insert(0, told)
@@ -96,7 +96,7 @@ def _sentence(
 
 
 def _columns(split: Split, *, named: bool) -> list[str]:
-    """Which columns were read, if others were not, if several are joined, or in any case if they are to be ``named``."""
+    """Which columns were read, if others were not, if several are joined, or if they are to be ``named`` anyway."""
     sources = [] if split.column == MESSAGES else split.column.split(",")
     if not split.unread and len(sources) < 2 and not named:
         return []

@@ -573,8 +573,8 @@ def _refuse_z_loss(model: Any) -> None:
     """Refuse a loss that a model adds from its logits, as Bamba may."""
     if getattr(model, "z_loss_coefficient", 0):
         raise UserError(
-            f"{type(model).__name__} adds a loss of its own, z_loss_coefficient = {model.z_loss_coefficient}, and attach "
-            "would drop it. Set model.z_loss_coefficient = 0 first."
+            f"{type(model).__name__} adds a loss of its own, z_loss_coefficient = {model.z_loss_coefficient}, and "
+            "attach would drop it. Set model.z_loss_coefficient = 0 first."
         )
 
 
