@@ -117,8 +117,14 @@ def test_without_a_rank_nothing_changes(tmp_path):
 
 
 def test_layers_that_the_model_does_not_have_are_told():
-    with pytest.raises(UserError, match=r"model.lora_targets = \['query'\]: .* are called down_proj, gate_proj, "):
+    with pytest.raises(UserError, match=r"no layer 'query'\. Its linear layers are called down_proj, gate_proj, "):
         adapted(replace(SETTINGS, lora_targets=["query"]))
+    for targets in (["q_proj", "v_porj"], ["all-linear", "q_proj"]):  # PEFT takes those that it finds
+        with pytest.raises(
+            UserError,
+            match=rf"model.lora_targets: the model has no layer '{targets[len(targets) - 1 - ('all-linear' in targets)]}'",
+        ):
+            adapted(replace(SETTINGS, lora_targets=targets))
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "lm_head"], ["embed_tokens"]], ids=str)

@@ -17,8 +17,9 @@ from transformers import AutoTokenizer
 
 from ngramloss import METRICS, Metric, Scores, cli, recipe
 from ngramloss.data import newswire
+from ngramloss.errors import UserError
 from ngramloss.generation import predictions
-from ngramloss.generation.job import data_facts, job, read_split
+from ngramloss.generation.job import OF_TRAINING, data_facts, job, read_split
 from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Model
@@ -348,15 +349,15 @@ SETTINGS = {
     "model.init_std": (0.1, "training"),
     "model.copying": (True, "training"),
     "model.lora": (4, "training"),
-    "model.lora_alpha": (8.0, "training"),
-    "model.lora_dropout": (0.1, "training"),
-    "model.lora_targets": (["q_proj"], "training"),
+    "model.lora_alpha": (8.0, "training", "model.lora=4"),
+    "model.lora_dropout": (0.1, "training", "model.lora=4"),
+    "model.lora_targets": (["q_proj"], "training", "model.lora=4"),
     "online.samples": (4, "training", *OWN),
     "online.refresh": (2, "training", *OWN),
     "online.temperature": (0.5, "training", *OWN),
     "online.top_p": (0.5, "training", *OWN),
     "online.groups": (2, "training", *OWN),
-    "online.diversity": (0.5, "training", *OWN),
+    "online.diversity": (0.5, "training", *OWN, "online.groups=2"),
     "online.metric": ("chrf", "training", *OWN),
     "online.metric_options": (["rouge.stemmer=false"], "training", *OWN),
     "train.epochs": (2.0, "training"),
@@ -402,7 +403,7 @@ SETTINGS = {
     "generation.min_length": (3, "texts"),
     "generation.max_length": (50, "texts"),
     "generation.no_repeat_ngram_size": (2, "texts"),
-    "generation.early_stopping": (False, "texts"),
+    "generation.early_stopping": (False, "texts", "generation.num_beams=4"),  # the base has False of its own
     "generation.renormalize": (True, "texts"),
     "generation.engine": ("hf", "texts"),
     "generation.precision": ("bf16", "texts"),
@@ -474,7 +475,10 @@ def test_a_setting_changes_the_keys_of_what_it_changes(shared, monkeypatch, name
     if not name.startswith("train.") and (name == "model.vocabulary" or "scratch" not in after.model.name):
         offline = [replace(each, model=replace(each.model, revision="main")) for each in (before, after)]
         assert (tokens_key(offline[0]) != tokens_key(offline[1])) == ("tokens" in kinds)
-    if name.startswith(("data.", "generation.", "task")) and not given:
+    if name in OF_TRAINING:
+        with pytest.raises(UserError, match=f"{name} is a setting of train"):
+            texts_key("base", [change])
+    elif name.startswith(("data.", "generation.", "task")) and not given:
         keys = [texts_key("base", [*given, *more]) for more in ((), (change,))]
         assert (keys[0] != keys[1]) == ("texts" in kinds)
     if name == "model.name":

@@ -412,8 +412,9 @@ class JointLoss(torch.nn.Module):
             return None
         if candidates is None:
             name = next(part.name for part in self.parts if part.reads == "candidates")
-            raise UserError(f"{name} reads candidates, and there are none: make them with `ngramloss candidates` and "
-                            "name them with `data.candidates`, or pass candidates=CandidateStats(...) to the loss.")
+            raise UserError(f"{name} reads candidates, and there are none. `ngramloss train` takes those that "
+                            "`ngramloss candidates` wrote, data.candidates; in Python, rows or batches have "
+                            "`candidates` and `gains`, and a loss takes candidates=CandidateStats(...).")
         if not self.needs_candidates:
             raise UserError(f"candidates were given, but no term of {str(self)!r} reads them: add rank, risk or "
                             "prefer to the objective, or leave the candidates out.")

@@ -240,7 +240,9 @@ def _given_splits(name: str) -> dict[str, list[Path | Parallel]]:
 def _split_files(name: str, data_set: Files, split: str) -> list[Path | Parallel]:
     """The files of one split, in order. Raises an error if one is missing."""
     if split not in data_set.splits:
-        other = {"validation": "train.eval_every=0 trains without it", "test": "--split validation reads another split"}
+        other = {"validation": "train.eval_every=0 trains without it", "test": "--split train reads all of its rows"}
+        if "validation" in data_set.splits:
+            other["test"] = "--split validation reads another split"
         hint = f", or hold a part of the training split out with data.{split}_fraction=0.1" if split in other else ""
         hint += f". {other[split]}" if split in other else ""
         if Path(name).expanduser().is_file():

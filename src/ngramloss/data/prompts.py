@@ -122,9 +122,11 @@ def _chat(instruction: str, tokenizer: Any, stops: Sequence[int], *, messages: b
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         wanted = f"the column {MESSAGES!r} needs" if messages else f'data.prompt = "{CHAT}" needs'
+        other = "" if messages else ', or a template such as data.prompt = "{source}\\n\\nSummary:"'
         raise UserError(
-            f"the tokenizer has no chat template, which {wanted}. Use a model that was trained to chat, or a template "
-            'such as data.prompt = "{source}\\n\\nSummary:".'
+            f"the tokenizer has no chat template, which {wanted}. Use a model that was trained to chat{other}; or give "
+            "the tokenizer one, tokenizer.chat_template = …, save it with save_pretrained, and name that folder: "
+            "model.name, or model.tokenizer for a model from scratch."
         )
     asked = {"role": "user", "content": f"{instruction}\n\n{_SOURCE}" if instruction else _SOURCE}
     prompt = _written(tokenizer, [asked], ask=True)

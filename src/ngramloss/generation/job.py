@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import Split, load_split
-from ngramloss.data.origins import canonical
+from ngramloss.data.origins import canonical, missing
 from ngramloss.data.prompts import read_alike
 from ngramloss.engine_registry import AUTO
 from ngramloss.errors import MissingFileError, UserError
@@ -22,6 +22,14 @@ SEVERAL_SENTENCES = ("cnn_dailymail",)
 """Data sets whose summaries have several sentences: they are written one per line, where ROUGE-Lsum splits."""
 DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
 """Task → the recipe that completes the settings for a model that was trained elsewhere."""
+
+
+OF_TRAINING = {
+    "data.limit": "Use --limit.",
+    "data.validation_limit": "Use --limit.",
+    **dict.fromkeys(("data.candidates", "data.language_model", "data.weights"), "Leave it out."),
+}
+"""Settings of the data that only training reads → what to do instead."""
 
 
 class Job(NamedTuple):
@@ -41,6 +49,8 @@ class Job(NamedTuple):
         engine: what searches: a name in ``ENGINES``, or ``auto``.
         precision: of the weights.
         system: the written form of a system, if ``--set system=…`` gave one; empty: the run's own.
+        only: the search settings that were given for a model that was trained elsewhere; the others are its own. Empty:
+            all of ``generation`` counts.
     """
 
     model: str
@@ -56,6 +66,7 @@ class Job(NamedTuple):
     engine: str = AUTO
     precision: str = "fp32"
     system: str = ""
+    only: tuple[str, ...] = ()
 
     @property
     def is_run(self) -> bool:
@@ -105,9 +116,17 @@ def job(
     for setting in overrides:
         if not setting.startswith(accepted):
             raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
-        if setting.partition("=")[0].strip() == "data.leave_out":
+        key = setting.partition("=")[0].strip()
+        if key == "data.leave_out":
             raise UserError(f"data.leave_out is a setting of train: {verb} knows from a run what it left out.")
+        if key in OF_TRAINING:
+            raise UserError(f"{key} is a setting of train, and {verb} does not read it. {OF_TRAINING[key]}".rstrip())
     if data is None and like is None and own is None and preset is None:
+        known = (
+            Path(model).exists() or is_baseline(model) or len(Path(model).parts) == 2
+        )  # owner/name may be on the hub
+        if not known:
+            raise MissingFileError(missing(Path(model)))
         raise UserError(
             f"{model} is not a run, which would name its data: choose the documents with --data, with --like RUN, or "
             "with a --preset."
@@ -133,16 +152,19 @@ def job(
     split = split or "test"
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
-    for key in ("validation_fraction", "test_fraction") if own and data is None else ():
-        if getattr(chosen, key) != getattr(base.data, key):
+    held_out = ("validation_fraction", "test_fraction")
+    for key in held_out if own and data is None and chosen.name == own.data.name else ():
+        trained = getattr(own and own.data, key)
+        if getattr(chosen, key) != trained:
             raise UserError(
-                f"{model} was trained with data.{key} = {getattr(base.data, key):g}: with another one, rows that it "
+                f"{model} was trained with data.{key} = {trained:g}: with another one, rows that it "
                 f"was trained on would be held out. Train again with data.{key}, or choose other data with --data."
             )
     baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
     keys = [setting.partition("=")[0].strip() for setting in overrides]
     only_how = ("generation.engine", "generation.precision")
-    searched = preset is not None or any(key.startswith("generation.") and key not in only_how for key in keys)
+    asked = [key.partition(".")[2] for key in keys if key.startswith("generation.") and key not in only_how]
+    searched = preset is not None or bool(asked)
     own_model = dataclasses.replace(own.model, name=str(run.model), encoder="", revision="main") if own else None
     return Job(
         model,
@@ -158,6 +180,7 @@ def job(
         settings.generation.engine,
         settings.generation.precision,
         settings.system if "system" in keys else "",
+        () if own or preset else tuple(asked),
     )
 
 
@@ -181,7 +204,7 @@ def source_column(work: Job, column: str) -> str:
     return trained
 
 
-OF_THE_MODEL = ("separator", "splitter", "prefix", "max_source", "max_target")
+OF_THE_MODEL = ("separator", "splitter", "language", "prefix", "prompt", "instruction", "max_source", "max_target")
 """Settings of the data that say how a model reads documents; the others say which documents there are."""
 
 

@@ -104,7 +104,7 @@ class TextGenerator:
         columns = self._columns(present)
         if not self.source:
             source_column(self.job, ",".join(columns))  # raises if a run was trained on other texts
-        texts = self._generate(_joined([_checked_texts(list(rows[name]), name) for name in columns]))
+        texts = self._generate(_joined([_checked_texts(list(rows[name]), name) for name in columns]), ",".join(columns))
         if is_frame:
             return rows.assign(**{self.prediction: texts})
         return {**rows, self.prediction: _like(rows[columns[0]], texts)}
@@ -129,25 +129,25 @@ class TextGenerator:
             )
         return columns
 
-    def _generate(self, texts: Sequence[str]) -> list[str]:
+    def _generate(self, texts: Sequence[str], column: str) -> list[str]:
         rows = [row for row, text in enumerate(texts) if text.strip()]
         written = [""] * len(texts)
         if rows:
-            writer = self._writer()
+            writer = self._writer("" if self.source else column)  # who names a column does not say what it has
             for row, text in zip(rows, writer.best(writer.ids([texts[row] for row in rows])), strict=True):
                 written[row] = text
         return written
 
-    def _writer(self) -> Writer:
+    def _writer(self, column: str) -> Writer:
         """The writer with its model, loaded once in each process for all copies."""
-        key = repr((self.job, self.device, self.weights, os.getpid()))
+        key = repr((self.job, self.device, self.weights, column, os.getpid()))
         if key not in _WRITERS:
             _WRITERS.clear()  # the model of another one makes room
-            _WRITERS[key] = _load(self.job, self.device, self.weights)
+            _WRITERS[key] = _load(self.job, self.device, self.weights, column)
         return _WRITERS[key]
 
 
-def _load(work: Job, device: str | None, weights: str | None) -> Writer:
+def _load(work: Job, device: str | None, weights: str | None, column: str) -> Writer:
     """Load the model of a job. It reads texts as in its training; a model trained elsewhere, by ``data.prompt``.
 
     A forked process has the objects of its parent but not their threads: waiting for one of those never ends.
@@ -164,7 +164,7 @@ def _load(work: Job, device: str | None, weights: str | None) -> Writer:
             f"the weights or settings in {work.loading.name} are not those for which this TextGenerator was made: "
             "they have changed, or this process cannot see the folder. Use a folder that all machines share."
         )
-    writer = writer_of(work, *load_model(work, device=device), has_lines=work.has_lines)
+    writer = writer_of(work, *load_model(work, device=device), has_lines=work.has_lines, column=column)
     if writer.engine.note:
         logger.info(writer.engine.note)
     return writer

@@ -28,6 +28,7 @@ from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
 from ngramloss.models.precision import to_precision
 from ngramloss.models.prompts import align_stop, shape_of
+from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import model_files, weight_files
@@ -163,7 +164,12 @@ def writer_of(
             f"--rerank probability cannot order texts of {type(model).__name__}, which gives a text another "
             "probability if padding follows it. Leave it out, or use --rerank mbr."
         )
-    search = search_of(model, work.generation, options)
+    search = search_of(model, work.generation, options, only=work.only)
+    if search.sample and search.seed is None:
+        logger.warning(
+            "the model's own settings sample (do_sample in its generation_config.json), without a seed: the same "
+            "command writes other texts next time. Use --sample --seed N, or a search: --set generation.num_beams=4."
+        )
     _raise_unless_it_fits(model, shape, search)
     loaded = engines.load(engine or work.engine, model, search)
     return Writer(model, tokenizer, shape, search, loaded, budget_for(model, [search], work.batch_size), has_lines)

@@ -337,6 +337,7 @@ class _State:
             forward = on_the_right(forward)
         else:
             _refuse_shared_prompts(inputs)
+            _refuse_other_lengths(model, inputs, labels)
             aligned = self.aligned(labels) if aligned is None else aligned  # [B, T]
             positions, packed = self.labelled(model, inputs, aligned)
         inputs.pop(KEY, None)
@@ -567,6 +568,16 @@ def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
 def _refuse_shared_prompts(inputs: dict[str, Any]) -> None:
     if inputs.get(TEXT_NUMBERS) is not None:
         raise UserError(f"the inputs have `{TEXT_NUMBERS}`, but `{POSITIONS}` are missing: where texts are predicted.")
+
+
+def _refuse_other_lengths(model: Any, inputs: dict[str, Any], labels: Tensor) -> None:
+    """Refuse labels of a decoder-only model that are not beside its inputs."""
+    ids = inputs.get("input_ids")  # [B, T]
+    if ids is not None and not has_encoder(model) and labels.shape != ids.shape:
+        raise UserError(
+            f"labels must have the shape of input_ids, {list(ids.shape)}, got {list(labels.shape)}: one for each "
+            "token, and -100 where nothing is learnt, such as at the prompt. Do not shift them: the model does."
+        )
 
 
 def _refuse_z_loss(model: Any) -> None:

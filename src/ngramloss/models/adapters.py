@@ -43,6 +43,12 @@ def add_lora(model: Any, settings: Model) -> Any:
     linear = sorted(
         {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     )
+    unknown = [] if targets == "all-linear" else [name for name in targets if not _is_there(model, name)]
+    if unknown:
+        raise UserError(
+            f"model.lora_targets: the model has no layer {unknown[0]!r}. Its linear layers are called "
+            f"{', '.join(linear)}; all-linear, alone, is every one but the head."
+        )
     try:
         adapted = peft.get_peft_model(model, config)
     except ValueError as error:
@@ -52,6 +58,11 @@ def add_lora(model: Any, settings: Model) -> Any:
         ) from error
     raise_unless_mergeable(adapted)
     return adapted
+
+
+def _is_there(model: Any, name: str) -> bool:
+    """Whether a module is called so, or the end of its whole name is this."""
+    return any(path == name or path.endswith(f".{name}") for path, _ in model.named_modules())
 
 
 def raise_unless_mergeable(model: Any) -> None:

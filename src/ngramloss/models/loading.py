@@ -8,7 +8,7 @@ import math
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -316,14 +316,22 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
     return model
 
 
-def generation_changes(settings: Generation, *, causal: bool = False) -> dict[str, Any]:
-    """A recipe's generation settings by Hugging Face's names. Of a decoder-only model, lengths do not count prompts."""
+def generation_changes(settings: Generation, *, causal: bool = False, only: Collection[str] = ()) -> dict[str, Any]:
+    """A recipe's generation settings by Hugging Face's names. Of a decoder-only model, lengths do not count prompts.
+
+    Args:
+        settings: of the recipe.
+        causal: whether it is a decoder-only model.
+        only: the settings that count; the others are the model's own. By default all do.
+    """
     lengths: dict[str, Any] = {"min_length": settings.min_length, "max_length": settings.max_length}
+    lengths |= {"min_new_tokens": None, "max_new_tokens": None}  # a model's own would win
     if causal:
         lengths = {"min_new_tokens": settings.min_length or None, "max_new_tokens": settings.max_length}
         lengths |= {"min_length": None, "max_length": None}
-    return {
+    changes = {
         **lengths,
+        "do_sample": False,
         "num_beams": settings.num_beams,
         "length_penalty": settings.length_penalty,
         "no_repeat_ngram_size": settings.no_repeat_ngram_size,
@@ -331,6 +339,11 @@ def generation_changes(settings: Generation, *, causal: bool = False) -> dict[st
         "renormalize_logits": settings.renormalize or None,  # None: not named in files, as in those of earlier versions
         "_from_model_config": False,  # otherwise it may be recreated from the model's config
     }
+    if not only:
+        return changes
+    names = {"min_new_tokens": "min_length", "max_new_tokens": "max_length", "renormalize_logits": "renormalize"}
+    named = {*only, "do_sample", "_from_model_config", *(["early_stopping"] if settings.num_beams == 1 else [])}
+    return {name: value for name, value in changes.items() if names.get(name, name) in named}
 
 
 def prepare_generation(model: Any, settings: Generation) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.data.columns import SOURCES, usual
+from ngramloss.data.origins import missing
 from ngramloss.data.rows import COMPRESSIONS, FORMATS, STDIN, is_saved
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
@@ -171,6 +172,8 @@ def _references_of(folders: Sequence[Path]) -> Path:
     """The references of the first folder that has some."""
     paths = (RunFolder(folder).references for folder in folders)
     references = next((path for path in paths if path.is_file()), None)
+    if references is None and (lost := [folder for folder in folders if not folder.exists()]):
+        raise MissingFileError(missing(lost[0]))
     if references is None:
         raise UserError("give --references FILE. It may be left out only for folders that `ngramloss generate` wrote.")
     return references

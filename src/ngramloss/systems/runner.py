@@ -26,6 +26,7 @@ from ngramloss.training.card import PACKAGES
 from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import IDENTITY
 from ngramloss.training.loop import total_steps
+from ngramloss.training.prepare import read_splits
 from ngramloss.training.processes import start_processes
 from ngramloss.training.runner import Outcome, after_full_disk, best_checkpoint, open_logs
 from ngramloss.training.trackers import check_trackers
@@ -47,7 +48,7 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=candidates))
     run_folder = RunFolder(folder)
     with locked(run_folder, 0):
-        newest = claim(settings, run_folder, fresh=fresh)
+        newest = claim(settings, run_folder, fresh=fresh, check=lambda: read_splits(settings))
         if run_folder.finished:
             logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)

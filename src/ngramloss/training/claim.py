@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,13 +28,24 @@ def locked(run: RunFolder, rank: int) -> Iterator[None]:
         yield
 
 
-def claim(settings: Recipe, run: RunFolder, *, fresh: bool) -> Path | None:
+def claim(settings: Recipe, run: RunFolder, *, fresh: bool, check: Callable[[], object] = lambda: None) -> Path | None:
     """Check that the folder can be used for this run and write ``recipe.toml``. Returns the newest complete checkpoint.
 
     ``recipe.toml`` is the first file that is written, so a folder with files but without it is not a run folder.
+
+    Args:
+        settings: of the run.
+        run: its folder.
+        fresh: delete an earlier run there.
+        check: raises if the new one cannot start. It is called before anything is deleted.
     """
     _raise_unless_run_folder(run)
     if fresh and run.recipe.exists():
+        try:
+            check()
+        except Exception:
+            logger.info(f"nothing was deleted in {run.path}.")
+            raise
         logger.info(f"deleting the run in {run.path}" + (", with its predictions." if run.has_predictions else "."))
         run.clear()
     saved = checkpoints.find(run.checkpoints)

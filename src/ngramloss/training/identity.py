@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ngramloss.errors import UserError
+from ngramloss.recipe import Train
 from ngramloss.storage.files import read_object
 from ngramloss.training.prepared import Prepared
 
+LOOKED_AT = 100
+"""Rows of a training in Python that are compared when it is continued."""
+MAY_CHANGE = (
+    "epochs", "max_steps", "max_tokens", "precision", "log_every", "eval_every", "save_every", "keep", "average", "ema",
+    "best", "best_limit", "best_beams", "best_options", "early_stopping", "eval_batch_size", "gradient_checkpointing",
+    "capture", "compile", "fsdp", "memory", "report_to",
+)  # fmt: skip
+"""Settings that may differ when a training in Python is continued: its length, and what does not change its steps."""
 IDENTITY = "data.json"
 """The file of a checkpoint that has ``Prepared.identity``."""
 
@@ -26,6 +39,29 @@ def raise_unless_same(folder: Path, checkpoint: Path, prepared: Prepared) -> Non
     _raise_unless_same_data(folder, saved, prepared)
     _raise_unless_same_model(folder, saved, prepared)
     _raise_unless_same_code(folder, saved, prepared)
+
+
+def training_identity(settings: Train, objective: str, examples: Any) -> dict[str, Any]:
+    """What a training in Python must keep to be continued: its objective, its settings, and its rows."""
+    looked_at = range(0, len(examples), max(len(examples) // LOOKED_AT, 1))
+    digest = hashlib.sha256()
+    for row in looked_at:
+        for name in ("input_ids", "labels"):
+            digest.update(np.asarray(examples[row][name], dtype=np.int64).tobytes() + b"|")
+    kept = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
+    return {"objective": objective, **kept, "rows": f"{len(examples):,} ({digest.hexdigest()[:8]})"}
+
+
+def raise_unless_same_training(checkpoint: Path, identity: Mapping[str, Any]) -> None:
+    """Raise unless a checkpoint has this :func:`training_identity`. Those of earlier versions have none."""
+    saved = read_object(checkpoint / IDENTITY) if (checkpoint / IDENTITY).exists() else identity
+    changed = [name for name, value in identity.items() if saved.get(name, value) != value]
+    if changed:
+        raise UserError(
+            f"{checkpoint.parent} has checkpoints of another training ("
+            + "; ".join(f"{name}: {saved[name]!r} → {identity[name]!r}" for name in changed)
+            + "). Choose another folder, delete this one, or train with the same settings to continue it."
+        )
 
 
 def _raise_unless_same_data(folder: Path, saved: Mapping[str, Any], prepared: Prepared) -> None:

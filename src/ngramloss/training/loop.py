@@ -9,6 +9,7 @@ that was never stopped. Random numbers are drawn from seed, step and process, so
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -40,6 +41,7 @@ from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.steps.twins import twins
 from ngramloss.training import averaging, checkpoints, compiling
 from ngramloss.training.best import Best, is_better
+from ngramloss.training.identity import IDENTITY, raise_unless_same_training, training_identity
 from ngramloss.training.log import Log
 from ngramloss.training.online import FreshTexts, OwnTexts, warn_unless_exact, writing_copy
 from ngramloss.training.processes import Processes, start_processes
@@ -355,7 +357,8 @@ def train(
         settings: how to train, as in the section ``train`` of a recipe.
         objective: as in :class:`JointLoss`.
         validation: rows to validate on every ``eval_every`` steps.
-        folder: where to save checkpoints; a training in a folder with checkpoints continues from the last.
+        folder: where to save checkpoints; a training in a folder with checkpoints continues from the last, with the
+            same objective, settings and rows. Only ``epochs``, ``max_steps`` and what does not change steps may differ.
         teacher: the model that ``distill`` compares with, as in :func:`attach`. ``keep`` takes none: it compares with
             ``model`` as it is passed here, so a continued training must be given that model again.
         own_texts: what the model writes while it is trained, as in the section ``online`` of a recipe.
@@ -384,6 +387,12 @@ def train(
         warn_unless_exact(loss_fn, own_texts.settings)
     here = start_processes()
     checkpoint_folder = None if folder is None else Path(folder)
+    newest, identity = None, {}
+    if checkpoint_folder is not None:
+        newest, identity = _newest(checkpoint_folder, here), training_identity(settings, objective, examples)
+    if newest is not None:
+        raise_unless_same_training(newest, identity)
+        logger.info(f"continuing {folder} from step {checkpoints.step(newest)}.")
     job = Job(
         model,
         tokenizer,
@@ -393,7 +402,8 @@ def train(
         validation=validation if settings.eval_every else None,
         best=Best(settings.best),
         folder=checkpoint_folder,
-        continued_from=None if checkpoint_folder is None else _newest(checkpoint_folder, here),
+        saved_with={IDENTITY: json.dumps(identity)} if identity else {},
+        continued_from=newest,
         on_step=on_step,
         teacher=teacher,
         own_texts=own_texts,

@@ -41,7 +41,7 @@ from ngramloss.training.identity import IDENTITY
 from ngramloss.training.language_model import resolve_language_model
 from ngramloss.training.log import LogFile, show_lines
 from ngramloss.training.online import own_texts, writes_texts
-from ngramloss.training.prepare import prepare_once, read_scored, resolve_candidates
+from ngramloss.training.prepare import prepare_once, read_scored, read_splits, resolve_candidates
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.teacher import load_teacher, resolve_teacher
@@ -71,10 +71,10 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     run = RunFolder(folder)
     settings = resolve_teacher(resolve_language_model(resolve_candidates(settings, run), run), run)
     known = settings.model.name != "scratch" or bool(settings.model.encoder)
-    if rank == 0 and known and not run.finished:  # a mistake is found before data are read
+    if rank == 0 and known and (fresh or not run.finished):  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
     with locked(run, rank):
-        newest = claim(settings, run, fresh=fresh) if rank == 0 else None
+        newest = claim(settings, run, fresh=fresh, check=lambda: read_splits(settings)) if rank == 0 else None
         _check(settings, processes)
         here = start_processes()
         here.wait()

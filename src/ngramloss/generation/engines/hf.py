@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,6 +70,8 @@ def search_of(
     model: Any,
     generation: Generation | None = None,
     options: Options = Options(),  # noqa: B008
+    *,
+    only: Collection[str] = (),
     **changes: Any,
 ) -> Search:
     """All settings of a search: the model's own ``generation_config``, changed by a recipe, then by options.
@@ -78,13 +80,14 @@ def search_of(
         model: a Hugging Face encoder-decoder or decoder-only model.
         generation: settings of a recipe; None means that the model's own are used.
         options: what is asked besides.
+        only: the settings of the recipe that count, by name; the others are the model's own. By default all count.
         changes: further changes of the ``generation_config``, by Hugging Face's names.
 
     Raises:
         UserError: there are fewer beams than texts, or the beams cannot be divided into groups.
     """
     causal = is_causal(model.config)
-    changes |= {} if generation is None else generation_changes(generation, causal=causal)
+    changes |= {} if generation is None else generation_changes(generation, causal=causal, only=only)
     changes |= _asked(options, _changed_config(model, changes).num_beams or 1)
     config = _changed_config(model, changes)
     if causal and config.max_new_tokens is None and config.max_length is None:
