@@ -637,6 +637,15 @@ def test_the_loss_of_a_router_is_kept(by_config):
     assert_close(gradient, torch.autograd.grad(model(**inputs, **more).loss, model.model.layers[0].mlp.gate.weight)[0])
 
 
+def test_labels_of_a_decoder_only_model_are_beside_its_inputs():
+    model = attach(tiny("llama"), "ce")
+    ids = torch.randint(3, 20, (2, 8))
+    with pytest.raises(
+        ValueError, match=r"shape of input_ids, \[2, 8\], got \[2, 4\]: .*Do not shift them: the model does"
+    ):
+        model(input_ids=ids, labels=ids[:, 4:])
+
+
 def test_a_loss_that_a_model_adds_from_its_logits_is_refused():
     from transformers import BambaConfig, BambaForCausalLM
 

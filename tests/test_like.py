@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ngramloss import cli, recipe
+from ngramloss.errors import UserError
 from ngramloss.generation.job import job
 from ngramloss.storage.run_folder import RunFolder
 
@@ -50,6 +51,23 @@ def test_the_split_and_the_number_of_documents_are_those_of_its_predictions(trai
     RunFolder(trained).generation.write_text(json.dumps({**recorded, "data": "elsewhere"}))
     elsewhere = job("lead-1", like=str(trained))
     assert (elsewhere.split, elsewhere.limit) == ("test", 0), "its predictions are of other documents"
+
+
+def test_a_run_reads_them_with_its_own_prompt_and_not_rows_that_it_was_trained_on(trained, tmp_path):
+    theirs = recipe.load("sft", [f"data.name={trained.parent / 'data' / 'train.jsonl'}", "data.test_fraction=0.5"])
+    RunFolder(trained).recipe.write_text(recipe.dump(theirs))
+    own = RunFolder(tmp_path / "own")
+    for change, other in (("data.prompt={source} =", "other.jsonl"), ("data.test_fraction=0.0", "train.jsonl")):
+        own.model.mkdir(parents=True, exist_ok=True)
+        data = f"data.name={trained.parent / 'data' / other}"
+        own.recipe.write_text(recipe.dump(recipe.changed(theirs, [data, change], objective=False)))
+        if other == "other.jsonl":
+            assert job(str(own.path), like=str(trained)).data.prompt == "{source} ="
+        else:
+            with pytest.raises(
+                UserError, match=r"was trained with data.test_fraction = 0: with another one, rows that it"
+            ):
+                job(str(own.path), like=str(trained))
 
 
 def test_another_model_reads_the_same_documents_in_its_own_way(trained):

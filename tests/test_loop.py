@@ -316,6 +316,24 @@ def test_a_longer_training_continues_a_finished_one(tmp_path):
     assert_same_training(longer._replace(log=[]), trained(schedule="constant_with_warmup")._replace(log=[]))
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"objective": "ce"}, r"objective: 'ce \+ matches\(2\)' → 'ce'"),
+        ({"learning_rate": 1e-5}, r"learning_rate: .* → 1e-05"),
+        ({"data": rows(7)}, r"rows: '.* \(.*\)' → '7 \(.*\)'"),
+        ({"data": rows(24, seed=2)}, r"rows: "),
+    ],
+)
+def test_another_training_in_the_same_folder_is_refused(tmp_path, changes, named, messages):
+    first = {"objective": "ce + matches(2)", "data": rows(24), "max_steps": 2}
+    trained(tmp_path, **first)
+    with pytest.raises(UserError, match=f"has checkpoints of another training .*{named}.* Choose another folder"):
+        trained(tmp_path, **first | changes)
+    assert trained(tmp_path, **first | {"max_steps": 3, "log_every": 1}).outcome.continued_from == 2
+    assert f"continuing {tmp_path} from step 2." in messages
+
+
 def test_a_checkpoint_is_a_model_with_the_weights_of_its_step(tmp_path):
     got = trained(tmp_path)
     loaded = type(got.model).from_pretrained(tmp_path / "checkpoint-6", use_safetensors=True)

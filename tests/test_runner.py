@@ -271,6 +271,16 @@ def test_a_finished_run_is_left_alone_until_fresh(place, undisturbed, tmp_path, 
     assert recipe.load(str(tmp_path / "a" / "recipe.toml")).train.seed == 7
 
 
+@pytest.mark.parametrize("wrong", ["data.name=nowhere.jsonl", "data.source=nowhere", "model.name=nowhere/at/all"])
+def test_fresh_deletes_nothing_before_the_new_run_can_start(place, tmp_path, capsys, wrong):
+    short = ["--run", tmp_path / "a", "--set", "train.max_steps=2", "--set", "train.warmup_steps=0"]
+    assert train(place / "tiny.toml", *short) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    assert train(place / "tiny.toml", *short, "--fresh", "--set", wrong) != 0
+    assert "deleting" not in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
+
+
 def test_fresh_deletes_no_folder_that_is_not_a_runs(place, tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert train(place / "tiny.toml", "--run", tmp_path, "--fresh") == 2

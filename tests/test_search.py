@@ -7,6 +7,7 @@ from searches import ids, real_model
 
 from ngramloss.generation.engines import hf
 from ngramloss.generation.engines.hf import search_facts, search_of
+from ngramloss.generation.job import job
 from ngramloss.generation.search import Options
 from ngramloss.models import loading
 from ngramloss.recipe import Generation
@@ -28,6 +29,28 @@ def test_a_search_is_the_models_settings_changed_by_a_recipe_then_by_options():
     assert (search.sample, search.num_beams, search.early_stopping, search.texts) == (True, 1, False, 5)
     assert (search.temperature, search.top_p, search.top_k, search.seed) == (0.7, 0.9, 0, 3)
     assert model.generation_config.to_dict() == before
+
+
+def test_a_recipe_decides_whatever_the_model_samples_and_counts():
+    model = real_model()
+    model.generation_config.update(do_sample=True, temperature=0.7, max_new_tokens=3, min_new_tokens=2)
+    search = search_of(model, Generation(num_beams=2, max_length=9))
+    assert (search.sample, search.min_length, search.max_length) == (False, 0, 9)
+    model = real_model()
+    model.generation_config.update(do_sample=True)
+    loading.prepare_generation(model, Generation())
+    assert not model.generation_config.do_sample
+
+
+def test_settings_that_are_given_for_a_model_of_somebody_else_leave_its_others_alone():
+    model = real_model()
+    model.generation_config.update(length_penalty=2.0, no_repeat_ngram_size=3, do_sample=True)
+    own, search = search_of(model), search_of(model, Generation(num_beams=8, min_length=5), only=("num_beams",))
+    assert (search.num_beams, search.sample) == (8, False)
+    for name in ("min_length", "max_length", "length_penalty", "no_repeat_ngram_size", "early_stopping"):
+        assert getattr(search, name) == getattr(own, name)
+    assert job("some/model", data="newswire", overrides=["generation.num_beams=8"]).only == ("num_beams",)
+    assert job("some/model", preset="xsum", overrides=["generation.num_beams=8"]).only == ()
 
 
 @pytest.mark.parametrize("options", [Options(3, beams=0), Options(3, beams=3)])

@@ -12,6 +12,8 @@ import ngramloss as ng
 from ngramloss import recipe
 from ngramloss.errors import UserError
 from ngramloss.generation import engines, text_generator, writer
+from ngramloss.models import loading
+from ngramloss.recipe import Model
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -123,6 +125,16 @@ def test_several_columns_are_joined_as_in_training(small_run, texts):
     assert alone["prediction"] == texts
     with pytest.raises(UserError, match=r"the batch has no column 'inputs' for the source"):
         ng.TextGenerator(small_run, source="instruction,inputs")(rows)
+
+
+def test_prompts_of_a_model_that_was_trained_elsewhere_are_read_as_they_are(tmp_path):
+    loading.load(Model("scratch", architecture="llama"), tiny_tokenizers.ours()).save_pretrained(tmp_path)
+    tiny_tokenizers.ours().save_pretrained(tmp_path)
+    write = ng.TextGenerator(tmp_path, settings=["generation.max_length=2"])
+    for column, after in {"prompt": "", "document": "\n\nSummary:", "instruction": "\n\n"}.items():
+        write({column: DOCUMENTS[:1]})
+        ((_, writer_),) = text_generator._WRITERS.items()
+        assert writer_.shape.prompt.after == after
 
 
 def test_a_run_of_instructions_takes_their_texts_too_and_no_documents(tmp_path):

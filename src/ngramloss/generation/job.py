@@ -134,6 +134,8 @@ def job(
     if own is None:  # a model that was trained elsewhere does not expect separators before sentences
         task = recipe.load("xsum", [setting for setting in overrides if setting.startswith("task=")]).task
         base = recipe.load(preset or DEFAULTS[task], ["data.separator=none"])
+        if preset is None:  # of the search, only what is given counts
+            base = dataclasses.replace(base, generation=Generation())
     else:
         base = own
     if preset is not None:
