@@ -389,7 +389,7 @@ def test_holding_out_needs_rows_and_no_validation_split(tmp_path):
             UserError,
             match=rf"one.csv is a single file, so it has no split '{split}', only 'train' and what is held out of it. .*or hold "
             rf"a part of the training split out with data.{split}_fraction=0.1. (train.eval_every=0 trains without it|"
-            r"--split validation reads another split)\.",
+            r"--split train reads all of its rows)\.",
         ):
             load(str(path), split)
     (tmp_path / "folder").mkdir()

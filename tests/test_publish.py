@@ -9,6 +9,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 from models import TINY_MODEL
+from transformers import AutoTokenizer
 
 from ngramloss import cli, recipe
 from ngramloss.data import newswire
@@ -179,6 +180,31 @@ def test_the_program_of_the_card_asks_as_training_did(here, capsys, settings, li
     config = json.loads((here / "out" / "tokenizer_config.json").read_text())
     (here / "out" / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
     run_program(here / "out", capsys)
+
+
+def test_scores_against_other_references_are_not_the_runs(here, capsys):
+    rows = [json.loads(line) for line in (here / "runs" / "whole" / "predictions.jsonl").read_text().splitlines()]
+    own = "".join(json.dumps({"id": row["id"], "reference": row["prediction"] or "x"}) + "\n" for row in rows)
+    (here / "own.jsonl").write_text(own)
+    ran("score", "--references", here / "own.jsonl", "runs/whole", "--metrics", "chrf")
+    ran("publish", "runs/whole", "-o", "other")
+    assert (
+        "chrf of runs/whole was computed with other references or documents than the run's own"
+        in capsys.readouterr().err
+    )
+    assert "chrf" not in (card_of(here / "other").data.metrics or [])
+    ran("score", "runs/whole", "--metrics", "chrf")
+    ran("publish", "runs/whole", "-o", "again")
+    assert "chrf" in card_of(here / "again").data.metrics
+
+
+def test_the_program_of_the_card_puts_no_end_behind_a_prompt(here):
+    """The tokenizer of a model from scratch ends every text, and training does not end a prompt."""
+    ran("publish", "runs/adapters", "-o", "out")
+    tokenizer = AutoTokenizer.from_pretrained(here / "out")
+    ends = tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id
+    assert ("add_special_tokens=False" in (here / "out" / "README.md").read_text()) == ends
+    assert ends
 
 
 @pytest.mark.parametrize("metric", ["rouge", "bleu"])

@@ -427,6 +427,11 @@ def refused(capsys, folder, base, *arguments, data="newswire"):
     return capsys.readouterr().err
 
 
+def test_options_of_a_metric_that_the_rows_are_scored_with_are_refused(tmp_path, base, capsys):
+    said = refused(capsys, tmp_path, base, "--metrics", "rouge", "--set", "rouge.tokens=characters")
+    assert "--set rouge.…: the rows of the table are scored with the usual options of rouge" in said
+
+
 @pytest.fixture
 def own_data(tmp_path):
     """Columns with names of their own; the test split is in the folder only if a test writes it."""

@@ -67,6 +67,26 @@ def test_one_document_has_no_interval_and_the_table_says_so(tmp_path, capsys):
         assert said in capsys.readouterr().out
 
 
+def test_one_document_makes_no_difference_significant_without_shuffles(tmp_path, capsys):
+    for name, key, text in (
+        ("refs", "reference", "a cat sat"),
+        ("a", "prediction", "no"),
+        ("b", "prediction", "a cat sat"),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": 1, key: text}) + "\n")
+    assert score(tmp_path, tmp_path / "a.jsonl", tmp_path / "b.jsonl", "--shuffles", "0") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("b ")]
+    assert "*" not in line
+
+
+def test_a_column_of_what_was_generated_comes_before_a_summary(tmp_path, capsys):
+    rows = [{"id": number, "summary": f"gold {number}", "generated": "other"} for number in range(3)]
+    (tmp_path / "refs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert score(tmp_path, tmp_path / "refs.jsonl") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("refs ")]
+    assert "100.00" not in line
+
+
 def test_systems_are_scored_and_compared(files, capsys):
     assert (
         score(

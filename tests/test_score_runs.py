@@ -400,6 +400,17 @@ def test_runs_for_other_references_are_not_compared(tmp_path, capsys):
     assert (code, "have different references for 1 ids ('b')" in said) == (2, True)
 
 
+def test_scores_of_documents_are_left_out_where_runs_have_others(tmp_path, capsys):
+    folders = [run(tmp_path / name) for name in "ab"]
+    path = folders[1] / "references.jsonl"
+    rows = [json.loads(line) | {"document": "other words"} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    together = score(capsys, *folders, "--metrics", "shape")
+    alone = [score(capsys, folder, "--metrics", "shape")["systems"][0]["scores"] for folder in folders]
+    assert "coverage" not in together["systems"][0]["scores"]
+    assert alone[0]["coverage"] > alone[1]["coverage"]
+
+
 def test_files_alone_need_references(tmp_path, capsys):
     path = run(tmp_path / "a") / "predictions.jsonl"
     code, said = score(capsys, path)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data.origins import BUILT_IN, Files, Hub, canonical, origin
-from ngramloss.data.prompts import template_of
+from ngramloss.data.prompts import first_ids, template_of
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, scores_of
 from ngramloss.models.adapters import ADAPTER
@@ -179,15 +179,28 @@ def _evaluation(run: RunFolder) -> Evaluation | None:
         run.raise_unless_current()
         texts = align(None, [run.path])
         saved = score_cache.read(run.path, texts.task.ids, texts.texts[0])
-        if saved.metrics:
+        hashes = score_cache.text_hashes(texts.task._asdict())
+        own = {
+            metric: keyed
+            for metric, keyed in saved.metrics.items()
+            if all(hashes.get(name, known) == known for name, known in keyed.texts.items())
+        }
+        if others := [metric for metric in saved.metrics if metric not in own]:
+            logger.warning(
+                f"warning: {', '.join(others)} of {run.path} was computed with other references or documents than the "
+                f"run's own, and is left out of the card. Score it again: ngramloss score {run.path}"
+            )
+        if own:
             metrics = {
                 metric: (
                     keyed.scores.signature + (f"|ngramloss:{keyed.version}" if keyed.version else ""),
                     list(keyed.scores.values),
                 )
-                for metric, keyed in saved.metrics.items()
+                for metric, keyed in own.items()
             }
-            return Evaluation(provenance.run(run.path), metrics, saved.corpus)
+            named = {name for keyed in own.values() for name in keyed.scores.values}
+            corpus = {name: score for name, score in saved.corpus.items() if name in named}
+            return Evaluation(provenance.run(run.path), metrics, corpus)
         reason = saved.damage or f"the texts have no scores yet: ngramloss score {run.path}"
     logger.warning(f"warning: the card has no scores, because {reason}.")
     return None
@@ -369,6 +382,18 @@ def _seq2seq_lines(settings: Recipe) -> list[str]:
     ]
 
 
+def _tokenised(run: RunFolder) -> list[str]:
+    """The lines that turn a prompt into ids, without a token behind it that some tokenizers add by themselves."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(run.model)
+    first, bare = first_ids(tokenizer), tokenizer("a", add_special_tokens=False)["input_ids"]
+    if list(tokenizer("a")["input_ids"]) == [*first, *bare]:
+        return ['batch = tokenizer(prompt, return_tensors="pt")']
+    start = f"{json.dumps(tokenizer.decode(first), ensure_ascii=False)} + " if first else ""
+    return [f'batch = tokenizer({start}prompt, add_special_tokens=False, return_tensors="pt")']
+
+
 def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
     data = settings.data
     column = str(read_object(run.prepared).get("column", "")) if run.prepared.is_file() else ""
@@ -392,7 +417,7 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
         parts = [json.dumps(text, ensure_ascii=False) for text in (before, after)]
         prompt = [
             f"prompt = {f'{parts[0]} + ' if before else ''}source{f' + {parts[1]}' if after else ''}",
-            'batch = tokenizer(prompt, return_tensors="pt")',
+            *_tokenised(run),
         ]
     return [
         'source = "The text that the model reads."',

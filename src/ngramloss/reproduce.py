@@ -430,6 +430,11 @@ def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] 
     be writable.
     """
     page.check(page_folder, "--out")
+    if fixed := [name for name in options or {} if any(name in data.metrics for data in plan.study.sets)]:
+        raise UserError(
+            f"--set {fixed[0]}.…: the rows of the table are scored with the usual options of {fixed[0]}, and baselines "
+            f"would have others. Leave it out, and score afterwards: ngramloss score RUNS --set {fixed[0]}.…"
+        )
     if all(RunFolder(training.run_folder(plan.folder)).finished for training in plan.trainings):
         return
     first = read_split(_baseline(plan, "lead-1")).examples[0]

@@ -24,7 +24,7 @@ FIRST = {"translation": (("source", "src"), ("target", "tgt", "translation"))}
 IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
 
 
-PREDICTIONS = ("prediction", "predictions", "summary", "hypothesis", "generated", "output")
+PREDICTIONS = ("prediction", "predictions", "hypothesis", "generated", "summary", "output")
 
 NO_ID = "none"
 """Given as the id column: rows have no ids, and their order counts."""

@@ -184,7 +184,7 @@ def prompt_ids(
         if cut is not None:
             cut += [False] * len(sources)
         return [start_of_text(tokenizer) for _ in sources]
-    first = [] if prompt.chat_template else _first(tokenizer)
+    first = [] if prompt.chat_template else first_ids(tokenizer)
     made = []
     for source, ids in zip(
         sources, bare_ids(tokenizer, [_whole(one, tokenizer, prompt) for one in sources]), strict=True
@@ -332,7 +332,7 @@ def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[str]]
     return json.dumps(messages[: answers[0]], ensure_ascii=False), pieces[1:]
 
 
-def _first(tokenizer: Any) -> Ids:
+def first_ids(tokenizer: Any) -> Ids:
     """The ids that the tokenizer puts before every text by itself: the one that begins a text, or none."""
     (bare,) = bare_ids(tokenizer, ["a"])
     framed = list(tokenizer("a")["input_ids"])
@@ -343,7 +343,7 @@ def _first(tokenizer: Any) -> Ids:
 def start_of_text(tokenizer: Any) -> Ids:
     """The ids that a text without a prompt begins with: the tokenizer's own, or its token for the beginning or end."""
     tokens = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
-    start = _first(tokenizer) or [token for token in tokens if token is not None][:1]
+    start = first_ids(tokenizer) or [token for token in tokens if token is not None][:1]
     if not start:
         raise UserError("the tokenizer has no token that a text could begin with. Use another one.")
     return start

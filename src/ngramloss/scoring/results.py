@@ -266,7 +266,9 @@ def _lengths(
     if lengths is None and count is not None:
         lengths = count(texts.texts[system])
     if limits is None and run is not None and lengths is not None:
-        least, most = (run.search.get(name) for name in ("min_length", "max_length"))
+        # Those of decoder-only models do not count prompts.
+        named = (("min_length", "min_new_tokens"), ("max_length", "max_new_tokens"))
+        least, most = (next((run.search[name] for name in names if run.search.get(name)), None) for names in named)
         limits = LengthLimits(least if isinstance(least, int) else 0, most if isinstance(most, int) else 0)
     return lengths, limits
 

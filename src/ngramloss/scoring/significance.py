@@ -145,7 +145,8 @@ def _corpus_scores(
     for system in range(1, len(table)):
         gap, gaps = values[system] - values[0], resampled[system] - resampled[0]
         gaps = gaps[np.isfinite(gaps)]
-        drawn = _chance(gaps - gaps.mean(), gap) if len(gaps) else np.nan
+        several = len(table[0].statistics) > 1  # one document has no spread, so nothing is known
+        drawn = _chance(gaps - gaps.mean(), gap) if len(gaps) and several else np.nan
         swapped, moved = None, swaps[system]
         if moved is not None:
             total = sums[0] + sums[system]  # [k]

@@ -136,6 +136,12 @@ def align(
     texts = [_texts(file, "prediction", list(gold), numbered, first.path, warnings, named) for file in files]
     if not given:
         _raise_unless_alike(first.path, gold, runs[1:])
+    if read is not None and not documents and (other := _other_documents(first.path, list(gold), read, runs[1:])):
+        warnings.append(
+            f"{other} has other documents than {first.path}, so scores that read documents are left out. Score each "
+            "alone, or give the documents: --documents FILE."
+        )
+        read = None
     task = Task(list(gold), list(several.values()), read)
     return Aligned(task, names, texts, folders, warnings, groups if any(groups) else ())
 
@@ -177,6 +183,17 @@ def _references_of(folders: Sequence[Path]) -> Path:
     if references is None:
         raise UserError("give --references FILE. It may be left out only for folders that `ngramloss generate` wrote.")
     return references
+
+
+def _other_documents(first: Path, ids: list[str], documents: Sequence[Any], folders: Sequence[Path]) -> Path | None:
+    """The first file of references whose documents are not these, if its folder has any."""
+    for folder in folders:
+        path = RunFolder(folder).references
+        if path.is_file() and path != first and usual(SOURCES, columns_of(path)):
+            found, _ = read_texts(path, "document")
+            if [found.get(key) for key in ids] != list(documents):
+                return path
+    return None
 
 
 def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequence[Path]) -> None:

@@ -7,14 +7,16 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import nan
 from pathlib import Path
 from typing import Any
 
 from ngramloss import recipe
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.metrics.registry import compute_scores
+from ngramloss.metrics.registry import METRICS, compute_scores
 from ngramloss.metrics.scores import Absent, Pooled, corpus_score
+from ngramloss.output.console import logger
 from ngramloss.recipe import Recipe
 from ngramloss.scoring import provenance, systems
 from ngramloss.scoring.score_cache import number
@@ -102,6 +104,8 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
     signatures, documents = {}, list[Any]()
     for metric in data.metrics:
         scores = compute_scores(metric, given, {}, documents=len(aligned.task.ids))
+        for note in METRICS[metric].notes_on(given, {}):
+            _say(f"{data.name}: {note} A study scores with the usual options of a metric.")
         signatures[metric] = scores.signature
         values |= {name: number(corpus_score(scores, name)) for name in scores.values}
         if metric == data.metric and writing == data.writing:
@@ -129,6 +133,12 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         made_of=made_of,
         docs_per_second=provenance.docs_per_second(run.path),
     )
+
+
+@cache
+def _say(note: str) -> None:
+    """Log a note one time."""
+    logger.warning(note)
 
 
 def check_metrics(sets: Iterable[DataSet]) -> None:
