@@ -637,6 +637,27 @@ def test_the_loss_of_a_router_is_kept(by_config):
     assert_close(gradient, torch.autograd.grad(model(**inputs, **more).loss, model.model.layers[0].mlp.gate.weight)[0])
 
 
+def test_labels_that_are_padding_are_a_warning_one_time():
+    model = attach(tiny("bart"), "ce")
+    pad = model.config.pad_token_id
+    inputs = batch("bart")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attach(tiny("bart"), "ce")(**inputs)
+    inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] == -100, pad)
+    inputs["labels"][:, -1] = pad
+    with pytest.warns(UserWarning, match=rf"labels of this batch are the padding token, {pad}, and are learnt.*-100"):
+        model(**inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(**inputs)
+
+
+def test_a_name_is_no_model():
+    with pytest.raises(TypeError, match=r"attach takes a model, got 'facebook/bart-base'\. Load it first"):
+        attach("facebook/bart-base", "ce")
+
+
 def test_labels_of_a_decoder_only_model_are_beside_its_inputs():
     model = attach(tiny("llama"), "ce")
     ids = torch.randint(3, 20, (2, 8))

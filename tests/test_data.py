@@ -538,6 +538,17 @@ def test_columns_that_cannot_be_found_are_asked_for():
         columns([], "here")
 
 
+def test_what_a_table_without_the_usual_columns_may_be():
+    with pytest.raises(
+        ValueError, match=r"The first line is read as the names of the columns: perhaps .* no such line"
+    ):
+        columns(["The museum has 3 rooms.", "Das Museum hat 3 Zimmer."], "here")
+    with pytest.raises(
+        ValueError, match=r"Conversations are read from a column 'messages', whose messages have role and"
+    ):
+        columns(["id", "conversations"], "here")
+
+
 def test_both_columns_are_asked_for_at_once():
     with pytest.raises(
         ValueError,

@@ -243,7 +243,7 @@ def test_settings_are_given_by_keyword_and_unknown_ones_refused():
     assert trained(max_steps=2).outcome.total == 2
     assert trained(epochs=1.0).outcome.total == 3
     assert ng.train(tiny(), None, rows(8), max_steps=1, batch_size=8, eval_every=0).total == 1
-    with pytest.raises(TypeError, match="learning"):
+    with pytest.raises(TypeError, match=r"train has no setting 'learning'\. Did you mean 'learning_rate'\?"):
         trained(learning=1)
 
 

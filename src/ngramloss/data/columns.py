@@ -102,10 +102,19 @@ def columns(
             f"cannot find the {' and the '.join(missing)} column of {where}. Its columns are {listed(present)}; "
             f"usually {'; '.join(called)}. Set it with {' and '.join(f'data.{role} = …' for role in missing)} in a "
             f"recipe, {' '.join(f'--{role} COLUMN' for role in missing)} on the command line or "
-            f"{', '.join(f'{role}=…' for role in missing)} in Python."
+            f"{', '.join(f'{role}=…' for role in missing)} in Python.{_guess(present)}"
         ).on_page("columns")
     first_source, *more = chosen_sources
     return Columns(first_source, targets[0], id_column(id, present, where), tuple(targets[1:]), tuple(more))
+
+
+def _guess(present: Sequence[str]) -> str:
+    """What a table without the usual columns may be, as a sentence."""
+    if "conversations" in present:
+        return " Conversations are read from a column 'messages', whose messages have role and content."
+    if any(" " in name.strip() for name in present):
+        return " The first line is read as the names of the columns: perhaps the file has no such line."
+    return ""
 
 
 def found_sources(names: Sequence[str], present: Sequence[str], taken: Sequence[str] = ()) -> list[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -135,6 +137,8 @@ def attach(
         TypeError, ValueError: the model is not supported; the message gives the reason.
     """
     warn_if_untested("transformers")
+    if isinstance(model, (str, Path)):
+        raise TypeError(f"attach takes a model, got {str(model)!r}. Load it first, with from_pretrained.")
     inner = bare(model)
     module = head_module(inner)
     head_of(inner, module)
@@ -254,6 +258,24 @@ class _State:
         self.handle: Any = None
         self.repeating: Any = None
         self.teacher: TeacherModel | None = None
+        self.looked_for_padding = False
+
+    def warn_of_padding(self, model: Any, labels: Tensor) -> None:
+        """Warn if the first batch has labels that are padding: a model would learn to write it."""
+        if self.looked_for_padding or _is_traced(labels):
+            return
+        self.looked_for_padding = True
+        config = model.config
+        pad, ends = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
+        own = [getattr(config, "bos_token_id", None), *(ends if isinstance(ends, list) else [ends])]
+        if pad is None or pad in own:  # then it is a token of texts, too
+            return
+        if count := int((labels == pad).sum()):
+            warnings.warn(
+                f"{count:,} of {labels.numel():,} labels of this batch are the padding token, {pad}, and are learnt. "
+                f"Labels of -100 do not count: labels.masked_fill(labels == {pad}, -100).",
+                stacklevel=4,
+            )
 
     def aligned(self, labels: Tensor) -> Tensor:
         """The labels, aligned with the positions that predict them, [B, T]."""
@@ -325,6 +347,7 @@ class _State:
         given = aligned_given(model, inputs)  # [B, T] each
         inputs = without_beside(inputs)
         labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)  # [B, T]
+        self.warn_of_padding(model, labels)
         counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
         wants_dict = inputs.pop("return_dict", None)
         loss_fn = self.objective(model, inputs)

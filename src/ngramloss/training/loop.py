@@ -30,6 +30,7 @@ from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
 from ngramloss.output.console import logger
 from ngramloss.recipe import LAST, NOT_WRITTEN, NOTHING_IMPROVES, Train, broken_averages
+from ngramloss.settings import nearest
 from ngramloss.stats import BESIDE_LABELS, WEIGHTS
 from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens, try_batch
@@ -368,6 +369,9 @@ def train(
     Returns:
         How it ended. The model has the last weights; ``average`` and ``ema`` are models in ``folder``.
     """
+    known = [field.name for field in dataclasses.fields(Train)]
+    if unknown := [name for name in changes if name not in known]:
+        raise TypeError(f"train has no setting {unknown[0]!r}. {nearest(unknown[0], known, 0.6)}".rstrip())
     settings = dataclasses.replace(settings or Train(), **changes)
     loss_fn = JointLoss(objective).with_ce()
     terms = ["loss", *(part.name for part in loss_fn.without("candidates", "twins").parts), LAST]
