@@ -462,8 +462,8 @@ def test_without_candidates_a_sentence_says_where_they_come_from():
     ):
         with pytest.raises(
             UserError,
-            match=r"rank\(alpha=1\) reads candidates, and there are none: make them with `ngramloss candidates` "
-            r"and name them with `data.candidates`, or pass candidates=CandidateStats\(\.\.\.\)",
+            match=r"rank\(alpha=1\) reads candidates, and there are none\. `ngramloss train` takes those that "
+            r"`ngramloss candidates` wrote, data.candidates; in Python, rows or batches have `candidates` and `gains`",
         ):
             attempt()
 

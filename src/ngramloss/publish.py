@@ -386,10 +386,13 @@ def _tokenised(run: RunFolder) -> list[str]:
     """The lines that turn a prompt into ids, without a token behind it that some tokenizers add by themselves."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(run.model)
+    plain = ['batch = tokenizer(prompt, return_tensors="pt")']
+    if any(run.model.glob("*.py")):  # code of its own, which does not run here
+        return plain
+    tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
     first, bare = first_ids(tokenizer), tokenizer("a", add_special_tokens=False)["input_ids"]
     if list(tokenizer("a")["input_ids"]) == [*first, *bare]:
-        return ['batch = tokenizer(prompt, return_tensors="pt")']
+        return plain
     start = f"{json.dumps(tokenizer.decode(first), ensure_ascii=False)} + " if first else ""
     return [f'batch = tokenizer({start}prompt, add_special_tokens=False, return_tensors="pt")']
 
