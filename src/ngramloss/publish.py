@@ -180,11 +180,7 @@ def _evaluation(run: RunFolder) -> Evaluation | None:
         texts = align(None, [run.path])
         saved = score_cache.read(run.path, texts.task.ids, texts.texts[0])
         hashes = score_cache.text_hashes(texts.task._asdict())
-        own = {
-            metric: keyed
-            for metric, keyed in saved.metrics.items()
-            if all(hashes.get(name, known) == known for name, known in keyed.texts.items())
-        }
+        own = {metric: keyed for metric, keyed in saved.metrics.items() if keyed.reads(hashes)}
         if others := [metric for metric in saved.metrics if metric not in own]:
             logger.warning(
                 f"warning: {', '.join(others)} of {run.path} was computed with other references or documents than the "

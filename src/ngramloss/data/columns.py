@@ -15,8 +15,6 @@ TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output",
 INSTRUCTION, BESIDE = "instruction", ("input", "context", "document", "article", "dialogue")
 """Data of instructions: what is to be done, and the names of the text that it concerns. Beside an instruction, ``text``
 is often the whole prompt with its answer, and ``source`` where a row is from."""
-JOINT = "\n\n"
-"""What is between the texts of several source columns."""
 RESPONSE = "response"
 """A target if there is no other; with numbers, as in data of preferences, it is none."""
 FIRST = {"translation": (("source", "src"), ("target", "tgt", "translation"))}
@@ -122,6 +120,16 @@ def found_sources(names: Sequence[str], present: Sequence[str], taken: Sequence[
     instruction = usual([INSTRUCTION], present, taken)
     found = usual(names if instruction is None else BESIDE, present, taken)
     return [name for name in (instruction, found) if name]
+
+
+def joined(texts: Sequence[str]) -> str:
+    """The texts of several source columns as one, with an empty line between them. Those behind the first may be empty.
+
+    Example:
+        >>> joined(["Shorten it.", "", "The text."])
+        'Shorten it.\\n\\nThe text.'
+    """
+    return "\n\n".join(text for at, text in enumerate(texts) if text or at == 0)
 
 
 def given_columns(written: str | None, present: Sequence[str]) -> list[str]:

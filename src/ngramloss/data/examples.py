@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ngramloss.data import origins
-from ngramloss.data.columns import JOINT, Columns, check_present, columns, listed
+from ngramloss.data.columns import Columns, check_present, columns, joined, listed
 from ngramloss.data.messages import ANSWER, ANSWER_WEIGHTS, MESSAGES, has_messages, split_messages, spoken
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.data.weights import read_weights
@@ -408,7 +408,7 @@ def _examples(
             yield BadRow(row.file, row.line, "; ".join(faults))
             continue
         several = tuple(references) if len(references) > 1 else ()
-        yield Example(str(identity), JOINT.join(sources), references[0], several, weights)
+        yield Example(str(identity), joined(sources), references[0], several, weights)
         first_use[str(identity)] = row.file, row.line
 
 

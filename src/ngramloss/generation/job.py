@@ -120,12 +120,10 @@ def job(
         if key == "data.leave_out":
             raise UserError(f"data.leave_out is a setting of train: {verb} knows from a run what it left out.")
         if key in OF_TRAINING:
-            raise UserError(f"{key} is a setting of train, and {verb} does not read it. {OF_TRAINING[key]}".rstrip())
+            raise UserError(f"{key} is a setting of train, and {verb} does not read it. {OF_TRAINING[key]}")
     if data is None and like is None and own is None and preset is None:
-        known = (
-            Path(model).exists() or is_baseline(model) or len(Path(model).parts) == 2
-        )  # owner/name may be on the hub
-        if not known:
+        may_be_on_hub = len(Path(model).parts) == 2  # owner/name
+        if not (Path(model).exists() or is_baseline(model) or may_be_on_hub):
             raise MissingFileError(missing(Path(model)))
         raise UserError(
             f"{model} is not a run, which would name its data: choose the documents with --data, with --like RUN, or "
@@ -154,12 +152,11 @@ def job(
     split = split or "test"
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
-    held_out = ("validation_fraction", "test_fraction")
-    for key in held_out if own and data is None and chosen.name == own.data.name else ():
-        trained = getattr(own and own.data, key)
-        if getattr(chosen, key) != trained:
+    trained = own.data if own and data is None and chosen.name == own.data.name else chosen
+    for key in ("validation_fraction", "test_fraction"):
+        if getattr(chosen, key) != getattr(trained, key):
             raise UserError(
-                f"{model} was trained with data.{key} = {trained:g}: with another one, rows that it "
+                f"{model} was trained with data.{key} = {getattr(trained, key):g}: with another one, rows that it "
                 f"was trained on would be held out. Train again with data.{key}, or choose other data with --data."
             )
     baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramloss.data.columns import FIRST, JOINT, SOURCES, check_present, found_sources, given_columns, listed
+from ngramloss.data.columns import FIRST, SOURCES, check_present, found_sources, given_columns, joined, listed
 from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
-from ngramloss.generation.job import Job, job, source_column
+from ngramloss.generation.job import Job, job
 from ngramloss.output.console import logger
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
@@ -102,9 +102,8 @@ class TextGenerator:
                 'TextGenerator(…, prediction="…").'
             )
         columns = self._columns(present)
-        if not self.source:
-            source_column(self.job, ",".join(columns))  # raises if a run was trained on other texts
-        texts = self._generate(_joined([_checked_texts(list(rows[name]), name) for name in columns]), ",".join(columns))
+        parts = [_checked_texts(list(rows[name]), name) for name in columns]
+        texts = self._generate([joined(row) for row in zip(*parts, strict=True)], ",".join(columns))
         if is_frame:
             return rows.assign(**{self.prediction: texts})
         return {**rows, self.prediction: _like(rows[columns[0]], texts)}
@@ -182,11 +181,6 @@ def _checked_texts(values: list[Any], column: str) -> list[str]:
         if not isinstance(value, str):
             raise UserError(f"row {row} of the batch: {column!r} should be text, got {type(value).__name__}.")
     return values
-
-
-def _joined(columns: Sequence[Sequence[str]]) -> list[str]:
-    """The texts of each row, joined as in training. Those behind the first may be empty."""
-    return [JOINT.join(text for at, text in enumerate(row) if text or not at) for row in zip(*columns, strict=True)]
 
 
 def _like(column: Any, texts: list[str]) -> Any:

@@ -38,6 +38,10 @@ class Keyed(NamedTuple):
     pooled: bool = False
     version: str = __version__
 
+    def reads(self, hashes: Mapping[str, str]) -> bool:
+        """Whether these are the :func:`text_hashes` of what it read; a text that has no hash is not compared."""
+        return all(hashes.get(name, known) == known for name, known in self.texts.items())
+
 
 class Corpus(NamedTuple):
     """The score of a corpus and its 95% interval over documents. None is unknown."""
@@ -114,11 +118,7 @@ def write(
     texts = _hash([ids, predictions])
     with run.lock(option="folder", patience=PATIENCE):
         before = _read(run, ids, texts)  # again: another process may have written
-        kept = {
-            metric: keyed
-            for metric, keyed in before.metrics.items()
-            if all(hashes.get(name, known) == known for name, known in keyed.texts.items())
-        }
+        kept = {metric: keyed for metric, keyed in before.metrics.items() if keyed.reads(hashes)}
         by_metric = {**kept, **scores}
         about = {
             metric: {
