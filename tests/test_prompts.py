@@ -297,6 +297,13 @@ def test_messages_that_cannot_be_used_are_bad_rows(tmp_path, messages, message):
         load(name, "train")
 
 
+def test_messages_without_a_chat_template_are_told_how_to_get_one():
+    with pytest.raises(
+        UserError, match=r"'messages' needs\. Use .* to chat; or give the tokenizer one, .*model.tokenizer"
+    ):
+        prompt_of(Data(), "summarisation", "messages", gpt_like(template=None), STOPS)
+
+
 def test_what_is_beside_messages_and_in_them_and_not_read_is_known(tmp_path):
     thought = [*TALK[:-1], TALK[-1] | {"thinking": "Hm."}]
     name = write(

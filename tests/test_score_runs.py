@@ -411,6 +411,14 @@ def test_scores_of_documents_are_left_out_where_runs_have_others(tmp_path, capsy
     assert alone[0]["coverage"] > alone[1]["coverage"]
 
 
+def test_a_folder_that_is_not_there_is_named_with_those_that_are(tmp_path, capsys):
+    run(tmp_path / "mine")
+    code, said = score(capsys, tmp_path / "mien")
+    assert (code, f"no such file or folder: {tmp_path / 'mien'}. Did you mean mine?" in said) == (2, True)
+    assert cli.main(["generate", str(tmp_path / "mien")]) == 2
+    assert "Did you mean mine?" in capsys.readouterr().err
+
+
 def test_files_alone_need_references(tmp_path, capsys):
     path = run(tmp_path / "a") / "predictions.jsonl"
     code, said = score(capsys, path)
@@ -478,6 +486,11 @@ def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
         "1 text with exactly the maximum of 12 tokens, which may be cut off",
     ]
     assert score(capsys, folder, "--limits", ":8")["systems"][0]["audit"] == ["2 texts with more than 8 tokens"]
+    about = json.loads((folder / "generation.json").read_text())
+    search = about["generation"]  # of a decoder-only model, which counts new tokens
+    about["generation"] = {"min_new_tokens": search.pop("min_length"), "max_new_tokens": search.pop("max_length")}
+    (folder / "generation.json").write_text(json.dumps(about))
+    assert len(score(capsys, folder)["systems"][0]["audit"]) == 2
 
 
 def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):

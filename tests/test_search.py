@@ -9,6 +9,7 @@ from ngramloss.generation.engines import hf
 from ngramloss.generation.engines.hf import search_facts, search_of
 from ngramloss.generation.job import job
 from ngramloss.generation.search import Options
+from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Generation
 
@@ -40,6 +41,17 @@ def test_a_recipe_decides_whatever_the_model_samples_and_counts():
     model.generation_config.update(do_sample=True)
     loading.prepare_generation(model, Generation())
     assert not model.generation_config.do_sample
+
+
+def test_a_model_that_samples_by_itself_is_a_warning(messages, small_run):
+    work = job(str(small_run / "model"), data="newswire", overrides=["generation.engine=hf"])
+    model, tokenizer = load_model(work)
+    model.generation_config.update(do_sample=True, num_beams=1)
+    writer_of(work, model, tokenizer)
+    (warned,) = [line for line in messages if "do_sample" in line]
+    assert warned.endswith("Use --sample --seed N, or a search: --set generation.num_beams=4.")
+    writer_of(work, model, tokenizer, Options(2, sample=True, seed=1))
+    assert len([line for line in messages if "do_sample" in line]) == 1
 
 
 def test_settings_that_are_given_for_a_model_of_somebody_else_leave_its_others_alone():

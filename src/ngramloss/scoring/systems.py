@@ -118,6 +118,8 @@ def align(
     given = [_given(file) for file in ([references] if isinstance(references, Path) else references or [])]
     source = _given(documents) if documents else None
     _raise_if_stdin_twice([file.path for file in (*given, *([source] if source else []), *files)])
+    if lost := [system.path for system in systems if not given and not system.path.exists() and system.path != STDIN]:
+        raise MissingFileError(missing(lost[0]))
     first = given[0] if given else Given(_references_of(runs))
     if not given and usual(SOURCES, columns_of(first.path)):
         source = source or first
@@ -178,8 +180,6 @@ def _references_of(folders: Sequence[Path]) -> Path:
     """The references of the first folder that has some."""
     paths = (RunFolder(folder).references for folder in folders)
     references = next((path for path in paths if path.is_file()), None)
-    if references is None and (lost := [folder for folder in folders if not folder.exists()]):
-        raise MissingFileError(missing(lost[0]))
     if references is None:
         raise UserError("give --references FILE. It may be left out only for folders that `ngramloss generate` wrote.")
     return references
