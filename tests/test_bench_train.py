@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from itertools import islice, pairwise
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from ngramloss.cli import bench as cli_bench
 from ngramloss.cli import main
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import UserError
+from ngramloss.steps.plan import LONG
 
 # Lengths
 
@@ -33,6 +35,11 @@ def test_sampled_lengths_have_the_means_of_the_data_set(name, source, target):
 def test_documents_that_were_cut_are_sampled_at_the_limit():
     sources, _ = lengths.sample("cnndm", 4000, seed=0)
     assert 0.15 < (sources == 1024).mean() < 0.25
+
+
+def test_full_rows_have_the_greatest_lengths_of_the_model():
+    assert [set(each.tolist()) for each in lengths.sample("full", 3, seed=0)] == [{1024}, {128}]
+    assert [set(each.tolist()) for each in lengths.sample("full", 3, 0, longest=(100, 20))] == [{100}, {20}]
 
 
 def test_a_seed_determines_the_lengths_and_a_models_limits_cut_them():
@@ -220,6 +227,21 @@ def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(setu
             seen[contestant.name] = [row for batch in batches for row in rows_of(batch)]
     assert seen["stock-random"] != seen[name]
     assert sorted(seen["stock-random"], key=str) == sorted(seen[name], key=str)
+
+
+def test_compiled_steps_are_the_first_of_a_long_training(setup, tmp_path, monkeypatch):
+    asked, run = [], train.loop.run
+
+    def watched(job, here):
+        asked.append(job.settings)
+        return run(job._replace(settings=replace(job.settings, compile=False)), here)
+
+    monkeypatch.setattr(train.loop, "run", watched)
+    window = Window(warm_up=1, steps=1, cuda=False)
+    for compiled in (False, True):
+        batches = train._ours(setup, str(tmp_path), window, capture=False, compiled=compiled)
+        assert len(list(batches)) == 2  # an epoch
+    assert [settings.max_steps for settings in asked] == [window.last_step + 1, LONG]
 
 
 def test_stock_groups_by_length_where_it_is_asked_to(setup, tmp_path):

@@ -19,6 +19,7 @@ from trainings import OBJECTIVE, RANKED, assert_same_weights, padded, rows, rows
 import ngramloss as ng
 from ngramloss import JointLoss
 from ngramloss.errors import UserError
+from ngramloss.gpu import captured
 from ngramloss.gpu.captured import CapturedStep, Gradients, _state
 from ngramloss.hf.attach import attached_loss
 from ngramloss.recipe import Train
@@ -700,7 +701,7 @@ class WithoutGraphs(CapturedStep):
         def replay():
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(JointLoss, "refresh_weights", bool)  # a graph runs no Python
-                result.copy_(self.function(held))
+                result.copy_(self._run(held))
 
         self.graphs[key] = SimpleNamespace(replay=replay), held, result
 
@@ -844,6 +845,29 @@ def test_gradients_in_a_buffer_are_clipped_like_separate_ones(most):
         torch.testing.assert_close(
             mine.grad, theirs.grad, atol=1e-7, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_gradients_of_small_parameters_are_added_to_their_buffer_at_once(monkeypatch):
+    """Also those of a second micro-batch; large ones are added one by one, and both to the same numbers."""
+    model, expected = tiny(), tiny()
+    sizes = sorted({p.numel() for p in model.parameters()})
+    monkeypatch.setattr(captured, "SMALL", sizes[len(sizes) // 2])
+    kept = Gradients([p for p in model.parameters() if p.requires_grad])
+    assert 0 < len(kept.small) < len(kept.parameters)
+    added = []
+    add = torch._foreach_add_
+    monkeypatch.setattr(torch, "_foreach_add_", lambda *lists: added.append(len(lists[0])) or add(*lists))
+    kept.begin()
+    for number in (3, 2):
+        batch = padded(model)(rows(number))
+        with kept.small_at_once():
+            assert all(parameter.grad is None for parameter, _ in kept.small)
+            model(**batch).loss.backward()
+        expected(**batch).loss.backward()
+    assert added == [len(kept.small)] * 2
+    for parameter, view, other in zip(kept.parameters, kept.views, expected.parameters(), strict=True):
+        assert parameter.grad is view
+        assert torch.equal(view, other.grad)
 
 
 # Candidates

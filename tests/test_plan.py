@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainings import moved
 
+from ngramloss.gpu.captured import MOST_SHAPES
 from ngramloss.steps.padding import Padder
-from ngramloss.steps.plan import OPEN, Grid, LengthGrouped, Plan, Size, bounds, fitted_grid, open_grid
+from ngramloss.steps.plan import FINE, OPEN, Grid, LengthGrouped, Plan, Size, bounds, fitted_grid, open_grid
 from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=40)
@@ -107,6 +108,9 @@ def test_rows_of_similar_length_waste_little():
     order = list(LengthGrouped(sources, step=32, seed=1))
     steps = [order[start : start + 32] for start in range(0, len(order), 32)]
     plan = Plan(sources, targets, 32, None, fitted_grid(sources, targets, steps))
+    finer = Plan(sources, targets, 32, None, fitted_grid(sources, targets, steps, most=FINE))
+    assert finer.padding(steps) < plan.padding(steps) - 0.02
+    assert len(finer.sizes(32)) <= MOST_SHAPES
     assert plan.padding(steps) < 0.1
     assert plan.padding(steps) == pytest.approx(
         1 - (sources.sum() + targets.sum()) / sum(batch.size.tokens for step in steps for batch in plan.cut(step))

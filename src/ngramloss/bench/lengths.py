@@ -25,7 +25,9 @@ SPECIAL = 2
 LONGEST = 1024, 128
 """Limits of sources and targets, in tokens."""
 SHORTEST = 3
-NAMES = ("xsum", "cnndm", "dialogsum", "multi30k")
+FULL = "full"
+"""Every document has the greatest lengths."""
+NAMES = ("xsum", "cnndm", "dialogsum", "multi30k", FULL)
 
 Lengths = NDArray[np.int64]
 
@@ -55,6 +57,9 @@ def sample(name: str, documents: int, seed: int, longest: tuple[int, int] = LONG
         seed: the same seed gives the same lengths.
         longest: limits of the model; lengths above them are cut.
     """
+    if name == FULL:
+        source, target = (np.full(documents, min(most, limit)) for most, limit in zip(LONGEST, longest, strict=True))
+        return source, target
     entry = json.loads((files("ngramloss.bench") / "lengths.json").read_text())[name]
     *bins, numbers = np.array(entry["counts"]).T  # [cells] each
     random = np.random.default_rng(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from ngramloss.output.tabular import aligned, fixed
 from ngramloss.plugins import load_file
 from ngramloss.recipe import Train
 from ngramloss.stats import IGNORE_INDEX
+from ngramloss.steps.plan import LONG
 from ngramloss.steps.running import NOT_CAPTURED
 from ngramloss.training import loop
 from ngramloss.training.processes import start_processes
@@ -74,6 +76,11 @@ class Setup:
         return self.device == "cuda"
 
     @property
+    def epoch(self) -> int:
+        """Whole steps of an epoch."""
+        return len(Tokens(self.tokens)) // (self.batch * self.accumulate)
+
+    @property
     def multiple(self) -> int:
         """Lengths are rounded up to a multiple of this, as by ``ngramloss train``."""
         return 8 if self.cuda else 1
@@ -95,8 +102,7 @@ class Contestant(NamedTuple):
 
     def warm_up(self, setup: Setup) -> int:
         """Steps before the measurement: a whole epoch where steps are captured, so that most shapes have been met."""
-        epoch = len(Tokens(setup.tokens)) // (setup.batch * setup.accumulate)
-        return max(setup.warm_up, epoch) if self.captures else setup.warm_up
+        return max(setup.warm_up, setup.epoch) if self.captures else setup.warm_up
 
     def why_not(self, device: str, decoder_only: bool) -> str:
         """Why it cannot run on this device with such a model; empty if it can."""
@@ -195,9 +201,15 @@ def _set_allocator(setting: str) -> None:
 
 
 def _ours(setup: Setup, output: str, window: Window, *, capture: bool, compiled: bool = False) -> Iterable[Any]:
-    """The loop of ``ngramloss train``."""
+    """The loop of ``ngramloss train``. Compiled, it is the beginning of a training that is long enough for that."""
+
+    def after(number: int, values: object) -> None:
+        window.after(number)
+        if compiled and number == window.last_step:
+            signal.raise_signal(signal.SIGTERM)  # the training stops after its next step, as if a person asked it to
+
     settings = Train(
-        max_steps=window.last_step,
+        max_steps=max(window.last_step + 1, LONG if compiled else 0),  # a last step logs more than others
         batch_size=setup.batch,
         accumulate=setup.accumulate,
         learning_rate=3e-5,
@@ -210,18 +222,11 @@ def _ours(setup: Setup, output: str, window: Window, *, capture: bool, compiled:
         seed=setup.seed,
     )
     model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
-    job = loop.Job(
-        model,
-        None,
-        Tokens(setup.tokens),
-        settings,
-        setup.objective,
-        on_step=lambda number, values: window.after(number),
-    )
+    job = loop.Job(model, None, Tokens(setup.tokens), settings, setup.objective, on_step=after)
     outcome = loop.run(job, start_processes())
     if capture and outcome.why_not_captured:  # that would be another contestant
         raise RuntimeError(NOT_CAPTURED.format(outcome.why_not_captured))
-    return outcome.steps.from_(0)
+    return islice(outcome.steps.from_(0), setup.epoch)
 
 
 def _arguments(
@@ -282,7 +287,7 @@ CONTESTANTS = [
     ),
     Contestant(
         "captured-compiled",
-        "ngramloss, captured, compiled",
+        "ngramloss, captured, compiled, as in a long training",
         partial(_ours, capture=True, compiled=True),
         ours=True,
         needs_gpu=True,

@@ -104,7 +104,7 @@ examples:
 """
 
 OBJECTIVES = ["ce", "ce + matches(2,3,4)"]
-LENGTHS = ("xsum", "cnndm", "dialogsum", "multi30k")
+LENGTHS = ("xsum", "cnndm", "dialogsum", "multi30k", "full")
 CONTESTANTS = (
     "stock-random",
     "stock-grouped",
@@ -176,7 +176,7 @@ def _add_train(train: argparse.ArgumentParser) -> None:
         choices=LENGTHS,
         default="xsum",
         help="train on random tokens in rows as long as this data set's documents: 1.35 × words, cut at 1,024 and 128 "
-        "tokens (default: %(default)s)",
+        "tokens; full: all have these lengths (default: %(default)s)",
     )
     own_data = "train on this data set instead, as in `ngramloss train`; the model must have a tokenizer"
     rows.add_argument("--data", metavar="NAME", help=own_data)

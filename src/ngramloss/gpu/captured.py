@@ -7,8 +7,8 @@ inputs from tensors that stay, and adds gradients into buffers that stay.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from torch.nn import Module
 from ngramloss.gpu import graphs
 
 Inputs = dict[str, Tensor]
-MOST_SHAPES = 48
-"""Most shapes that are captured for one model."""
+MOST_SHAPES = 72
+"""Most shapes that are captured for one model: those of the finest grid."""
+SMALL = 2**20
+"""Gradients of fewer numbers than this take longer to launch than to add, so they are added all at once."""
 
 
 class CannotCapture(Exception):
@@ -107,7 +109,12 @@ class CapturedStep:
             graphs.warm_up(run, stream=self.stream)
             if self.graphs and _grown(before, device):   # the model kept a tensor, where an earlier graph may write
                 self.graphs.clear()
-            return graphs.record(lambda: self.function(held), pool=self.pool, stream=self.stream)
+            return graphs.record(lambda: self._run(held), pool=self.pool, stream=self.stream)
+
+    def _run(self, held: Inputs) -> Tensor:
+        assert self.gradients is not None, "a warm-up comes first"
+        with self.gradients.small_at_once():
+            return self.function(held)
 
     def _warm_up(self, held: Inputs) -> None:
         """Run once outside a graph, for what libraries set up at the first use of a shape."""
@@ -116,7 +123,7 @@ class CapturedStep:
             self.function(held)
             self.gradients = Gradients([p for p in self.model.parameters() if p.grad is not None])
         self.gradients.begin()
-        self.function(held)
+        self._run(held)
         own = {id(parameter) for parameter in self.gradients.parameters}
         if any(p.grad is not None and id(p) not in own for p in self.model.parameters()):
             raise CannotCapture("parameters that get a gradient differ from batch to batch")
@@ -139,6 +146,8 @@ class Gradients:
             self.buffers[p.dtype][start : start + p.numel()].view(p.shape)
             for p, start in zip(parameters, starts, strict=True)
         ]
+        parts = zip(parameters, self.views, strict=True)
+        self.small = [(parameter, view) for parameter, view in parts if parameter.numel() < SMALL]
 
     def begin(self) -> None:
         """Make the parts of the buffer the parameters' gradients, all zero."""
@@ -147,13 +156,24 @@ class Gradients:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
+    @contextmanager
+    def small_at_once(self) -> Iterator[None]:
+        """Add the gradients of small parameters to the buffer at the end, in a few launches instead of hundreds."""
+        for parameter, _ in self.small:
+            parameter.grad = None
+        yield
+        found = [(view, parameter.grad) for parameter, view in self.small if parameter.grad is not None]
+        if found:
+            torch._foreach_add_(*map(list, zip(*found, strict=True)))
+        for parameter, view in self.small:
+            parameter.grad = view
+
     def clip(self, most: float) -> Tensor:
         """Scale all gradients such that their norm is at most this. Returns the norm before, []."""
         norms = [torch.linalg.vector_norm(buffer, dtype=torch.float32) for buffer in self.buffers.values()]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))      # []
         factor = (most / (norm + 1e-6)).clamp(max=1.0)                   # []
-        for buffer in self.buffers.values():
-            buffer *= factor
+        torch._foreach_mul_(list(self.buffers.values()), factor)         # buffer *= factor reads no 16 bytes at once
         return norm
 
 

@@ -36,7 +36,7 @@ from ngramloss.steps import reduction
 from ngramloss.steps.budget import fitting_tokens, try_batch
 from ngramloss.steps.joined import JoinedPadder
 from ngramloss.steps.padding import Batch, Pad, Padder, Step
-from ngramloss.steps.plan import MULTIPLE, Joined, Plan, fitted_grid
+from ngramloss.steps.plan import MULTIPLE, Joined, Plan, fitted_grid, most_lengths
 from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.steps.twins import twins
@@ -678,6 +678,7 @@ def _plan(
     """The steps of the training, and a micro-batch of the largest shape on a GPU. Compiled layers first run here."""
     settings, cuda = job.settings, here.device.type == "cuda"
     sources, targets, texts = lengths[:3]
+    total = total_steps(settings, len(sources))
     step = settings.batch_size * settings.accumulate
     epochs = Epochs(lengths.order, step=step, seed=settings.seed, grouped=settings.group_by_length)
     padder = _padder(job, model, here, joined=joined, always_mask=captures and cuda, fresh=fresh)
@@ -691,7 +692,8 @@ def _plan(
         # Position ids of texts that share a prompt begin again, so such a row may be longer.
         positions = None if joined == "shared" else getattr(model.config, "max_position_embeddings", None)
         if fresh is None:
-            grid = fitted_grid(sources, targets, first, longest=positions, texts=most, joined=joined)
+            axes = most_lengths(total if captures else 0)
+            grid = fitted_grid(sources, targets, first, longest=positions, texts=most, joined=joined, most=axes)
         else:
             grid = fresh.grid(longest=positions, joined=joined)
 
@@ -726,7 +728,7 @@ def _plan(
         plan,
         padder,
         lengths=lengths,
-        total=total_steps(settings, len(sources)),
+        total=total,
         process=here.rank,
         processes=here.count,
         equally_many=settings.fsdp,
