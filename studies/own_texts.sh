@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All stages of a study of own texts: the model that its rows continue, two writers that have seen half of the data each,
-# their candidates of the other half, and the study. The model must be in models/, the data in data/ (studies/README.md).
+# All stages of a study of own texts: the model that its rows continue, a writer that has seen one half of the data, its
+# candidates of the other half, and the study. The model must be in models/, the data in data/ (studies/README.md).
 #
 #   bash studies/own_texts.sh opus --parallel 8        # or t5, smollm2; further options are those of ngramloss study
 #
@@ -13,13 +13,12 @@ written=${WRITERS:-4}     # processes that write candidates, on one GPU
 
 train() { ngramloss train "studies/own_texts_$name.toml" --run "$runs/$1" "${@:2}"; }
 train all & jobs=($!)
-train 1 --set data.leave_out=1/2 & jobs+=($!)
-train 2 --set data.leave_out=2/2 & jobs+=($!)
+train writer --set data.leave_out=1/2 & jobs+=($!)
 for job in "${jobs[@]}"; do wait "$job"; done
 
 jobs=()
 for rank in $(seq 0 $((written - 1))); do
-  RANK=$rank WORLD_SIZE=$written LOCAL_RANK=0 ngramloss candidates "$runs/1" "$runs/2" --count 8 --out "$runs/unseen" & jobs+=($!)
+  RANK=$rank WORLD_SIZE=$written LOCAL_RANK=0 ngramloss candidates "$runs/writer" --count 8 --out "$runs/unseen" & jobs+=($!)
 done
 for job in "${jobs[@]}"; do wait "$job"; done
 

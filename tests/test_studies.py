@@ -133,7 +133,7 @@ objectives = [
   {objective = "ce", epochs = 2},
   {name = "as it was", objective = "ce", set = ["train.max_steps=1", "train.learning_rate=1e-12"]},
   {objective = "ce + policy(baseline=others)", set = ["online.samples=3", "online.refresh=2"]},
-  {objective = "ce + 0.1*rank(alpha=1)", set = ["data.candidates=runs/own-texts/tiny/unseen"]},
+  {objective = "ce + 0.1*rank(alpha=1)", set = ["data.candidates=runs/own-texts/tiny/unseen", "data.leave_out=2/2"]},
 ]
 always = ["as it was"]
 confirm = 2
@@ -150,7 +150,10 @@ set = ["model.name=runs/own-texts/tiny/all/model", "train.max_steps=2", "online.
 
 @pytest.mark.thorough
 def test_a_study_of_own_texts_runs_from_its_writers_to_its_table_and_a_second_time_at_once(tmp_path):
-    """With a small model instead of a pretrained one: writers, candidates of what they have not seen, and the study."""
+    """With a small model instead of a pretrained one: a writer, candidates of what it has not seen, and the study.
+
+    The row that reads them is trained on these sources alone, and is compared with the others all the same.
+    """
     studies, data = tmp_path / "studies", tmp_path / "data"
     studies.mkdir()
     data.mkdir()
@@ -169,7 +172,7 @@ def test_a_study_of_own_texts_runs_from_its_writers_to_its_table_and_a_second_ti
         assert done.returncode == 0, done.stderr[-3000:]
         printed.append(done.stdout)
     texts = [json.loads(line) for line in (tmp_path / "runs/own-texts/tiny/unseen/candidates.jsonl").open()]
-    assert len(texts) == 24
+    assert 0 < len(texts) < 24
     scored = {path.name.split("-seed")[0] for path in (studies / "own-texts-tiny").rglob("*.test.*.json")}
     assert scored == {"ce", "as_it_was", "policy_baselineothers", "0.1rank_alpha1"}
     assert ["nothing is left" in text for text in printed] == [False, True]

@@ -208,7 +208,7 @@ def _settings(data: DataSet, results: Results) -> dict[str, str]:
     own = [result for result in results.values() if result.training.set == data.name and not result.failed]
     known: dict[str, Any] = {"recipe": data.base.name, "primary score": f"{data.primary} of {data.writing}"}
     known |= {key: value for key, value in recipe.flat(data.base) if key not in ("objective", "train.seed")}
-    for result in own:
+    for result in sorted(own, key=lambda result: not result.facts.get("data.leave_out")):  # whole data count last
         known[f"texts of {result.training.split}"] = result.count
         known |= {f"fingerprint of {name}": value for name, value in result.made_of.items() if value}
     seconds = [result.train_seconds for result in own if result.train_seconds is not None]

@@ -353,13 +353,17 @@ def _checked(path: Path, study: Study) -> Result | None:
 
 
 def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], Path]) -> None:
-    """Raise if two results of a set differ in their data, their base or the way they were scored."""
-    first: dict[tuple[str, str], tuple[str, Result]] = {}
+    """Raise if two results of a set differ in their data, their base or the way they were scored.
+
+    A row may leave out a part of the training data on purpose: then it is compared with others that do.
+    """
+    first: dict[tuple[str, str, str], tuple[str, Result]] = {}
     for key, result in results.items():
         facts = {f"fingerprint of {name}": value for name, value in result.made_of.items()}
         facts |= {f"signature of {name}": value for name, value in result.signatures.items()}
         for name, value in facts.items():
-            before, other = first.setdefault((result.training.set, name), (value, result))
+            part = str(result.facts.get("data.leave_out", "")) if name == "fingerprint of train" else ""
+            before, other = first.setdefault((result.training.set, name, part), (value, result))
             if before != value:
                 here, there = (str(paths.get(each, f"{each[0]}, {each[1]}")) for each in (key, other.key))
                 raise UserError(
