@@ -101,8 +101,8 @@ class Contestant(NamedTuple):
     needs_liger: bool = False
 
     def warm_up(self, setup: Setup) -> int:
-        """Steps before the measurement: a whole epoch where steps are captured, so that most shapes have been met."""
-        return max(setup.warm_up, setup.epoch) if self.captures else setup.warm_up
+        """Steps before the measurement: two epochs where steps are captured, so that nearly all shapes have been met."""
+        return max(setup.warm_up, 2 * setup.epoch) if self.captures else setup.warm_up
 
     def why_not(self, device: str, decoder_only: bool) -> str:
         """Why it cannot run on this device with such a model; empty if it can."""
