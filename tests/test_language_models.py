@@ -14,6 +14,7 @@ from ngramloss.generation.engines import graph
 from ngramloss.generation.job import job
 from ngramloss.generation.search import Options
 from ngramloss.generation.writer import load_model, writer_of
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import runner
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -181,6 +182,19 @@ def test_the_best_checkpoint_may_be_chosen_by_a_score(model, tmp_path, monkeypat
     ]
     assert scores[0] == scores[1]
     assert len(loaded) == len(scores[0]) == 2
+
+
+@pytest.mark.parametrize("command", [("generate",), ("candidates", "--count", 2)], ids=lambda words: words[0])
+def test_texts_that_were_begun_are_continued(run, tmp_path, command):
+    """Settings of a prompt are compared as they are saved, where a tuple is a list."""
+    verb, *options = command
+    call = (verb, run, *options, "--limit", 3, "--out", tmp_path / "texts")
+    ran(*call)
+    file = tmp_path / "texts" / ("predictions.jsonl" if verb == "generate" else "candidates.jsonl")
+    whole = file.read_text()
+    file.rename(RunFolder(file.parent).share(0, file.stem))  # as if it was stopped before all were collected
+    ran(*call)
+    assert file.read_text() == whole
 
 
 @pytest.mark.parametrize("how", [(), ("--how", "beams")], ids=["groups", "beams"])

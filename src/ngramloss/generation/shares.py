@@ -110,6 +110,7 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
             f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. "
             "Choose another --out, or delete them."
         )
+    settings = json.loads(json.dumps(settings))  # as they are saved: a tuple becomes a list
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
     left_out = {"versions", "model", "runs"} if same_weights else {"versions"}
