@@ -128,6 +128,23 @@ def test_the_window_begins_after_the_warm_up_and_ends_with_its_last_step(monkeyp
     assert window.last_step == 6
 
 
+def test_what_happens_once_in_a_training_is_left_out_of_the_window(monkeypatch):
+    class Step:
+        def capture(self, seconds):
+            times.append(times[-1] + seconds)
+            return seconds
+
+    times, window, capture = [0.0], Window(warm_up=1, steps=2, cuda=False), Step.capture
+    monkeypatch.setattr(Window, "_now", lambda self: times[-1])
+    with train._left_out_of(window, Step, "capture"):
+        for number, seconds in ((1, 50.0), (2, 7.0), (3, 0.0)):
+            times.append(times[-1] + 1.0)  # the step itself
+            assert Step().capture(seconds) == seconds
+            window.after(number)
+    assert window.milliseconds == pytest.approx(1000)
+    assert Step.capture is capture
+
+
 def test_on_a_gpu_as_many_steps_are_profiled_again_and_a_trace_has_a_few_more(tmp_path):
     assert Window(warm_up=2, steps=4, cuda=True).last_step == 6 + PROFILED
     assert Window(warm_up=2, steps=4, cuda=True, trace=tmp_path / "trace.json").last_step == 6 + PROFILED + TRACED

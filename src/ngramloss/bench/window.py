@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ TRACED = 3
 class Window:
     """Reads the clock at both ends of a window of steps, then profiles a few more steps.
 
+    What is done once in a long training, such as the capture of a new shape, can be left out (:meth:`without`).
+
     The profiler slows the host down, so the time of a step and the time of the device come from different steps, and
     these may be longer or shorter. So the share in which the device is idle is of the profiled steps alone: at most
     this much. On a CPU nothing is profiled, except for a trace.
@@ -36,7 +39,7 @@ class Window:
         self.steps, self.cuda, self.trace = steps, cuda, trace
         self.milliseconds = self.gibibytes = self.reserved_gibibytes = float("nan")
         self.device_milliseconds = self.idle = float("nan")
-        self._began = self._profile_began = 0.0
+        self._began = self._profile_began = self._left_out = 0.0
         self._profiler: Any = None
         window_ends = warm_up + steps
         busy_ends = window_ends + PROFILED * cuda
@@ -56,16 +59,23 @@ class Window:
             if step == number:
                 action()
 
+    @contextmanager
+    def without(self) -> Iterator[None]:
+        """Leave out the time that something takes."""
+        began = self._now()
+        yield
+        self._left_out += self._now() - began
+
     def _now(self) -> float:
         if self.cuda:
             torch.cuda.synchronize()
         return time.perf_counter()
 
     def _begin(self) -> None:
-        self._began = self._now()
+        self._began, self._left_out = self._now(), 0.0
 
     def _end(self) -> None:
-        self.milliseconds = 1e3 * (self._now() - self._began) / self.steps
+        self.milliseconds = 1e3 * (self._now() - self._began - self._left_out) / self.steps
         if self.cuda:
             self.gibibytes = torch.cuda.max_memory_allocated() / 2**30
             self.reserved_gibibytes = torch.cuda.max_memory_reserved() / 2**30
@@ -75,10 +85,10 @@ class Window:
     def _profile(self, activities: list[ProfilerActivity]) -> None:
         self._profiler = profile(activities=activities)
         self._profiler.start()
-        self._profile_began = self._now()
+        self._profile_began, self._left_out = self._now(), 0.0
 
     def _read_busy(self) -> None:
-        milliseconds = 1e3 * (self._now() - self._profile_began) / PROFILED
+        milliseconds = 1e3 * (self._now() - self._profile_began - self._left_out) / PROFILED
         self._profiler.stop()
         recorded = self._profiler.profiler.kineto_results.events()  # a trace as JSON would take half a minute
         work = [event for event in recorded if event.device_type().name == "CUDA" and not event.is_user_annotation()]
