@@ -1,6 +1,7 @@
 """Documents per second of whole trainings: the rows, the contestants, what is measured, and the command."""
 
 import json
+import math
 import os
 import signal
 from dataclasses import replace
@@ -114,6 +115,23 @@ def test_the_gpu_is_idle_for_a_share_of_the_steps_in_which_it_was_watched(monkey
     assert window.milliseconds == pytest.approx(500)
     assert window.device_milliseconds == pytest.approx(8)
     assert window.idle == pytest.approx(0.2)
+
+
+def test_work_of_what_is_left_out_is_not_taken_for_that_of_steps(monkeypatch):
+    window = Window(warm_up=1, steps=1, cuda=True)
+    monkeypatch.setattr("ngramloss.bench.window.profile", lambda activities: SimpleNamespace(start=bool, stop=bool))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
+    clock = iter(range(10))
+    monkeypatch.setattr(Window, "_now", lambda self: next(clock))
+    window.after(1)
+    window.after(2)
+    with window.without():
+        pass
+    window.after(window.last_step)
+    assert window.milliseconds == 1000
+    assert math.isnan(window.idle)
+    assert math.isnan(window.device_milliseconds)
 
 
 def test_the_window_begins_after_the_warm_up_and_ends_with_its_last_step(monkeypatch):

@@ -14,6 +14,8 @@ import pytest
 import torch
 from models import SHORT_TRAINING, TINY_MODEL
 
+from ngramloss import cli
+
 BASES = Path(__file__).parent.parent / "studies" / "bases"
 SCRIPTS = sorted(path for path in BASES.parent.rglob("*.py") if path.stem != "wheels")
 README = (BASES.parent / "README.md").read_text()
@@ -124,6 +126,21 @@ def test_quantised_weights_become_numbers_by_the_names_of_their_layers():
     }
     assert {name: weight.tolist() for name, weight in found.items()} == expected
     assert all(weight.dtype == torch.float32 and weight.is_contiguous() for weight in found.values())
+
+
+MADE = sorted(path.with_suffix(".toml").name for path in BASES.parent.iterdir() if (path / "study.json").exists())
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_study_shows_the_results_that_are_beside_it(name, monkeypatch, capsys):
+    """Files and results still belong together: nothing was changed after a result was made."""
+    monkeypatch.chdir(BASES.parent.parent)
+    assert cli.main(["study", f"studies/{name}", "--show"]) == 0
+    said = capsys.readouterr().out
+    assert "confirmed on test data" in said
+    half = [line for line in said.splitlines() if line.startswith("Trained without a part of the data")]
+    assert len(half) == (name == "own-texts-opus.toml")  # of those that were screened; none of them was confirmed
+    assert all("ce + 0.1*rank(alpha=1) (part 2/2)" in line for line in half)
 
 
 OWN_TEXTS = """\

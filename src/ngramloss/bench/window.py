@@ -26,7 +26,7 @@ class Window:
 
     The profiler slows the host down, so the time of a step and the time of the device come from different steps, and
     these may be longer or shorter. So the share in which the device is idle is of the profiled steps alone: at most
-    this much. On a CPU nothing is profiled, except for a trace.
+    this much. If something is left out in them, both are NaN. On a CPU nothing is profiled, except for a trace.
 
     Args:
         warm_up: steps before the window.
@@ -88,8 +88,10 @@ class Window:
         self._profile_began, self._left_out = self._now(), 0.0
 
     def _read_busy(self) -> None:
-        milliseconds = 1e3 * (self._now() - self._profile_began - self._left_out) / PROFILED
+        milliseconds = 1e3 * (self._now() - self._profile_began) / PROFILED
         self._profiler.stop()
+        if self._left_out:  # its work is recorded, too
+            return
         recorded = self._profiler.profiler.kineto_results.events()  # a trace as JSON would take half a minute
         work = [event for event in recorded if event.device_type().name == "CUDA" and not event.is_user_annotation()]
         spans = [(event.start_ns() / 1e6, (event.start_ns() + event.duration_ns()) / 1e6) for event in work]

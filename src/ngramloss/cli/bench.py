@@ -237,7 +237,7 @@ def _add_scaling(scaling: argparse.ArgumentParser) -> None:
     _add_model(scaling)
     scaling.set_defaults(model="small")
     _add_objective(scaling, "ce + matches(2,3,4)", "objective to train on")
-    lengths = "rows are random tokens, as long as this data set's documents (default: %(default)s)"
+    lengths = "rows are random tokens, as long as this data set's documents; full: 1,024 and 128 (default: %(default)s)"
     scaling.add_argument("--lengths", choices=LENGTHS, default="multi30k", help=lengths)
     batches = "rows of a step over all processes; all but the first table have the largest (default: 8 16 32)"
     scaling.add_argument("--batch-size", type=int, nargs="+", default=[8, 16, 32], metavar="B", help=batches)

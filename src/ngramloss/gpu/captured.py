@@ -161,12 +161,14 @@ class Gradients:
         """Add the gradients of small parameters to the buffer at the end, in a few launches instead of hundreds."""
         for parameter, _ in self.small:
             parameter.grad = None
-        yield
-        found = [(view, parameter.grad) for parameter, view in self.small if parameter.grad is not None]
-        if found:
-            torch._foreach_add_(*map(list, zip(*found, strict=True)))
-        for parameter, view in self.small:
-            parameter.grad = view
+        try:
+            yield
+            found = [(view, parameter.grad) for parameter, view in self.small if parameter.grad is not None]
+            if found:
+                torch._foreach_add_(*map(list, zip(*found, strict=True)))
+        finally:
+            for parameter, view in self.small:
+                parameter.grad = view
 
     def clip(self, most: float) -> Tensor:
         """Scale all gradients such that their norm is at most this. Returns the norm before, []."""

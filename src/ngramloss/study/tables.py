@@ -164,11 +164,12 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
         if any(row.scores or row.failed for row in screened):
             title = f"screened on validation data, {primary}"
             table = _screened(study, of_set, screened, results)
-            own = own._replace(screened=Shown(title, table, _failures(screened)))
+            own = own._replace(screened=Shown(title, table, _failures(screened), _parts(made, VALIDATION)))
         if any(row.scores or row.failed for row in rows):
             title = f"{'confirmed' if study.screening else 'compared'} on test data, {primary}, {seeds}"
+            notes = [*_parts(made, TEST), *_engines(made), *_legend(family, study)]
             own = own._replace(
-                confirmed=Shown(title, _confirmed(rows), _failures(rows), [*_engines(made), *_legend(family, study)]),
+                confirmed=Shown(title, _confirmed(rows), _failures(rows), notes),
                 others=[
                     Shown(f"all scores of {writing} on test data", _others(study, rows, writing, results))
                     for writing in study.writings
@@ -420,6 +421,16 @@ def _engines(own: Sequence[Result]) -> list[str]:
         return []
     listed = " and ".join(f"{name} ({count})" for name, count in sorted(engines.items()))
     return [f"Texts were written by different engines, {listed}: where probabilities are close, they may differ."]
+
+
+def _parts(own: Sequence[Result], split: str) -> list[str]:
+    """A note if rows of which this split was written were trained on a part of the data, and others on all of it."""
+    shown = [result for result in own if result.training.split == split]
+    rows = {result.training.objective: result.facts.get("data.leave_out") for result in shown}
+    left_out = [f"{row} (part {part})" for row, part in rows.items() if part]
+    if not left_out or len(set(rows.values())) < 2:
+        return []
+    return [f"Trained without a part of the data (data.leave_out): {', '.join(left_out)}."]
 
 
 def _speeds(own: Sequence[Result]) -> str:
