@@ -2,7 +2,7 @@
 # All stages of a study of own texts: the model that its rows continue, a writer that has seen one half of the data, its
 # candidates of the other half, and the study. The model must be in models/, the data in data/ (studies/README.md).
 #
-#   bash studies/own_texts.sh opus --parallel 8        # or t5, smollm2; further options are those of ngramloss study
+#   bash studies/own_texts.sh opus --parallel 7        # or t5, smollm2; further options are those of ngramloss study
 #
 # A stopped script is continued by the same command.
 set -euo pipefail
