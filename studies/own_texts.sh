@@ -12,11 +12,8 @@ runs=runs/own-texts/$name
 written=${WRITERS:-4}     # processes that write candidates, on one GPU
 
 train() { ngramloss train "studies/own_texts_$name.toml" --run "$runs/$1" "${@:2}"; }
-train all & jobs=($!)
-train writer --set data.leave_out=1/2 & jobs+=($!)
-for job in "${jobs[@]}"; do wait "$job"; done
-
-jobs=()
+train all & jobs=($!)     # goes on while candidates are written
+train writer --set data.leave_out=1/2
 for rank in $(seq 0 $((written - 1))); do
   RANK=$rank WORLD_SIZE=$written LOCAL_RANK=0 ngramloss candidates "$runs/writer" --count 8 --out "$runs/unseen" & jobs+=($!)
 done
