@@ -52,6 +52,14 @@ def judged(place, own_cache):
     return place / "judged"
 
 
+def test_a_score_that_is_never_computed_is_a_warning(place, tmp_path):
+    err = ran(place, tmp_path / "run", "train.max_steps=2", "train.eval_every=0")
+    assert "train.best = rouge2 selects nothing, because train.eval_every is 0" in err
+    assert "selects nothing" not in ran(
+        place, tmp_path / "last", "train.max_steps=2", "train.eval_every=0", "train.best=last"
+    )
+
+
 def scores(run, name="rouge2"):
     return {line["step"]: line[f"eval_{name}"] for line in log(run) if f"eval_{name}" in line}
 

@@ -228,6 +228,11 @@ def _check_weights(settings: Recipe, splits: Mapping[str, Split]) -> None:
 def _judged(settings: Recipe, validation: Split | None) -> list[Example]:
     """The validation examples for which texts are generated. Raises if their score cannot be computed."""
     best = best_of(settings)
+    if best.metric and not settings.train.eval_every:
+        logger.warning(
+            f"train.best = {best.name} selects nothing, because train.eval_every is 0: the model will have the last "
+            "weights. Set train.eval_every, or train.best=last."
+        )
     if not best.metric or validation is None:
         return []
     for note in notes_on(best, validation.examples):
