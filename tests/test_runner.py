@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -349,6 +350,16 @@ def test_other_settings_do_not_continue_a_run(place, undisturbed, capsys):
     err = capsys.readouterr().err
     assert "was started with other settings:\n  train.learning_rate: 0.01 → 0.001\n" in err
     assert "start over with --fresh" in err
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_says_that_it_starts_again(place, tmp_path, capsys):
+    said = []
+    for _ in range(2):
+        assert train(*command(place, tmp_path / "run", "--set", "train.max_steps=2")[1:]) == 0
+        said.append("was stopped before its first checkpoint" in capsys.readouterr().err)
+        for name in ("checkpoints", "model"):  # as if it had been killed before either was there
+            shutil.rmtree(tmp_path / "run" / name)
+    assert said == [False, True]
 
 
 def test_a_run_that_never_began_may_begin_with_other_settings(place, tmp_path, capsys):

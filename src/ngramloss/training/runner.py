@@ -119,6 +119,8 @@ def _run(
     examples, validation = _load_rows(prepared)
     if newest is not None:
         logger.info(f"continuing {run.path} from step {began}.")
+    elif run.log.exists() and run.log.stat().st_size:
+        logger.info(f"{run.path} was stopped before its first checkpoint, so it starts again (train.save_every).")
     best = best_of(settings)
     with open_logs(
         settings,
