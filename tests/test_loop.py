@@ -25,6 +25,7 @@ from ngramloss.hf.attach import attached_loss
 from ngramloss.recipe import Train
 from ngramloss.steps import running
 from ngramloss.steps.padding import Step
+from ngramloss.steps.plan import COARSE, FINE, LONG
 from ngramloss.steps.planned import Epochs, lengths_of
 from ngramloss.steps.running import StepRunner
 from ngramloss.training import checkpoints, compiling, loop
@@ -868,6 +869,19 @@ def test_gradients_of_small_parameters_are_added_to_their_buffer_at_once(monkeyp
     for parameter, view, other in zip(kept.parameters, kept.views, expected.parameters(), strict=True):
         assert parameter.grad is view
         assert torch.equal(view, other.grad)
+
+
+@pytest.mark.parametrize(
+    ("steps", "captures", "most"), [(LONG, True, FINE), (LONG - 1, True, COARSE), (LONG, False, COARSE)]
+)
+def test_a_long_training_with_graphs_pads_to_more_lengths(steps, captures, most):
+    model = ng.attach(tiny(), OBJECTIVE)
+    data = [{"input_ids": [5] * (8 * row), "labels": [6] * (8 * row)} for row in range(1, 31)]
+    settings = Train(batch_size=1, accumulate=1, max_steps=steps, max_tokens=4096)
+    job = loop.Job(model, None, data, settings, OBJECTIVE)
+    gpu = Processes(0, 1, torch.device("cuda"))  # where nothing runs: plans are made on the host
+    made, _ = loop._plan(job, model, gpu, nullcontext, None, "", lengths_of(data), captures=captures)
+    assert (len(made.plan.grid.sources), len(made.plan.grid.targets)) == most
 
 
 # Candidates

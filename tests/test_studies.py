@@ -15,6 +15,9 @@ import torch
 from models import SHORT_TRAINING, TINY_MODEL
 
 from ngramloss import cli
+from ngramloss.study import page
+from ngramloss.study import plan as study_plan
+from ngramloss.study.results import ResultFolder
 
 BASES = Path(__file__).parent.parent / "studies" / "bases"
 SCRIPTS = sorted(path for path in BASES.parent.rglob("*.py") if path.stem != "wheels")
@@ -141,6 +144,15 @@ def test_a_study_shows_the_results_that_are_beside_it(name, monkeypatch, capsys)
     half = [line for line in said.splitlines() if line.startswith("Trained without a part of the data")]
     assert len(half) == (name == "own-texts-opus.toml")  # of those that were screened; none of them was confirmed
     assert all("ce + 0.1*rank(alpha=1) (part 2/2)" in line for line in half)
+
+
+def test_a_page_names_the_whole_data_whatever_row_was_trained_on_a_part_of_them():
+    made = study_plan.read(BASES.parent / "own-texts-opus.toml")
+    results = ResultFolder(BASES.parent / "own-texts-opus", made).read()
+    parts_last = dict(sorted(results.items(), key=lambda item: bool(item[1].facts["data.leave_out"])))
+    whole, part = (list(parts_last.values())[at].made_of["train"] for at in (0, -1))
+    assert whole != part
+    assert page._settings(made.sets[0], parts_last)["fingerprint of train"] == whole
 
 
 OWN_TEXTS = """\

@@ -80,7 +80,7 @@ class Setup:
     @property
     def epoch(self) -> int:
         """Whole steps of an epoch."""
-        return len(Tokens(self.tokens)) // (self.batch * self.accumulate)
+        return documents(self) // (self.batch * self.accumulate)
 
     @property
     def multiple(self) -> int:

@@ -452,7 +452,7 @@ def _bench_train(options: argparse.Namespace) -> int:
         documents = train.documents(setup)
         if documents < step_size * (options.warm_up + options.steps):
             logger.info(
-                f"note: {documents} rows are {documents // step_size} steps, so an epoch ends and the next begins in "
+                f"note: {documents} rows are {setup.epoch} steps, so an epoch ends and the next begins in "
                 "the steps that are measured. Raise --documents to leave that out."
             )
         machine = _machine_in_child(device)

@@ -175,7 +175,7 @@ class Gradients:
         norms = [torch.linalg.vector_norm(buffer, dtype=torch.float32) for buffer in self.buffers.values()]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))      # []
         factor = (most / (norm + 1e-6)).clamp(max=1.0)                   # []
-        torch._foreach_mul_(list(self.buffers.values()), factor)         # buffer *= factor reads no 16 bytes at once
+        torch._foreach_mul_(list(self.buffers.values()), factor)         # buffer *= factor would load number by number
         return norm
 
 
