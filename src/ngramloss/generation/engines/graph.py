@@ -118,7 +118,12 @@ def _searchers_on_gpu(new: Callable[..., Searcher], device: torch.device) -> Cal
     """A number of sources and their length → a search with room for them, with those that were made before kept."""
     made: OrderedDict[tuple[int, int], Searcher] = OrderedDict()
     most_bytes = MOST_MEMORY * torch.cuda.mem_get_info(device)[1]
-    new = partial(new, pool=torch.cuda.graph_pool_handle())
+
+    def pool() -> Any:
+        """The memory of a graph that is kept, None if there is none: PyTorch refuses that of graphs that are gone."""
+        return next((each.graph.pool() for each in made.values() if each.graph is not None), None)
+
+    new = partial(new, pool=pool)
     return lambda sources, length: _searcher(made, new, _room_on_gpu(sources, length), most_bytes)
 
 
@@ -158,7 +163,7 @@ class Searcher:
         length: tokens of a source with padding, S.
         head: the model's head, if it is at hand.
         layers: its linear layers that are computed together, if any are.
-        pool: the memory of the graph. Graphs that never run at the same time share it.
+        pool: returns the memory of the graph, None for its own. Graphs that never run at the same time share it.
     """
 
     def __init__(
@@ -170,7 +175,7 @@ class Searcher:
         *,
         head: PaddedHead | None = None,
         layers: Joined | None = None,
-        pool: Any = None,
+        pool: Callable[[], Any] = lambda: None,
     ) -> None:
         device, self.search, self.pool = model.device, search, pool
         self.alone = search.sample or search.num_beams == 1
@@ -274,7 +279,7 @@ class Searcher:
         """Capture one token. The warm-up writes a token, so the state is put back."""
         state = [self.decoder.origin, *(tensor for group in self.groups for tensor in vars(group).values())]
         with graphs.restored(state):
-            self.graph, _ = graphs.capture(self._token, pool=self.pool)
+            self.graph, _ = graphs.capture(self._token, pool=self.pool())
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
