@@ -5,6 +5,7 @@ import functools
 import hashlib
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import models
 import pytest
@@ -226,6 +227,19 @@ def test_it_is_done_when_all_sources_are_and_few_shapes_are_kept(monkeypatch):
     both = made[1, 10].bytes + made[1, 11].bytes
     graph._searcher(made, new, (1, 11), both)
     assert list(made) == [(1, 10), (1, 11)]
+
+
+@pytest.mark.parametrize(("memory", "pool"), [(1e12, "first"), (0, "new")], ids=["all are kept", "only the newest is"])
+def test_a_graph_shares_the_memory_of_graphs_that_are_kept_and_never_of_those_that_are_gone(monkeypatch, memory, pool):
+    model = tiny("bart")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, memory))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "new")
+    search = with_settings(model, num_beams=2)
+    searcher = graph._searchers_on_gpu(functools.partial(graph.Searcher, model, search), model.device)
+    first = searcher(1, 3)
+    assert first.pool() == "new"
+    first.graph = SimpleNamespace(pool=lambda: "first")  # as if it were captured
+    assert searcher(1, 100).pool() == pool
 
 
 def test_on_a_cpu_nothing_is_kept_between_batches_and_at_most_two_caches_exist(monkeypatch):

@@ -896,6 +896,22 @@ def test_a_lack_of_memory_is_no_bug_and_says_what_to_lower(training, capsys):
         assert "Traceback" not in told
 
 
+def test_a_command_that_writes_names_its_own_option_and_who_else_may_use_the_gpu(monkeypatch, capsys):
+    import torch
+
+    def fail(options):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 18.81 MiB "
+            "is free. Process 598 has 66.00 MiB memory in use. Process 773 has 10.53 GiB memory in use. " + "x" * 500
+        )
+
+    monkeypatch.setattr("ngramloss.cli.generate.run", fail)
+    assert main(["generate", "runs/mine"]) == 1
+    told = capsys.readouterr().err
+    assert "18.81 MiB is free. Lower --batch-size or data.max_source. nvidia-smi shows which" in told
+    assert "598" not in told
+
+
 def test_a_finished_training_names_the_next_command(training, capsys, monkeypatch):
     assert main(["train", "demo", "--run", "my runs/x"]) == 0
     assert capsys.readouterr().err == "a sentence\nnext: ngramloss generate 'my runs/x'\n"

@@ -1,6 +1,7 @@
 """What replaying does before anything is captured; tests/gpu has the rest."""
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -43,6 +44,41 @@ def test_a_loss_is_let_go_with_its_graphs(monkeypatch):
     del loss_fn
     gc.collect()
     assert watched() is None
+
+
+def test_a_new_loss_shares_the_memory_of_graphs_that_are_there_and_never_of_those_that_are_gone(monkeypatch):
+    class Graph:
+        def __init__(self, pool):
+            self.pool = lambda: pool
+
+        def replay(self):
+            pass
+
+    handles, pools = itertools.count(), []
+
+    def capture(function, *, pool):
+        pools.append(pool)
+        return Graph(pool), function()
+
+    monkeypatch.setattr(replay, "suits", lambda stats: True)
+    monkeypatch.setattr(replay, "_kept", {})
+    monkeypatch.setattr(replay.graphs, "capture", capture)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"memory {next(handles)}")
+    logits, labels = example()
+
+    def captured():
+        loss_fn = JointLoss("ce + matches(2)")
+        for _ in range(3):
+            loss_fn(logits, labels)
+        return loss_fn
+
+    first, second = captured(), captured()
+    assert pools == ["memory 0", "memory 0"]
+    del first, second
+    gc.collect()
+    captured()
+    assert pools == ["memory 0", "memory 0", "memory 1"]
 
 
 def test_counts_are_checked_before_they_go_to_the_device(monkeypatch):

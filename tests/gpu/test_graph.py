@@ -130,8 +130,10 @@ def test_memory_is_at_most_that_of_hf_and_comes_back(name):
     assert torch.cuda.memory_allocated() <= before + 2**25  # cuBLAS keeps its workspaces
 
 
-def test_many_shapes_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(graph, "MOST_SHAPES", 2)
+@pytest.mark.parametrize("limit", [{"MOST_SHAPES": 2}, {"MOST_SHAPES": 1}, {"MOST_MEMORY": 0.0}], ids=str)
+def test_many_shapes_do_not_fill_the_memory(monkeypatch, limit):
+    for name, value in limit.items():
+        monkeypatch.setattr(graph, name, value)
     model = copy.deepcopy(tiny("bart")).cuda()
     search = with_settings(model, num_beams=3, eos_token_id=7, decoder_start_token_id=7)
     write = graph.load(model, search, precision="fp32")

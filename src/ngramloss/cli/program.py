@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("stopped.")
         return 130
     except Exception as error:
-        return _report_failure(error)
+        return _report_failure(error, has_batch_size=hasattr(options, "batch_size"))
 
 
 SPINS = "1000"
@@ -127,7 +127,7 @@ def _check_counts(options: argparse.Namespace) -> None:
             raise UserError(f"{flag} must be at most {most:,}, got {value:,}.")
 
 
-def _report_failure(error: Exception) -> int:
+def _report_failure(error: Exception, *, has_batch_size: bool) -> int:
     """Print why a command failed: one sentence for a missing package or a system error, a traceback for a bug."""
     package = error.name if isinstance(error, ModuleNotFoundError) else None
     if plugin := blame(error):
@@ -138,10 +138,15 @@ def _report_failure(error: Exception) -> int:
     elif isinstance(error, OSError):  # such as a full disk or a folder without write permission
         logger.error(f"error: {_refusal(error)}")
     elif _lacks_memory(error):
+        what = (
+            "--batch-size or data.max_source"
+            if has_batch_size
+            else "train.max_tokens, train.batch_size (and raise train.accumulate to keep the step) or data.max_source"
+        )
+        message, process, _ = str(error).partition(chr(10))[0].partition(" Process ")  # PyTorch lists who uses the GPU
+        others = " nvidia-smi shows which other processes use the GPU." if process else ""
         logger.error(
-            f"error: not enough memory: {str(error).partition(chr(10))[0][:300] or type(error).__name__} Lower "
-            "train.max_tokens, train.batch_size (and raise train.accumulate to keep the step), data.max_source, or "
-            f"--batch-size.\n{see('memory')}"
+            f"error: not enough memory: {message[:300] or type(error).__name__} Lower {what}.{others}\n{see('memory')}"
         )
     else:
         logger.error("".join(traceback.format_exception(error)).rstrip("\n"))

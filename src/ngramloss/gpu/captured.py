@@ -44,7 +44,6 @@ class CapturedStep:
     def _reset(self) -> None:
         self.gradients: Gradients | None = None
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Inputs, Tensor]] = {}
-        self.pool = torch.cuda.graph_pool_handle()
         self.modules = list(self.model.modules())
         self.state = _state(self.modules)
         self.stream: Any = None
@@ -100,16 +99,17 @@ class CapturedStep:
     def _record(self, held: Inputs, device: torch.device) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         self.stream = self.stream or torch.cuda.Stream(device)
         before = torch.cuda.memory_allocated(device)
+        pool = graphs.shared_pool(graph for graph, _, _ in self.graphs.values())
         with ExitStack() as recorded:
 
             def run() -> None:
-                with graphs.memory_from(self.pool, device, until=recorded):   # the graph reuses the warm-up's memory
+                with graphs.memory_from(pool, device, until=recorded):   # the graph reuses the warm-up's memory
                     self._warm_up(held)
 
             graphs.warm_up(run, stream=self.stream)
             if self.graphs and _grown(before, device):   # the model kept a tensor, where an earlier graph may write
                 self.graphs.clear()
-            return graphs.record(lambda: self._run(held), pool=self.pool, stream=self.stream)
+            return graphs.record(lambda: self._run(held), pool=pool, stream=self.stream)
 
     def _run(self, held: Inputs) -> Tensor:
         assert self.gradients is not None, "a warm-up comes first"

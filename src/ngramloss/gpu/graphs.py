@@ -25,6 +25,14 @@ def capture(function: Callable[[], Result], *, pool: Any = None) -> tuple[torch.
     return record(function, pool=pool)
 
 
+def shared_pool(kept: Iterable[torch.cuda.CUDAGraph]) -> Any:
+    """Memory for one more graph: that of the graphs that are kept, which never run at the same time; else new memory.
+
+    Memory whose graphs are all gone is refused by PyTorch until it has given it back.
+    """
+    return next((graph.pool() for graph in kept), None) or torch.cuda.graph_pool_handle()
+
+
 def warm_up(function: Callable[[], object], *, times: int = 1, stream: Any = None) -> None:
     """Run a function on a side stream, for what libraries set up at the first use of a shape.
 

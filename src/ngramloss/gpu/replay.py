@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -136,7 +136,9 @@ class _Program:
 
     def _captured(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Callable[[Inputs], Results]:
         static = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
-        graph, results = graphs.capture(lambda: self._run(loss_fn, static, names), pool=_pool())
+        kept = _kept.setdefault((torch.cuda.current_device(), _stream()), WeakSet())
+        graph, results = graphs.capture(lambda: self._run(loss_fn, static, names), pool=graphs.shared_pool(kept))
+        kept.add(graph)
         integers = [name for name, x in static.items() if not x.is_floating_point()]
         floats = [name for name in static if name not in integers]
 
@@ -151,17 +153,10 @@ class _Program:
 
 
 _programs: WeakKeyDictionary[JointLoss, _Program] = WeakKeyDictionary()
-_pools: dict[tuple[int, int], Any] = {}
+_kept: dict[tuple[int, int], WeakSet[torch.cuda.CUDAGraph]] = {}
+"""Device and stream → graphs that share memory: they run one after another, and their results are copied out."""
 _lock = threading.RLock()
 
 
 def _stream() -> int:
     return int(torch.cuda.current_stream().cuda_stream) if torch.cuda.is_initialized() else 0
-
-
-def _pool() -> Any:
-    """Memory that all graphs of a stream share: they run one after another, and their results are copied out."""
-    here = torch.cuda.current_device(), _stream()
-    if here not in _pools:
-        _pools[here] = torch.cuda.graph_pool_handle()
-    return _pools[here]

@@ -120,11 +120,9 @@ def _searchers_on_gpu(new: Callable[..., Searcher], device: torch.device) -> Cal
     most_bytes = MOST_MEMORY * torch.cuda.mem_get_info(device)[1]
 
     def pool() -> Any:
-        """The memory of a graph that is kept, None if there is none: PyTorch refuses that of graphs that are gone."""
-        return next((each.graph.pool() for each in made.values() if each.graph is not None), None)
+        return graphs.shared_pool(each.graph for each in made.values() if each.graph is not None)
 
-    new = partial(new, pool=pool)
-    return lambda sources, length: _searcher(made, new, _room_on_gpu(sources, length), most_bytes)
+    return lambda sources, length: _searcher(made, partial(new, pool=pool), _room_on_gpu(sources, length), most_bytes)
 
 
 def _room_on_gpu(sources: int, length: int) -> tuple[int, int]:
@@ -163,7 +161,7 @@ class Searcher:
         length: tokens of a source with padding, S.
         head: the model's head, if it is at hand.
         layers: its linear layers that are computed together, if any are.
-        pool: returns the memory of the graph, None for its own. Graphs that never run at the same time share it.
+        pool: returns the memory of the graph, see :func:`ngramloss.gpu.graphs.shared_pool`; None: its own.
     """
 
     def __init__(
