@@ -32,9 +32,9 @@ from ngramloss.errors import UserError
 from ngramloss.scoring.significance import smallest_difference
 from ngramloss.storage.files import lock_folder
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.study import plan, run, stages, tables
+from ngramloss.study import page, plan, run, stages, tables
 from ngramloss.study.plan import TEST, VALIDATION, Training
-from ngramloss.study.results import Result, ResultFolder
+from ngramloss.study.results import Result, ResultFolder, _raise_unless_alike
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -513,6 +513,27 @@ def test_a_failed_seed_is_named_and_in_no_mean_and_the_study_goes_on(path, insta
     assert whole(capsys) == undisturbed
 
 
+def test_a_training_that_fails_once_is_tried_again_before_rows_are_chosen_and_after_the_others(path, instant, capsys):
+    undisturbed = whole(capsys, "--results", "a", "--runs", "b")
+    instant.started = []
+
+    class Once(dict):
+        def get(self, key, default):
+            return self.pop(key, default)
+
+    name = "rewards2-learning_rate0.001-seed2"  # of the screening
+    instant.failing = Once({name: 1})
+    code, text, err = shown(capsys)
+    assert (code, text) == (0, undisturbed)
+    assert err.count("train failed: the loss became NaN. It is tried again, once, after the others.") == 1
+    trained = ["/".join(words[1].split("/")[-3:-1]) for words in instant.started if words[0] == "train"]
+    (again,) = {each for each in trained if trained.count(each) > 1}
+    assert again.endswith(name)
+    assert trained.index(again) + 1 < max(place for place, each in enumerate(trained) if each == again)
+    others = [place for place, each in enumerate(trained) if each.endswith("seed2") and each != again]
+    assert max(place for place, each in enumerate(trained) if each == again) > max(others)
+
+
 def test_a_row_with_a_failed_screening_seed_is_not_confirmed_nor_tried_again_after_the_choice(path, instant, capsys):
     whole(capsys, "--results", "a", "--runs", "b")
     rate = json.loads(Path("a/news/confirmed.json").read_text())["rows"]["ce + matches(2)"][0].removeprefix("train.")
@@ -680,6 +701,23 @@ def test_results_of_other_data_or_scored_otherwise_are_not_compared(part, path, 
     code, _, err = shown(capsys, "--show")
     assert code == 2
     assert "cannot be compared" in err
+
+
+def test_rows_may_have_different_candidates_but_not_those_of_one_folder_before_and_after_they_were_written_again(path):
+    study = plan.read(path)
+    results = {}
+    for seed, folder, made in ((11, "seen", "a"), (12, "seen", "a"), (11, "unseen", "b"), (12, "unseen", "b")):
+        training = Training("news", f"rank, {folder}", (), seed, TEST)
+        facts = {"data.candidates": folder}
+        results[training, "beam2"] = Result(training, "beam2", facts, made_of={"train": "t", "candidates": made})
+    _raise_unless_alike(results, {})
+    again = next(reversed(results))
+    results[again] = replace(results[again], made_of={"train": "t", "candidates": "c"})
+    with pytest.raises(UserError, match="the fingerprint of candidates is c and b") as raised:
+        _raise_unless_alike(results, {})
+    assert "seed 12" in str(raised.value)
+    assert "fingerprint of unseen" in page._settings(study.data("news"), results)
+    assert "fingerprint of seen" in page._settings(study.data("news"), results)
 
 
 # Several machines, time and budget
@@ -1035,20 +1073,19 @@ def test_the_results_of_our_studies_are_complete_and_of_their_files(name, rows, 
             assert stage.trainings or not stage.planned
 
 
-def test_the_study_of_rank_has_the_settings_of_brio(monkeypatch):
+def test_the_study_of_rank_has_the_objectives_of_brio_and_rows_that_differ_in_their_candidates_only(monkeypatch):
     monkeypatch.chdir(ROOT)
     study = plan.read(ROOT / "studies" / "rank.toml")
-    theirs = recipe.load("brio-cnndm")
-    assert theirs.objective in study.objectives
-    assert recipe.load("brio-xsum").objective in study.objectives
+    (data,) = study.sets
+    rows = {name: study.recipe(Training(data.name, name, (), 11, TEST)) for name in study.objectives}
+    for preset, name in (("brio-cnndm", "BRIO for CNN/DailyMail, unseen"), ("brio-xsum", "BRIO for XSum, unseen")):
+        assert rows[name].objective == recipe.load(preset).objective
     assert study.baseline == "ce"
-    for data in study.sets:
-        train = data.base.train
-        assert (train.learning_rate, train.warmup_steps, train.schedule, train.clip) == (2e-3, 10000, "noam", 0.0)
-        assert train.batch_size * train.accumulate == theirs.train.batch_size * theirs.train.accumulate == 8
-    unseen, seen = (recipe.differences(study.sets[0].base, data.base) for data in study.sets)
-    assert unseen == []
-    assert [change.partition(":")[0] for change in seen] == ["data.candidates"]
+    for name in ("ce + 0.1*rank", "ce + matches + 0.1*rank"):
+        (change,) = recipe.differences(rows[f"{name}, unseen"], rows[f"{name}, seen"])
+        assert change.partition(":")[0] == "data.candidates"
+    assert {row.data.leave_out for row in rows.values()} == {"2/2"}
+    assert {row.train.max_steps for name, row in rows.items() if name != "as it was"} == {288}
 
 
 TINY = (

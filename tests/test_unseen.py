@@ -329,35 +329,34 @@ def test_marks_change_no_fingerprint_and_may_be_missing(tmp_path):
 
 @pytest.mark.slow
 def test_the_study_of_rank_runs_on_a_small_scale(place, capsys):
-    """Its file, with a tiny writer and fewer rows and seeds; its comment's commands are run as they are."""
+    """Its file, with a tiny model and fewer rows and seeds; its comment's commands are run as they are."""
     text = (Path(__file__).parent.parent / "studies" / "rank.toml").read_text()
     commands = [line.removeprefix("#   ngramloss ") for line in text.splitlines() if line.startswith("#   ngramloss ")]
-    settings = "".join(f"{name}\n" for name in ('base = "demo"', "[data]", 'name = "data"', "[model]", "width = 16"))
-    more = (
+    assert [command.split()[0] for command in commands] == ["candidates", "study"]
+    tiny = "".join(f"{name}\n" for name in ('base = "demo"', "[data]", 'name = "data"', "[model]", "width = 16"))
+    tiny += (
         'vocabulary = 400\nfeed_forward = 16\ninit_std = 0.5\n[train]\nmax_steps = 2\neval_every = 0\nbest = "last"\n'
     )
     (place / "studies").mkdir()
-    (place / "studies" / "rank_writer.toml").write_text(settings + more + "[generation]\nmax_length = 8\n")
-    rows = text[text.index("objectives = [") : text.index("[seeds]")]
-    fewer = rows.replace('  "0.1*ce(smoothing=0.1) + 0.1', '  # "').replace('  "ce + 0.01', '  # "')
-    text = text.replace(rows, fewer).replace("[11, 12, 13]", "[11, 12]").replace("train.epochs=3", "train.max_steps=3")
-    text = text.replace('greedy = ["generation.num_beams=1"]\n', "").replace("num_beams=4", "num_beams=2")
-    (place / "studies" / "rank.toml").write_text(text)
-    for command in commands[:-1]:
-        assert cli.main([*command.split(), *(["--count", "3"] if command.startswith("candidates") else [])]) == 0
-    told = capsys.readouterr().err
-    assert "writes of these" not in told, "both halves together"
-    assert commands[-1].startswith("study studies/rank.toml")
-    assert cli.main(["study", "studies/rank.toml"]) == 0
+    (place / "studies" / "own_texts_smollm2.toml").write_text(tiny + "[generation]\nmax_length = 8\n")
+    lines = [line for line in text.splitlines() if "matches" not in line and "XSum" not in line]
+    text = "\n".join(lines).replace("[11, 12, 13]", "[11, 12]").replace("train.max_steps=288", "train.max_steps=3")
+    (place / "studies" / "rank.toml").write_text(text.replace("num_beams=4", "num_beams=2"))
+
+    own = ["train", "studies/own_texts_smollm2.toml", "--run"]  # what own_texts.sh does before its study
+    assert cli.main([*own, "runs/own-texts/smollm2/all"]) == 0
+    assert cli.main([*own, "runs/own-texts/smollm2/writer", "--set", "data.leave_out=1/2"]) == 0
+    unseen = "candidates runs/own-texts/smollm2/writer --count 8 --out runs/own-texts/smollm2/unseen"
+    for command in (unseen, *commands):
+        assert cli.main(command.split()) == 0, command
     shown = capsys.readouterr()
-    assert all(f"{name}: compared on test data, R-2 of beam4, 2 seeds" in shown.out for name in ("unseen", "seen"))
-    assert "+ 10*rank(margin=0.001,alpha=2)" in shown.out
-    logs = sorted(place.glob("runs/rank/*/*/run/log.jsonl"))
-    assert len(logs) == 8
-    for log in logs:
-        rates = [line["learning_rate"] for line in rows_of(log) if "learning_rate" in line]
-        assert rates
-        assert max(rates) < 1e-8, "2e-3 · 3 / 10,000^1.5"
+    assert "dialogsum: compared on test data, R-2 of beam4, 2 seeds" in shown.out
+    assert "BRIO for CNN/DailyMail, unseen" in shown.out
+    logs = {log.parent.parent.name: rows_of(log) for log in place.glob("runs/rank/*/*/run/log.jsonl")}
+    assert len(logs) == 2 * 5
+    compared = {name for name, rows in logs.items() if any(key.startswith("rank(") for row in rows for key in row)}
+    assert compared == {name for name in logs if "seen" in name}
+    assert len(compared) == 2 * 3
 
 
 # Stopped, continued, shared

@@ -210,7 +210,8 @@ def _settings(data: DataSet, results: Results) -> dict[str, str]:
     known |= {key: value for key, value in recipe.flat(data.base) if key not in ("objective", "train.seed")}
     for result in sorted(own, key=lambda result: not result.facts.get("data.leave_out")):  # whole data count last
         known[f"texts of {result.training.split}"] = result.count
-        known |= {f"fingerprint of {name}": value for name, value in result.made_of.items() if value}
+        named = {"candidates": result.facts.get("data.candidates", "")}  # rows may have different ones
+        known |= {f"fingerprint of {named.get(name, name)}": value for name, value in result.made_of.items() if value}
     seconds = [result.train_seconds for result in own if result.train_seconds is not None]
     if seconds:
         known["seconds of a training, median"] = round(statistics.median(seconds))

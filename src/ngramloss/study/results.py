@@ -31,6 +31,11 @@ ELSEWHERE = ("start again with other --results and --runs", "choose another --ru
 """How to start again with a study of a file, and with one that grows."""
 DECIMALS = 4
 """Of the scores of documents."""
+MAY_DIFFER = {
+    "fingerprint of train": ("data.leave_out",),
+    "fingerprint of candidates": ("data.candidates", "data.leave_out"),
+}
+"""What results are made of → the settings by which rows have different ones on purpose."""
 _SAMPLE = {"ids": ["1"], "references": [["a"]], "documents": ["a"], "predictions": ["a"]}
 """Texts of one document, to try a metric on."""
 
@@ -50,7 +55,8 @@ class Result:
             score is not their mean; else empty.
         signatures: metric → how it was computed.
         generation: how the texts were written.
-        made_of: fingerprints of the training data, of the weights that training began with, and of the documents.
+        made_of: fingerprints of the training data, of candidates if there are some, of the weights that training began
+            with, and of the documents.
         train_seconds: time of the training; None if it was stopped in between.
         write_seconds: time of the writing, likewise.
         docs_per_second: speed of the training.
@@ -116,9 +122,11 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         model = study.recipe(training).model
         base = weight_files(Path(model.encoder or model.name))
         trained = read_object(run.prepared) if run.prepared.is_file() else {}
+        candidates = trained.get("candidates") or {}
         made_of = {
             "train": str(trained.get("splits", {}).get("train", {}).get("fingerprint", "")),
             "base": fingerprint(base) if base else "",
+            **({"candidates": str(candidates["fingerprint"])} if candidates else {}),
             **made_of,
         }
     return Result(
@@ -355,20 +363,21 @@ def _checked(path: Path, study: Study) -> Result | None:
 def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], Path]) -> None:
     """Raise if two results of a set differ in their data, their base or the way they were scored.
 
-    A row may leave out a part of the training data on purpose: then it is compared with others that do.
+    A row may leave out a part of the training data, or have candidates of its own, on purpose: then it is compared with
+    others that do.
     """
     first: dict[tuple[str, str, str], tuple[str, Result]] = {}
     for key, result in results.items():
         facts = {f"fingerprint of {name}": value for name, value in result.made_of.items()}
         facts |= {f"signature of {name}": value for name, value in result.signatures.items()}
         for name, value in facts.items():
-            part = str(result.facts.get("data.leave_out", "")) if name == "fingerprint of train" else ""
-            before, other = first.setdefault((result.training.set, name, part), (value, result))
+            own = " ".join(str(result.facts.get(key, "")) for key in MAY_DIFFER.get(name, ()))
+            before, other = first.setdefault((result.training.set, name, own), (value, result))
             if before != value:
                 here, there = (str(paths.get(each, f"{each[0]}, {each[1]}")) for each in (key, other.key))
                 raise UserError(
                     f"{here} and {there} cannot be compared: the {name} is {value} and {before}. Make both with the "
-                    "same data, the same base and the same versions of the metrics."
+                    "same data, the same base, the same candidates and the same versions of the metrics."
                 )
 
 

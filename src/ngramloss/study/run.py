@@ -130,8 +130,11 @@ class Outcome:
 
 
 def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
-    """Do what is left of a study. A failed training is tried again, once."""
-    outcome, jobs, look = Outcome(), list[Job](), 0.0
+    """Do what is left of a study. A training that fails is tried again, once, after all others that can be done.
+
+    So a GPU that fails for a while does not decide which rows are tested.
+    """
+    outcome, jobs, again, look = Outcome(), list[Job](), set[Training](), 0.0
     deadline = time.monotonic() + 60 * ways.minutes if ways.minutes else float("inf")
     earlier = {result.attempt for result in folder.read().values() if result.failed}
     before, others = _to_be_done(study, folder, earlier), False
@@ -143,7 +146,7 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
             while True:
                 for job in [job for job in jobs if job.process.poll() is not None]:
                     look = 0.0
-                    if not _advance(job, study, folder, ways, deadline, outcome):
+                    if not _advance(job, study, folder, ways, deadline, outcome, again):
                         jobs.remove(job)
                         progress.update(
                             int(is_done(study, job.training, folder.read())), note=_note(study, job, folder)
@@ -154,7 +157,7 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
                 if len(jobs) < ways.parallel and time.monotonic() >= look:
                     look = time.monotonic() + WAIT
                     results = _to_be_done(study, folder, earlier)
-                    left = _left(study, folder, results, ways)
+                    left = sorted(_left(study, folder, results, ways), key=again.__contains__)
                     for training in [each for each in left if not any(job.training == each for job in jobs)]:
                         if len(jobs) < ways.parallel and not outcome.halted:
                             jobs += _begin(training, study, folder, ways, deadline, outcome, len(jobs))
@@ -267,8 +270,13 @@ def _begin(
         return [Job(training, stack.pop_all(), steps, step, *started, time.monotonic())]
 
 
-def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome) -> bool:
-    """Go on after a process has ended. Returns whether the job has another one; otherwise its folder is free again."""
+def _advance(
+    job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome, again: set[Training]
+) -> bool:
+    """Go on after a process has ended. Returns whether the job has another one; otherwise its folder is free again.
+
+    ``again`` has the trainings that failed once. Only the second failure is recorded, and counts as an end.
+    """
     place = job.training.folder(ways.runs)
     code = job.process.poll()
     if code in STOPPED:
@@ -278,8 +286,14 @@ def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline:
         return False
     if code:
         why = _reason(job.step.log_file, code)
-        logger.warning(f"warning: {job.training}: {job.step.what} failed: {why}")
-        _record_failure(study, job.training, folder, f"{job.step.what}: {why}")
+        is_last = job.training in again
+        logger.warning(
+            f"warning: {job.training}: {job.step.what} failed: {why}"
+            + ("" if is_last else " It is tried again, once, after the others.")
+        )
+        if is_last:
+            _record_failure(study, job.training, folder, f"{job.step.what}: {why}")
+        again.add(job.training)
         job.free()
         return False
     job.step_lock.close()
