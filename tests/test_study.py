@@ -706,10 +706,10 @@ def test_results_of_other_data_or_scored_otherwise_are_not_compared(part, path, 
 def test_rows_may_have_different_candidates_but_not_those_of_one_folder_before_and_after_they_were_written_again(path):
     study = plan.read(path)
     results = {}
-    for seed, folder, made in ((11, "seen", "a"), (12, "seen", "a"), (11, "unseen", "b"), (12, "unseen", "b")):
+    for seed, folder, fingerprint in ((11, "seen", "a"), (12, "seen", "a"), (11, "unseen", "b"), (12, "unseen", "b")):
         training = Training("news", f"rank, {folder}", (), seed, TEST)
         facts = {"data.candidates": folder}
-        results[training, "beam2"] = Result(training, "beam2", facts, made_of={"train": "t", "candidates": made})
+        results[training, "beam2"] = Result(training, "beam2", facts, made_of={"train": "t", "candidates": fingerprint})
     _raise_unless_alike(results, {})
     again = next(reversed(results))
     results[again] = replace(results[again], made_of={"train": "t", "candidates": "c"})
