@@ -142,7 +142,11 @@ def test_a_study_shows_the_results_that_are_beside_it(name, monkeypatch, capsys)
     said = capsys.readouterr().out
     assert "confirmed on test data" in said
     half = [line for line in said.splitlines() if line.startswith("Trained without a part of the data")]
-    tables = {"own-texts-opus.toml": 1, "own-texts-t5.toml": 1, "own-texts-smollm2.toml": 2}  # the last confirms such a row
+    tables = {
+        "own-texts-opus.toml": 1,
+        "own-texts-t5.toml": 1,
+        "own-texts-smollm2.toml": 2,
+    }  # the last confirms such a row
     assert len(half) == tables.get(name, 0)
     assert all("0.1*rank(alpha=1) (part 2/2)" in line for line in half)
 
