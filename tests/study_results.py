@@ -122,6 +122,7 @@ def instant(monkeypatch):
     monkeypatch.setattr(run, "Process", Instant)
     monkeypatch.setattr(run, "POLL", 0.0)
     monkeypatch.setattr(run, "WAIT", 0.0)
+    monkeypatch.setattr(run, "PAUSE", 0.0)
     monkeypatch.setattr(tables, "SAMPLES", 20)
     monkeypatch.setattr(tables, "SHUFFLES", 50)
     Instant.started, Instant.failing = [], {}

@@ -507,7 +507,8 @@ def test_a_failed_seed_is_named_and_in_no_mean_and_the_study_goes_on(path, insta
     assert "confirm 8 of 9 (1 failed) trainings done" in said(capsys)
     code, _, again = shown(capsys)
     assert code == 1
-    assert len(instant.started) == count + err.count("train failed")  # tried again
+    assert len(instant.started) == count + 2  # tried again, once in each set
+    assert again.count("train failed: the loss became NaN.\n") == 2
     assert not re.search(r"study: (\d+) of (?!\1)", again)  # the failed one is not counted twice
     instant.failing = {}
     assert whole(capsys) == undisturbed
@@ -532,6 +533,42 @@ def test_a_training_that_fails_once_is_tried_again_before_rows_are_chosen_and_af
     assert trained.index(again) + 1 < max(place for place, each in enumerate(trained) if each == again)
     others = [place for place, each in enumerate(trained) if each.endswith("seed2") and each != again]
     assert max(place for place, each in enumerate(trained) if each == again) > max(others)
+
+
+def test_the_next_try_waits_a_while_and_a_stopped_study_remembers_the_first(path, instant, capsys, monkeypatch):
+    name, begun = "ce-learning_rate0.002-seed1", []
+    instant.failing = {name: 1}
+
+    class Timed(instant):
+        def __init__(self, arguments, log):
+            if f"/news/{name}/" in f"/{arguments[1]}":
+                begun.append(time.monotonic())
+                if len(begun) == 2:
+                    raise Killed
+            super().__init__(arguments, log)
+
+    def tries():
+        return {json.loads(file.read_text())["tries"] for file in Path("mine/news").glob(f"{name}.*.json")}
+
+    monkeypatch.setattr(run, "Process", Timed)
+    monkeypatch.setattr(run, "PAUSE", 0.3)
+    with pytest.raises(Killed):
+        main(["study", "mine.toml", "--only", "news"])
+    assert begun[1] - begun[0] > 0.3
+    assert tries() == {1}
+    assert capsys.readouterr().err.count("It is tried again, once, after the others.") == 1
+    assert "It is tried again" not in shown(capsys, "--only", "news")[2]
+    assert len(begun) == 3
+    assert tries() == {2}
+
+
+def test_nothing_is_tested_if_the_tuning_of_the_baseline_failed(path, instant, capsys):
+    instant.failing = {f"ce-learning_rate0.00{digit}-seed1": 1 for digit in (1, 2)}
+    code, text, _ = shown(capsys)
+    assert code == 1
+    assert "failed" in text
+    assert not list(Path("mine").glob("*/confirmed.json"))
+    assert not any("test" in words for words in instant.started)
 
 
 def test_a_row_with_a_failed_screening_seed_is_not_confirmed_nor_tried_again_after_the_choice(path, instant, capsys):

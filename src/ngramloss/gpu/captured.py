@@ -99,7 +99,8 @@ class CapturedStep:
     def _record(self, held: Inputs, device: torch.device) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         self.stream = self.stream or torch.cuda.Stream(device)
         before = torch.cuda.memory_allocated(device)
-        pool = graphs.shared_pool(graph for graph, _, _ in self.graphs.values())
+        kept = [graph for graph, _, _ in self.graphs.values()]   # and their memory, until the new graph is there
+        pool = graphs.shared_pool(kept)
         with ExitStack() as recorded:
 
             def run() -> None:

@@ -137,7 +137,8 @@ class _Program:
     def _captured(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Callable[[Inputs], Results]:
         static = {name: x.clone(memory_format=torch.contiguous_format) for name, x in inputs.items()}
         kept = _kept.setdefault((torch.cuda.current_device(), _stream()), WeakSet())
-        graph, results = graphs.capture(lambda: self._run(loss_fn, static, names), pool=graphs.shared_pool(kept))
+        alive = [*kept]   # until the new graph is there
+        graph, results = graphs.capture(lambda: self._run(loss_fn, static, names), pool=graphs.shared_pool(alive))
         kept.add(graph)
         integers = [name for name, x in static.items() if not x.is_floating_point()]
         floats = [name for name in static if name not in integers]

@@ -49,6 +49,7 @@ class Result:
         writing: its name.
         facts: all of the study that could change it, see ``Study.facts``.
         failed: why there are no scores; empty if there are.
+        tries: how often it failed, if it did.
         scores: name of a score → its value for the corpus; None where it has none.
         count: the number of documents.
         documents: of the set's primary writing, the primary score of each document, or its counts where the corpus
@@ -69,6 +70,7 @@ class Result:
     writing: str
     facts: dict[str, Any]
     failed: str = ""
+    tries: int = 0
     scores: dict[str, float | None] = field(default_factory=dict)
     count: int = 0
     documents: list[Any] = field(default_factory=list)

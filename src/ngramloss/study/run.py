@@ -8,6 +8,7 @@ do not do the same work. Everything that is done is a file, so a killed study co
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import time
@@ -34,6 +35,10 @@ POLL = 0.1
 """Seconds between two looks at the processes."""
 WAIT = 2.0
 """Seconds between two looks at what other loops have done."""
+TRIES = 2
+"""How often a training is tried before its failure counts as its end."""
+PAUSE = 30.0
+"""Seconds between a failure and the next try."""
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a process that was asked to stop."""
 PATIENCE = 60.0
@@ -130,13 +135,13 @@ class Outcome:
 
 
 def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
-    """Do what is left of a study. A training that fails is tried again, once, after all others that can be done.
+    """Do what is left of a study. A training that fails is tried again, once, after a while and after the others.
 
     So a GPU that fails for a while does not decide which rows are tested.
     """
-    outcome, jobs, again, look = Outcome(), list[Job](), set[Training](), 0.0
+    outcome, jobs, look = Outcome(), list[Job](), 0.0
     deadline = time.monotonic() + 60 * ways.minutes if ways.minutes else float("inf")
-    earlier = {result.attempt for result in folder.read().values() if result.failed}
+    earlier = {result.attempt for result in folder.read().values() if result.failed and result.tries >= TRIES}
     before, others = _to_be_done(study, folder, earlier), False
     total = sum(stage.planned for of_set in stages_of_sets(study, folder, before) for stage in of_set.all)
     done = sum(is_done(study, training, before) for training in {training for training, _ in before})
@@ -146,24 +151,27 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
             while True:
                 for job in [job for job in jobs if job.process.poll() is not None]:
                     look = 0.0
-                    if not _advance(job, study, folder, ways, deadline, outcome, again):
+                    if not _advance(job, study, folder, ways, deadline, outcome):
                         jobs.remove(job)
-                        progress.update(
-                            int(is_done(study, job.training, folder.read())), note=_note(study, job, folder)
-                        )
+                        ended = is_done(study, job.training, _to_be_done(study, folder, earlier))
+                        progress.update(int(ended), note=_note(study, job, folder))
                 if time.monotonic() >= deadline:
                     outcome.stopped(f"the time is up: --minutes {ways.minutes:g}.")
                     break
                 if len(jobs) < ways.parallel and time.monotonic() >= look:
                     look = time.monotonic() + WAIT
                     results = _to_be_done(study, folder, earlier)
-                    left = sorted(_left(study, folder, results, ways), key=again.__contains__)
-                    for training in [each for each in left if not any(job.training == each for job in jobs)]:
-                        if len(jobs) < ways.parallel and not outcome.halted:
+                    left = _left(study, folder, results, ways)
+                    failures = _failures(folder)
+                    fresh = [each for each in left if each not in failures]
+                    again = [each for each in left if time.time() >= failures.get(each, math.inf) + PAUSE]
+                    for training in [*fresh, *again]:
+                        is_free = len(jobs) < ways.parallel and not outcome.halted
+                        if is_free and not any(job.training == training for job in jobs):
                             jobs += _begin(training, study, folder, ways, deadline, outcome, len(jobs))
                     if not jobs and (not left or outcome.why):
                         break
-                    if not jobs and not others:
+                    if not jobs and not others and len(fresh) + len(again) == len(left):
                         others = True
                         logger.info("other processes are at the trainings that are left; waiting for them.")
                 time.sleep(POLL)
@@ -208,8 +216,13 @@ def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
 # What is left
 
 
+def _failures(folder: ResultFolder) -> dict[Training, float]:
+    """Training that failed → when, in seconds of the system's clock."""
+    return {each.training: int(each.attempt or 0) / 1e9 for each in folder.read().values() if each.failed}
+
+
 def _to_be_done(study: Study, folder: ResultFolder, earlier: set[str]) -> Results:
-    """The results, without failures of earlier calls, which are tried again.
+    """The results, without first failures and those of earlier calls, which are tried again.
 
     Failures before the rows of a set were chosen stay: another try could not be used any more.
     """
@@ -218,7 +231,7 @@ def _to_be_done(study: Study, folder: ResultFolder, earlier: set[str]) -> Result
         key: result
         for key, result in folder.read().items()
         if not result.failed
-        or result.attempt not in earlier
+        or (result.tries >= TRIES and result.attempt not in earlier)
         or (result.training.set in chosen and result.training.split != TEST)
     }
 
@@ -270,13 +283,8 @@ def _begin(
         return [Job(training, stack.pop_all(), steps, step, *started, time.monotonic())]
 
 
-def _advance(
-    job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome, again: set[Training]
-) -> bool:
-    """Go on after a process has ended. Returns whether the job has another one; otherwise its folder is free again.
-
-    ``again`` has the trainings that failed once. Only the second failure is recorded, and counts as an end.
-    """
+def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome) -> bool:
+    """Go on after a process has ended. Returns whether the job has another one; otherwise its folder is free again."""
     place = job.training.folder(ways.runs)
     code = job.process.poll()
     if code in STOPPED:
@@ -286,14 +294,9 @@ def _advance(
         return False
     if code:
         why = _reason(job.step.log_file, code)
-        is_last = job.training in again
-        logger.warning(
-            f"warning: {job.training}: {job.step.what} failed: {why}"
-            + ("" if is_last else " It is tried again, once, after the others.")
-        )
-        if is_last:
-            _record_failure(study, job.training, folder, f"{job.step.what}: {why}")
-        again.add(job.training)
+        tries = _record_failure(study, job.training, folder, f"{job.step.what}: {why}")
+        again = " It is tried again, once, after the others." if tries < TRIES else ""
+        logger.warning(f"warning: {job.training}: {job.step.what} failed: {why}{again}")
         job.free()
         return False
     job.step_lock.close()
@@ -449,13 +452,16 @@ def _start(step: Step, own: Path) -> tuple[Process, ExitStack] | None:
         return Process(step.arguments, step.log_file), stack.pop_all()
 
 
-def _record_failure(study: Study, training: Training, folder: ResultFolder, why: str) -> None:
-    known = folder.read()
-    for writing in study.writings:
-        before = known.get((training, writing))
+def _record_failure(study: Study, training: Training, folder: ResultFolder, why: str) -> int:
+    """Record a failure. Returns how often the training has failed."""
+    known = [(writing, folder.read().get((training, writing))) for writing in study.writings]
+    tries = 1 + max((result.tries for _, result in known if result is not None), default=0)
+    for writing, before in known:
         if before is None or before.failed:
             facts = study.facts(training, writing)
-            folder.write(Result(training, writing, facts, failed=why, attempt=str(time.time_ns())))
+            now = str(time.time_ns())
+            folder.write(Result(training, writing, facts, failed=why, tries=tries, attempt=now))
+    return tries
 
 
 def _reason(log: Path, code: int) -> str:

@@ -89,7 +89,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
 
     if _ended(study, tune, results):
         settings = _settings(study, data, results)
-        given = {row: settings[row] for row in early if row in settings} or None
+        given = _with_baseline(study, {row: settings[row] for row in early if row in settings})
         always = tests(given or {})
         planned["always"] = Stage("always", always, len(always))
         screen = [
@@ -99,7 +99,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         ]
         planned["screen"] = Stage("screen", screen, screened)
         if _ended(study, screen, results):
-            confirmed = _best(study, data, results, settings)
+            confirmed = _with_baseline(study, _best(study, data, results, settings))
     if confirmed is not None:
         last = tests(confirmed)
         planned["confirm"] = Stage("confirm", last, len(last) - len(planned["always"].trainings))
@@ -209,6 +209,11 @@ def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict
             means[row] = _gain(data, statistics.mean(scores.values()))
     best = sorted(means, key=lambda row: -means[row])[: study.confirm]
     return {row: settings[row] for row in study.objectives if row in (*given, *best) and row in settings}
+
+
+def _with_baseline(study: Study, rows: Rows) -> Rows | None:
+    """The rows; None if the baseline, whose tuning may have failed, is not among them: nothing can be compared."""
+    return rows if study.baseline in rows else None
 
 
 def _gain(data: DataSet, score: float) -> float:
