@@ -146,9 +146,18 @@ def test_a_study_shows_the_results_that_are_beside_it(name, monkeypatch, capsys)
         "own-texts-opus.toml": 1,
         "own-texts-t5.toml": 2,
         "own-texts-smollm2.toml": 2,
-    }  # the last two confirm such a row
+        "rank.toml": 2,
+    }  # the last three confirm such a row
     assert len(half) == tables.get(name, 0)
-    assert all("0.1*rank(alpha=1) (part 2/2)" in line for line in half)
+    rows = "all rows" if name == "rank.toml" else "0.1*rank(alpha=1)"
+    assert all(f"{rows} (part 2/2)" in line for line in half)
+
+
+def test_a_page_tells_rows_that_are_named_from_those_that_are_chosen(monkeypatch):
+    monkeypatch.chdir(BASES.parent.parent)
+    said = page._about(study_plan.read(Path("studies/rank.toml")))
+    named = "as it was; ce + 0.1*rank, unseen; ce + 0.1*rank, seen; ce + matches + 0.1*rank, unseen"
+    assert f"{named}; the best 1 of the others are confirmed, compared with ce on test data, with 5 seeds." in said
 
 
 def test_a_page_names_the_whole_data_whatever_row_was_trained_on_a_part_of_them():

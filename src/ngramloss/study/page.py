@@ -130,8 +130,9 @@ def _about(study: Study) -> str:
     names = [data.name for data in study.sets]
     listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
     rows, seeds = len(study.objectives), len(study.confirmation)
-    named = f"{', '.join(study.always)} and the best " if study.always else ""
-    many = f"{named}{study.confirm} of them are confirmed, compared" if study.screening else "All of them are compared"
+    best = f"the best {study.confirm} of the others"
+    chosen = "; ".join([*study.always, best]) if study.always else best[0].upper() + best[1:]
+    many = f"{chosen} are confirmed, compared" if study.screening else "All of them are compared"
     return (
         f"Study {study.name}: {rows} rows on {listed}. {many} with {study.baseline} on test data, with {seeds} "
         f"seed{'s' * (seeds > 1)}."

@@ -424,13 +424,15 @@ def _engines(own: Sequence[Result]) -> list[str]:
 
 
 def _parts(own: Sequence[Result], split: str) -> list[str]:
-    """A note if rows of which this split was written were trained on a part of the data, and others on all of it."""
+    """A note if rows of which this split was written were trained on a part of the data."""
     shown = [result for result in own if result.training.split == split]
     rows = {result.training.objective: result.facts.get("data.leave_out") for result in shown}
     left_out = [f"{row} (part {part})" for row, part in rows.items() if part]
-    if not left_out or len(set(rows.values())) < 2:
+    if not left_out:
         return []
-    return [f"Trained without a part of the data (data.leave_out): {', '.join(left_out)}."]
+    same = set(rows.values())
+    listed = f"all rows (part {same.pop()})" if len(same) == 1 else "; ".join(left_out)
+    return [f"Trained without a part of the data (data.leave_out): {listed}."]
 
 
 def _speeds(own: Sequence[Result]) -> str:
