@@ -424,8 +424,10 @@ def test_sources_of_equal_length_draw_different_noise():
 def test_the_seed_of_a_text_is_a_hash_of_the_seed_its_number_and_the_source():
     search = with_settings(tiny("bart"), do_sample=True, num_return_sequences=2)
     sources = [[5, 60, 7], [9], []]
-    for seed, whole in ((None, search.seed), (11, 11), (-1, -1)):
-        written_out = [[repr((whole, number, *source)) for number in range(2)] for source in sources]
+    for seeds, whole in ((None, [search.seed] * 3), ([11, -1, 11], [11, -1, 11])):
+        written_out = [
+            [repr((seed, number, *source)) for number in range(2)] for seed, source in zip(whole, sources, strict=True)
+        ]
         hashes = [[hashlib.sha256(each.encode()).digest() for each in row] for row in written_out]
         expected = [[int.from_bytes(each[:8], "big", signed=True) for each in row] for row in hashes]
-        assert sampling.text_seeds(search, sources, seed=seed).tolist() == expected
+        assert sampling.text_seeds(search, sources, seeds=seeds).tolist() == expected

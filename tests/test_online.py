@@ -155,8 +155,8 @@ def test_what_is_trained_on_is_what_was_drawn_with_its_log_probability(family, c
     model, data = texts.model, texts.examples
     own = drawn(texts)
     search, engine = texts.sampler.search, texts.sampler.engine
-    seed = int.from_bytes(hashlib.sha256(b"3 0").digest()[:4], "big")
-    raw = engine.write([row["input_ids"] for row in data], seed=seed)
+    seeds = [int.from_bytes(hashlib.sha256(f"3 0 {row}".encode()).digest()[:4], "big") for row in range(len(data))]
+    raw = engine.write([row["input_ids"] for row in data], seeds=seeds)
     forced = [ids[-1:] if search.last is not None and len(ids) == 7 else [] for group in raw for ids in group]
     assert [ids for group in own.values() for ids in group] == [
         ids[1 : len(ids) - len(last)] for ids, last in zip([ids for group in raw for ids in group], forced, strict=True)
@@ -195,6 +195,14 @@ def test_a_text_depends_on_seed_step_and_source_and_not_on_the_batch():
     assert drawn(texts, done=1) != before
     assert drawn(fresh(samples=4, seed=4)) != before
     assert drawn(fresh(samples=4, engine="graph")) == before
+
+
+@pytest.mark.parametrize("engine", ["hf", "graph"])
+def test_equal_sources_of_a_refresh_have_different_samples(engine):
+    """As the empty prompts of a language model that learns to write freely."""
+    data = [{**row, "input_ids": rows(1)[0]["input_ids"]} for row in rows(9)]
+    found = drawn(fresh(data=data, samples=2, engine=engine))
+    assert len({str(texts) for texts in found.values()}) == 9
 
 
 def test_drawing_changes_no_random_number_and_no_mode():
@@ -378,7 +386,7 @@ def test_learning_from_samples_raises_their_gain(term):
     got = trained_online(
         objective=f"0*ce + {term}", gains=gains, max_steps=60, learning_rate=2e-2, online={"samples": 6}
     )
-    assert got.log[0]["gain"] < 0.2
+    assert got.log[0]["gain"] < 0.4  # of 48 random texts
     assert np.mean([line["gain"] for line in got.log[-5:]]) > 0.8
 
 

@@ -11,13 +11,19 @@ from torch import Tensor
 from ngramloss.generation.search import Search
 
 
-def text_seeds(search: Search, sources: Sequence[Sequence[int]], *, seed: int | None = None) -> Tensor:
-    """A seed for each text, from the given seed or that of the search, the source and its number, [B, texts]."""
-    seed = search.seed if seed is None else seed
+def text_seeds(search: Search, sources: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> Tensor:
+    """A seed for each text, from the source, its number and the seed of the search, or one of its own, [B, texts].
+
+    Args:
+        search: has the seed, and the number of texts.
+        sources: ids.
+        seeds: one for each source, instead of that of the search. With different ones, equal sources have different
+            samples.
+    """
     tails = [repr([0, *source])[2:-1] for source in sources]  # ", 5, 6": to write a source takes longer than to hash it
     digests = [
         [hashlib.sha256(f"({seed}, {number}{tail})".encode()).digest() for number in range(search.texts)]
-        for tail in tails
+        for seed, tail in zip([search.seed] * len(tails) if seeds is None else seeds, tails, strict=True)
     ]
     return torch.tensor([[int.from_bytes(digest[:8], "big", signed=True) for digest in row] for row in digests])
 

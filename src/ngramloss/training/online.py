@@ -4,8 +4,8 @@ Every ``refresh`` steps the model writes texts of the sources of as many steps, 
 are scored in the same process, and trained on as candidates. The ids are those that were drawn, so log-probabilities in
 training are those of the drawn texts.
 
-Random numbers come from the seed, the step and the source. A checkpoint between two refreshes has the texts that its
-next steps train on, so a continued training is one that was never stopped.
+Random numbers come from the seed, the step, the row and its source. A checkpoint between two refreshes has the texts
+that its next steps train on, so a continued training is one that was never stopped.
 """
 
 from __future__ import annotations
@@ -211,17 +211,16 @@ class _Writer(NamedTuple):
     search: Search
     budget: Budget
 
-    def write(self, sources: Sequence[Sequence[int]], seed: int) -> list[list[list[int]]]:
-        """The texts of each source, as ids that begin with the start token."""
+    def write(self, sources: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[list[list[int]]]:
+        """The texts of each source, as ids that begin with the start token; samples have the source's seed."""
         found: list[list[list[int]]] = [[]] * len(sources)
         order = sorted(range(len(sources)), key=lambda row: -len(sources[row]))
-        more = {"seed": seed} if self.search.sample else {}
-        for rows, texts in batches(
-            order,
-            lambda rows: [list(sources[row]) for row in rows],
-            lambda _, ids: self.engine.write(ids, **more),
-            self.budget,
-        ):
+
+        def written(rows: Sequence[int], ids: Sequence[Sequence[int]]) -> list[list[list[int]]]:
+            more = {"seeds": [seeds[row] for row in rows]} if self.search.sample else {}
+            return self.engine.write(ids, **more)
+
+        for rows, texts in batches(order, lambda rows: [list(sources[row]) for row in rows], written, self.budget):
             for row, own in zip(rows, texts, strict=True):
                 found[row] = own
         return found
@@ -398,7 +397,8 @@ class FreshTexts:
         """Write the texts of these rows with the weights as they are, and score them."""
         began, self.first = time.perf_counter(), done
         sources = [np.asarray(self.examples[row]["input_ids"]).tolist() for row in rows]
-        seed = int.from_bytes(hashlib.sha256(f"{self.seed} {done}".encode()).digest()[:4], "big")
+        named = (f"{self.seed} {done} {row}" for row in rows)  # equal sources are to have different samples
+        seeds = [int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") for name in named]
         found: list[list[tuple[list[int], bool]]] = [[] for _ in rows]
         with unchanged(self.model):
             if self.copy is None:
@@ -407,7 +407,7 @@ class FreshTexts:
                 refresh(self.copy, self.model)
             for writer in (self.greedy, self.sampler):  # the greedy text comes first
                 if writer is not None:
-                    for texts, written in zip(found, writer.write(sources, seed), strict=True):
+                    for texts, written in zip(found, writer.write(sources, seeds), strict=True):
                         texts += [_without_start(row, writer.search) for row in written]
         flat = iter(decoded(self.tokenizer, [ids for texts in found for ids, _ in texts]))
         read = [[next(flat) for _ in texts] for texts in found]

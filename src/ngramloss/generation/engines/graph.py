@@ -103,12 +103,12 @@ def load(model: Any, search: Search, *, precision: str) -> Callable[..., list[li
     new = partial(Searcher, model, search, head=head, layers=layers)
     searcher = _searchers_on_gpu(new, model.device) if model.device.type == "cuda" else new
 
-    def write(sources: Sequence[Ids], *, seed: int | None = None) -> list[list[list[int]]]:
-        """``seed`` of the samples, if it is not that of the search."""
+    def write(sources: Sequence[Ids], *, seeds: Sequence[int] | None = None) -> list[list[list[int]]]:
+        """``seeds`` of the sources' samples, if these do not have that of the search."""
         length = max(map(len, sources))
         head.refresh(model)
         layers.refresh()
-        texts = found(lambda count: searcher(count, length), sources, seed=seed)
+        texts = found(lambda count: searcher(count, length), sources, seeds=seeds)
         return [[ended(row, search.ends) for row in rows] for rows in texts]
 
     return write
@@ -199,10 +199,10 @@ class Searcher:
         caches = self.decoder.keys, self.decoder.values, self.decoder.source_keys, self.decoder.source_values
         return sum(cache.nbytes for cache in caches)
 
-    def begin(self, sources: Sequence[Ids], *, seed: int | None = None) -> None:
+    def begin(self, sources: Sequence[Ids], *, seeds: Sequence[int] | None = None) -> None:
         """Read the sources. Where there are fewer than there is room for, the others are blank.
 
-        ``seed`` is that of the samples, if it is not that of the search.
+        ``seeds`` are those of the sources' samples, if these do not have that of the search.
         """
         B, S = self.decoder.source_keys.shape[1], self.decoder.source_keys.shape[3]
         search, device, most = self.search, self.seeds.device, self.decoder.most_positions
@@ -214,7 +214,7 @@ class Searcher:
             )
         rows = [*sources, *[[search.pad]] * (B - len(sources))]
         if search.sample:
-            self.seeds.copy_(text_seeds(search, rows, seed=seed))
+            self.seeds[: len(sources)].copy_(text_seeds(search, sources, seeds=seeds))
         read = rows if search.start is not None else [row[:-1] for row in rows]
         starts = [row[-1] if search.start is None else search.start for row in rows]
         numbers = torch.tensor([starts, [*map(len, read)]], device=device)  # [2, B]
@@ -287,7 +287,7 @@ def _sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 @torch.inference_mode()
 def found(
-    searcher_of: Callable[[int], Searcher], sources: Sequence[Ids], *, seed: int | None = None
+    searcher_of: Callable[[int], Searcher], sources: Sequence[Ids], *, seeds: Sequence[int] | None = None
 ) -> list[list[list[int]]]:
     """The texts of each source, with what fills them up.
 
@@ -296,11 +296,11 @@ def found(
     Args:
         searcher_of: a number of sources → a search with room for them, of this length.
         sources: ids, each not longer than there is room for.
-        seed: of the samples, if it is not that of the search.
+        seeds: of the sources' samples, if these do not have that of the search.
     """
     searcher, rows = searcher_of(len(sources)), list(range(len(sources)))
     texts: list[list[list[int]]] = [[]] * len(sources)
-    searcher.begin(sources, seed=seed)
+    searcher.begin(sources, seeds=seeds)
     for count in range(1, searcher.search.max_length):
         searcher.token()
         if count % LOOKED:

@@ -7,7 +7,6 @@ passed to ``generate``.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -219,13 +218,15 @@ def load(model: Any, search: Search, *, precision: str) -> Callable[..., list[li
     """A function from sources to the texts of each, best first, as ids."""
     model.eval()
 
-    def write(sources: Sequence[Ids], *, seed: int | None = None, **more: Tensor) -> list[list[list[int]]]:
-        """``seed`` is of the samples, if it is not that of the search; ``more`` is what else the model reads of each
-        source, such as a guidance, [B, …]."""
+    def write(sources: Sequence[Ids], *, seeds: Sequence[int] | None = None, **more: Tensor) -> list[list[list[int]]]:
+        """``seeds`` are of the sources' samples, if these do not have that of the search; ``more`` is what else the
+        model reads of each source, such as a guidance, [B, …]."""
         sent = {name: value.to(model.device) for name, value in more.items()}
         own = not search.sample or search.seed is None  # also if the model's own settings sample
-        asked = search if seed is None else dataclasses.replace(search, seed=seed)
-        rows = (_generated if own else _sampled)(model, sources, asked, **sent)
+        if own:
+            rows = _generated(model, sources, search, **sent)
+        else:
+            rows = _sampled(model, sources, search, text_seeds(search, sources, seeds=seeds), **sent)
         texts = [ended(row, search.ends) for row in rows]
         return [texts[start : start + search.texts] for start in range(0, len(texts), search.texts)]
 
@@ -305,11 +306,14 @@ def ended(row: list[int], ends: Sequence[int]) -> list[int]:
     return next((row[: index + 1] for index, token in enumerate(row) if index and token in ends), row)
 
 
-def _sampled(model: Any, sources: Sequence[Ids], search: Search, **more: Tensor) -> list[list[int]]:
-    """Sample the texts of each source: ``generate`` searches greedily, and is left one token at each step."""
+def _sampled(model: Any, sources: Sequence[Ids], search: Search, of_texts: Tensor, **more: Tensor) -> list[list[int]]:
+    """Sample the texts of each source, with these seeds, [B, texts].
+
+    ``generate`` searches greedily, and is left one token at each step.
+    """
     from transformers import LogitsProcessorList
 
-    seeds = text_seeds(search, sources).flatten().to(model.device)  # [B · texts]
+    seeds = of_texts.flatten().to(model.device)  # [B · texts]
     prompt = max(map(len, sources)) - 1 if is_causal(model.config) else 0  # padding must not change a sample
 
     def leave_one(input_ids: Tensor, scores: Tensor) -> Tensor:
