@@ -785,6 +785,23 @@ def test_an_objective_that_reads_no_text_trains_without_writing_and_that_is_said
     assert_same_weights(one, other, 0)
 
 
+@pytest.mark.parametrize("objective", ["ce", "ce + rank"])
+def test_settings_of_texts_that_nobody_writes_are_said_to_be_without_effect(place, messages, objective):
+    """Of a file of candidates, gains are in the file."""
+    of_a_file = ["data.candidates=some.jsonl"] if "rank" in objective else []
+    plain = ["online.samples=0", f"objective={objective}", *of_a_file]
+    online.check_online(recipe.load("tiny.toml", plain))
+    assert messages == []
+    online.check_online(recipe.load("tiny.toml", [*plain, "online.metric=chrf", "online.refresh=4"]))
+    assert messages == [
+        "the section online (refresh, metric) is not used: online.samples is 0, so the model writes no texts."
+    ]
+    online.check_online(
+        recipe.load("tiny.toml", ["online.samples=0", "objective=ce + bag(2):student", "online.refresh=4"])
+    )
+    assert len(messages) == 1, "the greedy text is written"
+
+
 def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages):
     of_a_file = "data.candidates=some.jsonl", "online.samples=0"
     for settings in (["online.temperature=0.7"], ["online.groups=2"], of_a_file):

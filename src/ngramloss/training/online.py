@@ -15,6 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -92,6 +93,12 @@ def check_online(settings: Recipe) -> None:
     if online.samples and not own_needs(loss).samples:  # such as the baseline of a study
         logger.info(f"online.samples is not used: no term of {settings.objective!r} compares candidates.")
     if not writes_texts(settings):
+        changed = [key for key, value in asdict(online).items() if value != getattr(Online(), key)]
+        if changed and not online.samples:  # no error: a study may set them for all of its rows
+            logger.info(
+                f"the section online ({', '.join(changed)}) is not used: online.samples is 0, so the model writes no "
+                "texts."
+            )
         if own_needs(loss).baseline:
             raise UserError(
                 "policy(baseline=greedy) compares with the model's greedy text, which a file of candidates does not "
