@@ -543,6 +543,26 @@ def test_settings_of_the_model_that_change_its_texts_are_said(messages):
     assert messages[-1] == f"policy is right for samples of the model as it is, and {said}"
 
 
+def test_settings_of_the_models_own_sampling_change_no_texts_and_are_not_said_to(messages):
+    texts = []
+    for settings in ({}, {"min_p": 0.9, "typical_p": 0.1, "epsilon_cutoff": 0.5, "eta_cutoff": 0.5}):
+        model = writing_model()
+        model.generation_config.update(**settings)
+        own = FreshTexts(
+            written(rows(9)),
+            attach(model, "ce + policy"),
+            Numbers(),
+            rows(9),
+            JointLoss("ce + policy"),
+            seed=3,
+            here=HERE,
+        )
+        own._draw([0, 1, 2], 0)
+        texts.append(own.drawn)
+    assert texts[0] == texts[1]
+    assert not [message for message in messages if "generation settings" in message]
+
+
 def test_what_cannot_be_written_is_refused():
     with pytest.raises(UserError, match="no text of the model is read: 'ce' with 3 samples"):
         trained_online(objective="ce")

@@ -60,6 +60,10 @@ KNOWN = {
 }
 """Settings of a generation_config that :class:`Search` contains, or that do not change texts."""
 
+OF_SAMPLING = {"min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
+"""Settings that change texts only where ``generate`` itself samples: beams have none, and :func:`_sampled` reads
+none."""
+
 UNPADDED = ("rwkv", "recurrent_gemma")
 """Decoder-only models that read padding, although it is masked."""
 
@@ -109,10 +113,11 @@ def search_of(
     pads = [token for token in (config.pad_token_id, model.config.pad_token_id, 0) if token is not None]
     words = config.bad_words_ids or []
     banned = tuple(word[0] for word in words if len(word) == 1 and word[0] not in ends)
+    known = KNOWN if value("do_sample") and not options.sample else KNOWN | OF_SAMPLING
     others = [
         name
         for name, chosen in config.to_diff_dict().items()
-        if name not in KNOWN and chosen not in (None, False) and chosen != defaults.get(name, 0)
+        if name not in known and chosen not in (None, False) and chosen != defaults.get(name, 0)
     ]
     others += ["bad_words_ids"] * any(len(word) != 1 for word in words)
     others += ["decoder_start_token_id"] * (not isinstance(start, int) and not causal)
