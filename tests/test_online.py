@@ -519,7 +519,7 @@ def test_the_beginning_says_what_is_written_and_how_old_it_becomes(messages):
         "every 5 steps the model writes 3 samples of each source, with at most 7 tokens, by the engine hf in fp32. Steps "
         "train on texts that are up to 4 steps old."
     )
-    fresh(samples=4, groups=2)
+    assert fresh(samples=4, groups=2).sampler.search.early_stopping is True
     assert messages[-1] == (
         "at every step the model writes 4 texts by 2 groups of beams of each source, with at most 7 tokens, by the "
         "engine graph in fp32."

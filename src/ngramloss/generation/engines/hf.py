@@ -92,7 +92,8 @@ def search_of(
     """
     causal = is_causal(model.config)
     changes |= {} if generation is None else generation_changes(generation, causal=causal, only=only)
-    changes |= _asked(options, _changed_config(model, changes).num_beams or 1)
+    early = generation.early_stopping if generation and (not only or "early_stopping" in only) else True
+    changes |= _asked(options, _changed_config(model, changes).num_beams or 1, early=early)
     config = _changed_config(model, changes)
     if causal and config.max_new_tokens is None and config.max_length is None:
         logger.info(
@@ -152,17 +153,20 @@ def search_of(
     )
 
 
-def _asked(options: Options, beams: int) -> dict[str, Any]:
-    """What options change, by Hugging Face's names, if the search has this number of beams without them."""
+def _asked(options: Options, beams: int, *, early: bool) -> dict[str, Any]:
+    """What options change, by Hugging Face's names, if the search has this number of beams without them.
+
+    The configuration of a greedy search has no early stopping: ``early`` says whether beams that replace it stop early.
+    """
     changes: dict[str, Any] = {}
     if options.sample:
         changes = {"do_sample": True, "temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
         changes |= {"num_beams": 1, "early_stopping": False}
         beams = 1
     elif options.beams is not None:
-        early = {"early_stopping": True} if beams == 1 else {}  # greedy search has no early stopping of its own
-        beams = options.beams or max(options.texts, beams)
-        changes = {"do_sample": False, "num_beams": beams} | (early if beams > 1 else {})
+        was_greedy, beams = beams == 1, options.beams or max(options.texts, beams)
+        changes = {"do_sample": False, "num_beams": beams}
+        changes |= {"early_stopping": early} if was_greedy and beams > 1 else {}
     if beams % options.groups:
         raise UserError(
             f"--groups {options.groups} needs a multiple of as many beams, but the search has {beams}. "
