@@ -820,6 +820,8 @@ def test_settings_of_texts_that_nobody_writes_are_said_to_be_without_effect(plac
         recipe.load("tiny.toml", ["online.samples=0", "objective=ce + bag(2):student", "online.refresh=4"])
     )
     assert len(messages) == 1, "the greedy text is written"
+    online.check_online(recipe.load("tiny.toml", ["objective=ce", "online.refresh=4"]))
+    assert messages[1:] == ["online.samples is not used: no term of 'ce' compares candidates."]
 
 
 def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages):
