@@ -29,6 +29,7 @@ from ngramloss.generation import engines
 from ngramloss.generation.engines import conversion, ct2, graph, hf
 from ngramloss.generation.engines.hf import search_of
 from ngramloss.generation.job import job
+from ngramloss.generation.search import Options
 from ngramloss.models.loading import from_scratch, prepare_generation
 from ngramloss.recipe import Generation, Model
 from ngramloss.scoring import provenance
@@ -424,6 +425,17 @@ def test_a_setting_that_is_1_or_true_counts_unless_that_is_its_default(changes, 
     assert search_of(model).others == ()
     model.generation_config.update(**changes)
     assert search_of(model).others == (reason,)
+
+
+@pytest.mark.parametrize("name", ["min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"])
+def test_settings_of_sampling_count_only_where_generate_itself_samples(name):
+    model = copy.deepcopy(tiny("bart"))
+    model.generation_config.update(**{name: 0.5})
+    assert search_of(model).others == search_of(model, options=Options(2, sample=True)).others == ()
+    model.generation_config.do_sample = True
+    assert search_of(model).others == (name,)
+    assert search_of(model, options=Options(2, sample=True)).others == ()
+    assert search_of(model, options=Options(2, beams=2)).others == ()
 
 
 def test_graph_says_that_the_model_has_too_few_positions():

@@ -136,6 +136,50 @@ def test_references_of_one_text_come_in_the_order_of_the_file_and_those_unlike_g
     assert "2 references have the same text as another" in err
 
 
+def jsonl(path, column, texts):
+    """A file with an id for each text, or with none where it is None."""
+    rows = ({"id": key, column: text} if key else {column: text} for key, text in texts)
+    return written(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_summaries_belong_to_released_references_with_their_ids_whatever_the_order(folder, capsys):
+    gold = jsonl(folder / "gold.jsonl", "reference", [(f"doc-{key}", REFERENCES[key]) for key in "bca"])
+    system = jsonl(folder / "mine.jsonl", "prediction", [(f"doc-{key}", f"of {key}") for key in "cab"])
+    assert bring(folder, system, "--gold", gold) == (0, {key: f"of {key}" for key in "abc"})
+    assert f"note: summaries belong to the references of {gold} by their ids." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("numbered", ["gold", "system"])
+def test_ids_on_one_side_pair_summaries_and_released_references_by_row(folder, capsys, numbered):
+    ids = {name: list("xyz") if name != numbered else [None] * 3 for name in ("gold", "system")}
+    texts = [REFERENCES[key] for key in "bca"]
+    gold = jsonl(folder / "gold.jsonl", "reference", zip(ids["gold"], texts, strict=True))
+    system = jsonl(folder / "mine.jsonl", "prediction", zip(ids["system"], ["of b", "of c", "of a"], strict=True))
+    assert bring(folder, system, "--gold", gold) == (0, {key: f"of {key}" for key in "abc"})
+    assert f"{gold} by row: only one of the two files has ids." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        ("abd", "must have the same ids. In mine.jsonl: 1 missing ('c'), 1 extra ('d'). To pair them by row, remove"),
+        ("ab", "In mine.jsonl: 1 missing ('c')."),
+        ("aba", "mine.jsonl:3 repeats the id 'a'."),
+    ],
+)
+def test_an_id_that_one_side_lacks_or_repeats_is_named(folder, capsys, ids, sentence):
+    gold = jsonl(folder / "gold.jsonl", "reference", REFERENCES.items())
+    system = jsonl(folder / "mine.jsonl", "prediction", [(key, "text") for key in ids])
+    assert bring(folder, system, "--gold", gold) == (2, None)
+    assert sentence in capsys.readouterr().err
+
+
+def test_released_references_in_a_file_of_several_columns_are_its_references(folder):
+    rows = [{"id": key, "prediction": f"of {key}", "reference": REFERENCES[key]} for key in "cab"]
+    both = written(folder / "both.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert bring(folder, both, "--gold", both) == (0, {key: f"of {key}" for key in "abc"})
+
+
 def test_rows_with_ids_keep_them(folder):
     rows = "".join(json.dumps({"id": key, "prediction": f"of {key} [X_SEP] more"}) + "\n" for key in "cab")
     assert bring(folder, written(folder / "mine.jsonl", rows))[1] == {key: f"of {key}\nmore" for key in "abc"}

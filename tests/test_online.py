@@ -527,7 +527,7 @@ def test_the_beginning_says_what_is_written_and_how_old_it_becomes(messages):
         "every 5 steps the model writes 3 samples of each source, with at most 7 tokens, by the engine hf in fp32. Steps "
         "train on texts that are up to 4 steps old."
     )
-    fresh(samples=4, groups=2)
+    assert fresh(samples=4, groups=2).sampler.search.early_stopping is True
     assert messages[-1] == (
         "at every step the model writes 4 texts by 2 groups of beams of each source, with at most 7 tokens, by the "
         "engine graph in fp32."
@@ -549,6 +549,26 @@ def test_settings_of_the_model_that_change_its_texts_are_said(messages):
     own, loss_fn = written(rows(9)), JointLoss("ce + policy")
     FreshTexts(own, attach(model, "ce + policy"), Numbers(), rows(9), loss_fn, seed=3, here=HERE)
     assert messages[-1] == f"policy is right for samples of the model as it is, and {said}"
+
+
+def test_settings_of_the_models_own_sampling_change_no_texts_and_are_not_said_to(messages):
+    texts = []
+    for settings in ({}, {"min_p": 0.9, "typical_p": 0.1, "epsilon_cutoff": 0.5, "eta_cutoff": 0.5}):
+        model = writing_model()
+        model.generation_config.update(**settings)
+        own = FreshTexts(
+            written(rows(9)),
+            attach(model, "ce + policy"),
+            Numbers(),
+            rows(9),
+            JointLoss("ce + policy"),
+            seed=3,
+            here=HERE,
+        )
+        own._draw([0, 1, 2], 0)
+        texts.append(own.drawn)
+    assert texts[0] == texts[1]
+    assert not [message for message in messages if "generation settings" in message]
 
 
 def test_what_cannot_be_written_is_refused():
@@ -791,6 +811,25 @@ def test_an_objective_that_reads_no_text_trains_without_writing_and_that_is_said
     assert train("objective=ce", "online.samples=0", run="plain") == 0
     one, other = (load_file(place / run / "model" / "model.safetensors") for run in ("run", "plain"))
     assert_same_weights(one, other, 0)
+
+
+@pytest.mark.parametrize("objective", ["ce", "ce + rank"])
+def test_settings_of_texts_that_nobody_writes_are_said_to_be_without_effect(place, messages, objective):
+    """Of a file of candidates, gains are in the file."""
+    of_a_file = ["data.candidates=some.jsonl"] if "rank" in objective else []
+    plain = ["online.samples=0", f"objective={objective}", *of_a_file]
+    online.check_online(recipe.load("tiny.toml", plain))
+    assert messages == []
+    online.check_online(recipe.load("tiny.toml", [*plain, "online.metric=chrf", "online.refresh=4"]))
+    assert messages == [
+        "the section online (refresh, metric) is not used: online.samples is 0, so the model writes no texts."
+    ]
+    online.check_online(
+        recipe.load("tiny.toml", ["online.samples=0", "objective=ce + bag(2):student", "online.refresh=4"])
+    )
+    assert len(messages) == 1, "the greedy text is written"
+    online.check_online(recipe.load("tiny.toml", ["objective=ce", "online.refresh=4"]))
+    assert messages[1:] == ["online.samples is not used: no term of 'ce' compares candidates."]
 
 
 def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from scipy import stats
 
 from ngramloss import cli
 from ngramloss.metrics.registry import Metric, Score
-from ngramloss.metrics.scores import Absent, Scores
+from ngramloss.metrics.scores import Absent, Pooled, Scores
 from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
 from ngramloss.scoring.audit import LengthLimits, limits, oddities
 from ngramloss.settings import Setting
@@ -568,6 +569,33 @@ def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, ca
     assert again == found
     assert cli.main(["score", str(folder), "--metrics", "partly"]) == 0
     assert "partly: 1 documents without a score in some system are left out." in capsys.readouterr().out
+
+
+def test_documents_that_another_system_lacks_count_in_the_saved_scores_of_a_run(tmp_path, capsys, monkeypatch):
+    def lengths(references, predictions):
+        words = [float(len(text.split())) if text else math.nan for text in predictions]
+        letters = np.array([[len(text), 1.0 if text else math.nan] for text in predictions])
+        pooled = {"mean_letters": Pooled(letters, lambda sums: sums[..., 0] / sums[..., 1])}
+        return Scores({"mean_words": words, "mean_letters": words}, "lengths", pooled)
+
+    def saved(folder):
+        about = json.loads((folder / "scores.json").read_text())
+        return about["scores"], about["intervals"]
+
+    names = ("mean_words", "mean_letters")
+    monkeypatch.setitem(results.METRICS, "lengths", Metric(lengths, scores={name: Score(name) for name in names}))
+    whole, weak = run(tmp_path / "whole"), run(tmp_path / "weak", TEXTS | {"a": ""})
+    alone = {}
+    for folder in (whole, weak):
+        score(capsys, folder, "--metrics", "lengths")
+        alone[folder] = saved(folder)
+        (folder / "scores.json").unlink()
+    found = score(capsys, weak, whole, "--metrics", "lengths")
+    assert found["left_out"] == {"mean_words": 1, "mean_letters": 1}
+    assert [system["scores"]["mean_words"] for system in found["systems"]] == [4.5, 4.5], "of the same two documents"
+    assert alone[whole][0]["mean_words"] == 5.0
+    for folder in (whole, weak):
+        assert saved(folder) == alone[folder]
 
 
 def test_a_figure_that_no_document_has_is_none_over_seeds_too(tmp_path, capsys, monkeypatch):

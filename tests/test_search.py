@@ -75,6 +75,18 @@ def test_a_search_that_is_asked_for_beams_has_them_whatever_the_model_does(optio
     assert search_of(model, options=options).num_beams == (options.beams or 8)
 
 
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_candidates_of_a_recipe_with_one_beam_stop_as_its_beams_would(early, groups):
+    model, options = real_model(), Options(4, beams=4, groups=groups, diversity=groups - 1.0)
+    several = search_of(model, Generation(num_beams=4, early_stopping=early), options)
+    search = search_of(model, Generation(num_beams=1, early_stopping=early), options)
+    assert search.early_stopping == several.early_stopping == early
+    of_another = search_of(model, Generation(early_stopping=early), options, only=["early_stopping"], num_beams=1)
+    assert of_another.early_stopping == early
+    assert search_of(model, Generation(early_stopping=early), options, only=["max_length"], num_beams=1).early_stopping
+
+
 def test_generate_gets_the_changes_and_the_model_keeps_its_settings():
     model, chosen = real_model(), Generation(num_beams=3, max_length=7)
     before = model.generation_config.to_dict()

@@ -51,7 +51,8 @@ def add(verbs: Verbs) -> None:
     whose.add_argument(
         "--gold",
         metavar="FILE",
-        help="references released with the summaries, in the same order; ids are found by their texts",
+        help="references released with the summaries, with the same ids or in the same order; ids of the references "
+        "are found by their texts",
     )
     bring.set_defaults(run_verb=run)
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ngramloss.data.statistics import words_of
 from ngramloss.errors import MissingFileError, UserError
@@ -67,7 +67,8 @@ def read_summaries(
         marks: sentence separators; None looks for those in ``MARKS``.
         ptb: turn Penn Treebank tokens back into plain text, see ``plain_text``.
         order: a file of ids in the order of the summaries, one per line; None means the order of the references.
-        gold: the references that were released with the summaries, in the same order; ids are found by their texts.
+        gold: the references that were released with the summaries; ids are found by their texts. Summaries belong to
+            them by their ids, if both files have ids, and by their order otherwise.
 
     Raises:
         ValueError: the numbers of summaries and references differ, or the ids do.
@@ -82,7 +83,14 @@ def read_summaries(
     if has_ids and not order and not gold:
         ids = list(texts)
     elif gold:
-        released = [_split(text, _mark_counts([text], MARKS)) for text in _texts(gold)[0].values()]
+        golds, gold_has_ids = _texts(gold, "reference")
+        if has_ids and gold_has_ids:
+            _check_ids(list(texts), golds, path, gold, " To pair them by row, remove the ids of one of them.")
+            texts = {key: texts[key] for key in golds}
+            notes.append(f"summaries belong to the references of {gold} by their ids.")
+        elif has_ids or gold_has_ids:
+            notes.append(f"summaries belong to the references of {gold} by row: only one of the two files has ids.")
+        released = [_split(text, _mark_counts([text], MARKS)) for text in map(_first, golds.values())]
         ids = _ids_by_text(released, {key: _first(value) for key, value in ours.items()}, gold, references, notes)
     else:
         ids = _ids_in(order) if order else list(ours)
@@ -124,11 +132,11 @@ def _plain_line(line: str) -> str:
     return line.strip()
 
 
-def _texts(path: Path) -> tuple[dict[str, str], bool]:
-    """Texts by id or line number, and whether they have ids."""
+def _texts(path: Path, what: str = "prediction") -> tuple[dict[str, Any], bool]:
+    """Texts by id or line number, a list where there are several references, and whether they have ids."""
     if path.is_dir():
         return _documents(path), False
-    texts, numbered = read_texts(path, "prediction")
+    texts, numbered = read_texts(path, what)
     return texts, not numbered
 
 
@@ -175,12 +183,12 @@ def _matching_texts(texts: dict[str, str], wanted: int, path: Path, other: Path,
     return wanted_texts
 
 
-def _check_ids(ids: Sequence[str], ours: Mapping[str, object], path: Path, references: Path) -> None:
+def _check_ids(ids: Sequence[str], ours: Mapping[str, object], path: Path, references: Path, remedy: str = "") -> None:
     known = set(ids)
     wrong = {"missing": [key for key in ours if key not in known], "extra": [key for key in ids if key not in ours]}
     message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
     if message:
-        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.")
+        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.{remedy}")
 
 
 def _mark_counts(texts: Sequence[str], marks: Sequence[str]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from ngramloss.output.progress import Progress
 from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, LengthLimits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
-from ngramloss.scoring.score_cache import Keyed, Saved
+from ngramloss.scoring.score_cache import Corpus, Keyed, Saved
 from ngramloss.scoring.significance import CorpusScore
 from ngramloss.scoring.systems import Aligned
 from ngramloss.storage.run_folder import Busy
@@ -187,11 +187,30 @@ def score_systems(
         notes=notes,
         cut_off=[cut_off(*known) for known in lengths],
     )
-    return result._replace(cache_warnings=[*unused, *_write_caches(texts, scores, result, hashes)])
+    unsaved = _write_caches(texts, scores, result, hashes, samples=samples, seed=seed)
+    return result._replace(cache_warnings=[*unused, *unsaved])
+
+
+def _own_corpus(
+    result: Result, system: int, by_metric: Mapping[str, Keyed], *, samples: int, seed: int
+) -> dict[str, Corpus]:
+    """A system's corpus scores over all documents for which it has one; a comparison leaves out what others lack."""
+    missing = {name: sum(not isfinite(value) for value in result.documents[system][name]) for name in result.left_out}
+    values = _values(by_metric)
+    differing = {name: values[name] for name, count in result.left_out.items() if missing[name] < count}
+    alone = significance.compare([differing], samples=samples, shuffles=0, seed=seed)
+    own = {name: alone[name][0] if name in alone else scores[system] for name, scores in result.scores.items()}
+    return {name: Corpus(*score[:3]) for name, score in own.items()}
 
 
 def _write_caches(
-    texts: Aligned, scores: Sequence[Mapping[str, Keyed]], result: Result, hashes: Mapping[str, str]
+    texts: Aligned,
+    scores: Sequence[Mapping[str, Keyed]],
+    result: Result,
+    hashes: Mapping[str, str],
+    *,
+    samples: int,
+    seed: int,
 ) -> list[str]:
     """Save the scores in the systems' folders; return a message for each folder where this fails."""
     warnings = []
@@ -199,10 +218,10 @@ def _write_caches(
     for index, folder in enumerate(texts.folders):
         if folder is None or not scores[index]:
             continue
-        corpus = {name: score_cache.Corpus(*corpus_scores[index][:3]) for name, corpus_scores in result.scores.items()}
         if provenance.run(folder) != result.runs[index]:
             warnings.append(f"scores were not saved in {folder}: its predictions changed in the meantime.")
             continue
+        corpus = _own_corpus(result, index, scores[index], samples=samples, seed=seed)
         try:
             score_cache.write(folder, texts.task.ids, texts.texts[index], scores[index], corpus, given)
         except Busy:
@@ -222,13 +241,11 @@ def _comparison(
     seed: int,
 ) -> Result:
     """The corpus scores with intervals and tests, from the scores of the documents."""
-    values: list[dict[str, Sequence[float] | Pooled]] = []
-    documents: list[dict[str, list[float]]] = []
-    for by_metric in by_system:
-        each = [keyed.scores for keyed in by_metric.values()]
-        documents.append({name: column for scores in each for name, column in scores.values.items()})
-        values.append({**documents[-1], **{name: pooled for scores in each for name, pooled in scores.pooled.items()}})
-    corpus = significance.compare(values, samples=samples, shuffles=shuffles, seed=seed)
+    documents = [
+        {name: column for keyed in by_metric.values() for name, column in keyed.scores.values.items()}
+        for by_metric in by_system
+    ]
+    corpus = significance.compare(list(map(_values, by_system)), samples=samples, shuffles=shuffles, seed=seed)
     signatures = {name: f"{keyed.scores.signature}|ngramloss:{__version__}" for name, keyed in by_system[0].items()}
     left_out = {}
     for name in corpus:
@@ -251,6 +268,12 @@ def _comparison(
         {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values},
         {},
     )
+
+
+def _values(by_metric: Mapping[str, Keyed]) -> dict[str, Sequence[float] | Pooled]:
+    """Name of a score → what its corpus score is computed from: the documents' scores, or their statistics."""
+    each = [keyed.scores for keyed in by_metric.values()]
+    return {name: scores.pooled.get(name, column) for scores in each for name, column in scores.values.items()}
 
 
 def _lengths(

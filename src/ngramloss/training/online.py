@@ -15,6 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -92,6 +93,12 @@ def check_online(settings: Recipe) -> None:
     if online.samples and not own_needs(loss).samples:  # such as the baseline of a study
         logger.info(f"online.samples is not used: no term of {settings.objective!r} compares candidates.")
     if not writes_texts(settings):
+        changed = [key for key, value in asdict(online).items() if value != getattr(Online(), key)]
+        if changed and not online.samples:  # no error: a study may set them for all of its rows
+            logger.info(
+                f"the section online ({', '.join(changed)}) is not used: online.samples is 0, so the model writes no "
+                "texts."
+            )
         if own_needs(loss).baseline:
             raise UserError(
                 "policy(baseline=greedy) compares with the model's greedy text, which a file of candidates does not "
@@ -228,7 +235,7 @@ class _Writer(NamedTuple):
 
 def _writer(model: Any, options: Options, generation: Generation) -> _Writer:
     """What writes by a search without any rule of the recipe: the model's own probabilities decide alone."""
-    plain = Generation(num_beams=1, max_length=generation.max_length, early_stopping=False)
+    plain = Generation(num_beams=1, max_length=generation.max_length)
     search = search_of(model, plain, options, min_new_tokens=None, max_new_tokens=None)
     name = generation.engine
     named = name in ENGINES and ENGINES[name].in_torch

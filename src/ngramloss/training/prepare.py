@@ -28,7 +28,7 @@ from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
 from ngramloss.models.prompts import shape_of
 from ngramloss.output.console import logger
-from ngramloss.recipe import SOURCE, Model, Recipe
+from ngramloss.recipe import SOURCE, Model, Recipe, Train
 from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
@@ -233,7 +233,12 @@ def _judged(settings: Recipe, validation: Split | None) -> list[Example]:
             f"train.best = {best.name} selects nothing, because train.eval_every is 0: the model will have the last "
             "weights. Set train.eval_every, or train.best=last."
         )
-    if not best.metric or validation is None:
+    if not best.metric:
+        for key in ("best_limit", "best_beams", "best_options"):
+            if getattr(settings.train, key) != getattr(Train(), key):
+                logger.info(f"train.{key} is not used: no texts are generated for train.best = {best.name}.")
+        return []
+    if validation is None:
         return []
     for note in notes_on(best, validation.examples):
         logger.info(f"{best.name}: {note} In a recipe, train.best_options has such options.")

@@ -59,6 +59,10 @@ KNOWN = {
 }
 """Settings of a generation_config that :class:`Search` contains, or that do not change texts."""
 
+OF_SAMPLING = {"min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
+"""Settings that change texts only where ``generate`` itself samples: beams have none, and :func:`_sampled` reads
+none."""
+
 UNPADDED = ("rwkv", "recurrent_gemma")
 """Decoder-only models that read padding, although it is masked."""
 
@@ -87,7 +91,8 @@ def search_of(
     """
     causal = is_causal(model.config)
     changes |= {} if generation is None else generation_changes(generation, causal=causal, only=only)
-    changes |= _asked(options, _changed_config(model, changes).num_beams or 1)
+    early = generation.early_stopping if generation and (not only or "early_stopping" in only) else True
+    changes |= _asked(options, _changed_config(model, changes).num_beams or 1, early=early)
     config = _changed_config(model, changes)
     if causal and config.max_new_tokens is None and config.max_length is None:
         logger.info(
@@ -108,10 +113,11 @@ def search_of(
     pads = [token for token in (config.pad_token_id, model.config.pad_token_id, 0) if token is not None]
     words = config.bad_words_ids or []
     banned = tuple(word[0] for word in words if len(word) == 1 and word[0] not in ends)
+    known = KNOWN if value("do_sample") and not options.sample else KNOWN | OF_SAMPLING
     others = [
         name
         for name, chosen in config.to_diff_dict().items()
-        if name not in KNOWN and chosen not in (None, False) and chosen != defaults.get(name, 0)
+        if name not in known and chosen not in (None, False) and chosen != defaults.get(name, 0)
     ]
     others += ["bad_words_ids"] * any(len(word) != 1 for word in words)
     others += ["decoder_start_token_id"] * (not isinstance(start, int) and not causal)
@@ -146,17 +152,20 @@ def search_of(
     )
 
 
-def _asked(options: Options, beams: int) -> dict[str, Any]:
-    """What options change, by Hugging Face's names, if the search has this number of beams without them."""
+def _asked(options: Options, beams: int, *, early: bool) -> dict[str, Any]:
+    """What options change, by Hugging Face's names, if the search has this number of beams without them.
+
+    The configuration of a greedy search has no early stopping: ``early`` says whether beams that replace it stop early.
+    """
     changes: dict[str, Any] = {}
     if options.sample:
         changes = {"do_sample": True, "temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
         changes |= {"num_beams": 1, "early_stopping": False}
         beams = 1
     elif options.beams is not None:
-        early = {"early_stopping": True} if beams == 1 else {}  # greedy search has no early stopping of its own
-        beams = options.beams or max(options.texts, beams)
-        changes = {"do_sample": False, "num_beams": beams} | (early if beams > 1 else {})
+        was_greedy, beams = beams == 1, options.beams or max(options.texts, beams)
+        changes = {"do_sample": False, "num_beams": beams}
+        changes |= {"early_stopping": early} if was_greedy and beams > 1 else {}
     if beams % options.groups:
         raise UserError(
             f"--groups {options.groups} needs a multiple of as many beams, but the search has {beams}. "
