@@ -829,7 +829,7 @@ def test_sentences_are_put_on_lines_where_the_data_set_has_several():
 @pytest.mark.parametrize(
     ("scores", "sentence"),
     [
-        ({"mine": [50.0, float("nan")]}, "--metric mine has no score for candidate 2 of '1', 'b'. Use another metric."),
+        ({"mine": [50.0, float("nan")]}, "--metric mine has no score for candidate 2 of '1', 'b'. Correct its plugin,"),
         (
             {"mine": [50.0, 140.0]},
             "--metric mine has a score of 140, not between 0 and 100, for candidate 2 of '1', 'b'.",

@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import models
 import numpy as np
@@ -474,8 +475,9 @@ def test_gains_that_are_all_equal_are_said_once(messages):
     trained_online(gains=lambda numbers, texts: [[0.5] * len(group) for group in texts])
     said = [line for line in messages if "gain the same" in line]
     assert said == [
-        "all texts of each source gain the same after 0 steps, so comparing them teaches nothing. If that stays, raise "
-        "online.temperature or online.samples, or choose another online.metric."
+        "warning: all texts of each source gain the same after 0 steps, so there is nothing to compare: policy and risk "
+        "learn nothing from them, and rank and prefer an order that is chance. If that stays, raise online.temperature "
+        "or online.samples, or choose another online.metric."
     ]
 
 
@@ -509,6 +511,19 @@ def test_one_sample_that_teaches_nothing_is_said(messages, objective, gain, said
     assert (got.log[0][objective.removeprefix("ce + ")] == 0) == said
 
 
+def test_what_the_texts_of_all_processes_show_is_said_and_not_of_one_alone(messages):
+    texts = fresh(samples=2)
+    texts._draw(list(range(9)), 0)
+    for row in texts.drawn.values():
+        row.update(gains=[0.5, 0.5], unended=2)
+    others = torch.tensor([4.0, 1.0, 8.0, 1.0])  # sources, those whose gains differ, texts, those that ended
+    for more, said in ((others, 0), (torch.zeros(4), 2)):
+        texts.here = SimpleNamespace(device="cpu", total=lambda own, more=more: own + more)
+        before = len(messages)
+        texts._remark()
+        assert len(messages) - before == said
+
+
 def test_texts_that_never_end_are_trained_on_and_said_once(messages):
     model = writing_model()
     model.final_logits_bias[0, models.EOS] = -1e4
@@ -516,7 +531,7 @@ def test_texts_that_never_end_are_trained_on_and_said_once(messages):
     assert [line["unended"] for line in got.log] == [1.0] * 6
     said = [line for line in messages if "ended within" in line]
     assert said == [
-        "none of the 24 texts written after 0 steps ended within generation.max_length. They are trained on as they "
+        "warning: none of the 24 texts written after 0 steps ended within generation.max_length. They are trained on as they "
         "are, without an end; the log counts them as unended."
     ]
 
@@ -753,10 +768,11 @@ def test_a_metric_that_fails_for_one_text_names_it_and_nothing_is_lost(place, ca
 
     failing.on = True
     METRICS["words"] = metric(failing)
-    settings = "online.metric=words", "train.save_every=1"
+    settings = "online.metric=words", "train.save_every=1000"
     assert train(*settings) == 2
     said = capsys.readouterr().err
     assert sentence in said
+    assert "Correct its plugin, and run the same command again." in said
     assert "no verb" in said or not isinstance(broken, Exception)
     assert checkpoints.find(place / "run" / "checkpoints").newest is not None
     failing.on = False
@@ -776,7 +792,10 @@ REFUSED = [
     (["online.metric=bertscore"], "online.metric: bertscore needs a model or a file of its own"),
     (["online.metric=shape"], "online.metric shape is not a single score."),
     (["online.metric=nothing"], "online.metric: unknown metric or score 'nothing'."),
-    (["online.metric_options=['bleu.x=1']"], "online.metric_options: takes OPTION=VALUE of the metric rouge"),
+    (
+        ["online.metric_options=['bleu.x=1']"],
+        "online.metric_options: takes rouge.OPTION=VALUE, options of the metric rouge, got 'bleu.x=1'.",
+    ),
     (["train.fsdp=true"], "online.samples: a model whose weights are sharded (train.fsdp) cannot write"),
     (["online.groups=1"], "online.groups: one group is a plain beam search"),
     (["online.groups=3"], "online.samples: must be a multiple of the 3 groups of online.groups, got 2."),
@@ -874,13 +893,29 @@ def test_conversations_are_refused(place, capsys):
     assert "online: the model would write one text behind a prompt" in capsys.readouterr().err
 
 
-def test_a_run_is_not_continued_with_another_plugin_of_its_gains(place, capsys):
-    METRICS["words"] = metric(count_words)
-    assert train("online.metric=words", "train.max_steps=2") == 0
+@pytest.mark.parametrize("best", [[], ["train.best=counted", "train.eval_every=2"]], ids=["gains", "selects, too"])
+def test_a_corrected_plugin_continues_the_run_with_a_warning_unless_it_selects_weights(place, capsys, best):
+    plugin = place / "mine.py"
+    plugin.write_text(
+        "import ngramloss as ng\n"
+        "def counted(predictions):\n    return ng.Scores({'counted': [10.0] * len(predictions)}, 'counted')\n"
+        "ng.METRICS['counted'] = ng.Metric(counted, reads=('predictions',), scores={})\n"
+    )
+    settings = ["online.metric=counted", "train.max_steps=2", *best]
+
+    def started():
+        options = (word for each in settings for word in ("--set", each))
+        return cli.main(["train", "tiny.toml", "--run", "run", "--plugin", str(plugin), *options])
+
+    assert started() == 0
     shutil.rmtree(place / "run" / "model")
-    checkpoint = place / "run" / "checkpoints" / "checkpoint-2"
-    known = json.loads((checkpoint / "data.json").read_text())["metrics"]
-    assert list(known) == ["words"]
+    plugin.write_text(plugin.read_text().replace("[10.0]", "[20.0]"))
+    capsys.readouterr()
+    code = started()
+    said = capsys.readouterr().err
+    assert "the code of the metric 'counted' has changed since run was started" in said
+    assert code == (2 if best else 0)
+    assert ("warning: the code" in said) == (not best)
 
 
 def test_each_process_reads_the_training_examples_that_were_prepared(place):

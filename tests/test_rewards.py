@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import warnings
 
 import pytest
 from hypothesis import given
@@ -157,6 +158,19 @@ def test_a_metric_of_a_plugin_is_a_reward():
     assert values(rewards.metric("halves")) == [0.5] * 4
 
 
+@pytest.mark.parametrize("text", ["我们五月见面", "Мы встретились в мае"])
+def test_texts_that_a_metric_does_not_read_are_said_once(text):
+    """An equal text would earn 0, and a training would learn from nothing."""
+    reward = rewards.rouge()
+    with pytest.warns(UserWarning, match=r"the reward rouge: .*tokens=auto.* such as rouge\(tokens="):
+        assert reward(["p"], [text], reference=[text]) == [0.0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert reward(["p"], [text], reference=[text]) == [0.0]
+        assert rewards.rouge(tokens="auto")(["p"], [text], reference=[text]) == [1.0]
+        rewards.rouge()(["p"], ["we met"], reference=["we met"])
+
+
 def test_large_batches_stay_in_this_process(monkeypatch):
     from ngramloss.metrics import gains
 
@@ -197,6 +211,7 @@ def test_rewards_need_no_torch():
         ),
         (lambda: values(rewards.bleu(), [7], ["a"]), "a reward reads texts, or lists of messages .*, got 7"),
         (lambda: values(rewards.bleu(), ["a"], [7]), "a reward reads texts, or lists of messages .*, got 7"),
+        (lambda: values(rewards.bleu(), [[{"content": "a"}]], ["a"]), "lists of messages with role and content, got"),
         (
             lambda: values(rewards.bleu(), ["a"], [" "]),
             "a reference in the column 'reference' is blank. Fill it in, or",

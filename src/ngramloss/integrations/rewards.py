@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,10 +18,12 @@ from ngramloss.data import Example
 from ngramloss.data.languages import normalised, token_pattern
 from ngramloss.errors import UserError
 from ngramloss.metrics.gains import Gain, gain_of, gains_of
+from ngramloss.metrics.on_examples import notes_on_references
 from ngramloss.metrics.rouge import NAMES as ROUGE
 
 Texts = Sequence[str]
 References = Sequence[tuple[str, ...]]
+ARGUMENTS = 'Of a reward, options are arguments, such as rouge(tokens="auto").'
 
 
 class Reward:
@@ -33,10 +36,17 @@ class Reward:
         name: in logs, where TRL has ``rewards/NAME/mean``.
         reference: the column with the references.
         score: completions and the references of each → a reward for each.
+        notes: references → sentences about texts that the metric does not read well; those of the first are warnings.
     """
 
-    def __init__(self, name: str, reference: str, score: Callable[[Texts, References], list[float]]) -> None:
-        self.__name__, self.reference, self.score = name, reference, score
+    def __init__(
+        self,
+        name: str,
+        reference: str,
+        score: Callable[[Texts, References], list[float]],
+        notes: Callable[[References], list[str]] | None = None,
+    ) -> None:
+        self.__name__, self.reference, self.score, self.notes = name, reference, score, notes
         if reference in ("prompt", "completion", "completion_ids"):
             raise UserError(
                 f"TRL does not pass the column {reference!r} to rewards. Rename it, such as to 'reference'."
@@ -57,6 +67,10 @@ class Reward:
         references = [_references(value, self.reference) for value in given]
         texts = [_text(completion) for completion in completions]
         known = [number for number, golds in enumerate(references) if golds]
+        if known and self.notes is not None:
+            for note in self.notes([references[number] for number in known]):
+                warnings.warn(f"the reward {self.__name__}: {note} {ARGUMENTS}", stacklevel=2)
+            self.notes = None
         found = self.score([texts[number] for number in known], [references[number] for number in known])
         values: list[float | None] = [None] * len(texts)
         for number, value in zip(known, found, strict=True):
@@ -75,7 +89,8 @@ def metric(name: str, *, reference: str = "reference", **options: Any) -> Reward
         reference: the column with the references.
         options: of the metric.
     """
-    return Reward(name, reference, partial(_gains, gain_of(name, options, key="metric")))
+    gain = gain_of(name, options, key="metric")
+    return Reward(name, reference, partial(_gains, gain), partial(_notes, gain))
 
 
 def rouge(score: str = "rouge", *, reference: str = "reference", **options: Any) -> Reward:
@@ -130,10 +145,18 @@ def credit(*n: int, reference: str = "reference") -> Reward:
 
 
 def _gains(gain: Gain, texts: Texts, references: References) -> list[float]:
-    pairs = enumerate(references)
-    examples = [Example(str(number), "", golds[0], golds if len(golds) > 1 else ()) for number, golds in pairs]
-    found = gains_of(gain, examples, [[text] for text in texts], processes=1)  # others would import the user's program
+    each = [[text] for text in texts]
+    found = gains_of(gain, _examples(references), each, processes=1)  # others would import the user's program
     return [value for (value,) in found]
+
+
+def _notes(gain: Gain, references: References) -> list[str]:
+    return notes_on_references(gain.metric, _examples(references), gain.options)
+
+
+def _examples(references: References) -> list[Example]:
+    pairs = enumerate(references)
+    return [Example(str(number), "", golds[0], golds if len(golds) > 1 else ()) for number, golds in pairs]
 
 
 def _credits(n: Sequence[int], texts: Texts, references: References) -> list[float]:
@@ -181,7 +204,7 @@ def _text(value: Any) -> str:
     """A completion or a reference as text; of messages, what the assistant says, a line for each."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) and "role" in each for each in value):
         said = [_content(each.get("content")) for each in value if each.get("role") == "assistant"]
         return "\n".join(filter(None, said))
     if value == []:

@@ -34,6 +34,8 @@ TRIED = 2
 """Examples on which a metric is tried before anything is generated."""
 READ = 100
 """Examples whose references are looked at, whether the metric reads their letters."""
+CORRECT = "Correct its plugin, and run the same command again."
+"""What helps if the metric of a plugin fails."""
 LONGEST_SHOWN = 200
 """Characters of a text in a message."""
 TOLERANCE = 1e-6
@@ -200,10 +202,10 @@ def _raise_with_text(
         try:
             _part((gain, [example], [[text]]))
         except Exception as alone:
-            what = f"{type(alone).__name__}: {alone}"
+            what = str(alone) if isinstance(alone, UserError) else f"{type(alone).__name__}: {alone}"
             raise UserError(
-                f"{gain.key} {gain.metric} cannot score a text of {example.id!r}, {_shown(text)}: {what}. Correct its "
-                "plugin."
+                f"{gain.key} {gain.metric} cannot score a text of {example.id!r}, {_shown(text)}: {what.rstrip('.')}. "
+                f"{CORRECT}"
             ) from reason
 
 
@@ -215,9 +217,10 @@ def _raise_unless_gains(
         for number, (text, value) in enumerate(zip(own, values, strict=True), 1):
             if isnan(value) or not 0 <= value <= 1:
                 what = "no score" if isnan(value) else f"a score of {100 * value:g}, not between 0 and 100,"
+                advice = CORRECT if METRICS.origin(gain.metric) else "Use another metric."
                 raise UserError(
                     f"{gain.key} {gain.metric} has {what} for candidate {number} of {example.id!r}, {_shown(text)}. "
-                    "Use another metric."
+                    f"{advice}"
                 )
 
 

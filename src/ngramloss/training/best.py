@@ -254,9 +254,7 @@ def options_of(metric: str, given: Sequence[str], key: str) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         owner, _, option = name.strip().partition(".")
         if not equals or owner != metric:
-            raise UserError(
-                f"{key}: takes OPTION=VALUE of the metric {metric}, such as '{metric}.OPTION=VALUE', got {text!r}."
-            )
+            raise UserError(f"{key}: takes {metric}.OPTION=VALUE, options of the metric {metric}, got {text!r}.")
         described = METRICS[metric].options.get(option)
         options[option] = described.read(value) if described else toml_value(value)
     try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ngramloss.errors import UserError
+from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.storage.files import read_object
 from ngramloss.training.prepared import Prepared
@@ -27,18 +28,19 @@ IDENTITY = "data.json"
 """The file of a checkpoint that has ``Prepared.identity``."""
 
 
-def raise_unless_same(folder: Path, checkpoint: Path, prepared: Prepared) -> None:
+def raise_unless_same(folder: Path, checkpoint: Path, prepared: Prepared, *, may_change: Collection[str] = ()) -> None:
     """Raise unless a checkpoint was trained on what is prepared now.
 
     Args:
         folder: the run folder, for the message.
         checkpoint: the one to continue from.
         prepared: what the training would continue with.
+        may_change: metrics of plugins of which other code is only said.
     """
     saved = read_object(checkpoint / IDENTITY, f"Delete {checkpoint} to continue from the previous checkpoint.")
     _raise_unless_same_data(folder, saved, prepared)
     _raise_unless_same_model(folder, saved, prepared)
-    _raise_unless_same_code(folder, saved, prepared)
+    _raise_unless_same_code(folder, saved, prepared, may_change)
 
 
 def training_identity(settings: Train, objective: str, examples: Any) -> dict[str, Any]:
@@ -100,13 +102,21 @@ def _changed(before: Any, now: Mapping[str, str]) -> str:
     return ", ".join(sorted(name for name in {*before, *now} if before.get(name) != now.get(name)))
 
 
-def _raise_unless_same_code(folder: Path, saved: Mapping[str, Any], prepared: Prepared) -> None:
+def _raise_unless_same_code(
+    folder: Path, saved: Mapping[str, Any], prepared: Prepared, may_change: Collection[str]
+) -> None:
     """Raise if an objective or a metric of a plugin is not the one that the run was started with."""
     for key, noun, code in (("plugins", "objective", prepared.plugins), ("metrics", "metric", prepared.metrics)):
         before = saved.get(key)
         before = before if isinstance(before, dict) else {}
         for name, source in code.items():
             if before.get(name, source) != source:
+                if key == "metrics" and name in may_change:
+                    logger.warning(
+                        f"warning: the code of the metric {name!r} has changed since {folder} was started. From now on "
+                        "texts gain what the new code says."
+                    )
+                    continue
                 raise UserError(
                     f"the code of the {noun} {name!r} has changed since {folder} was started (fingerprint {source}, "
                     f"not {before[name]}). Restore the old plugin to continue, or start over with --fresh."

@@ -250,6 +250,31 @@ def run(job: Job, here: Processes) -> Outcome:
             found |= {f"eval_{name}": value for name, value in job.score(model).items()}
         return found
 
+    def save(*, finished: bool) -> None:
+        """Write a checkpoint."""
+        assert job.folder is not None
+        with log.paused():
+            if scaler is not None:
+                state.scale, state.scale_grows_in = scaler.get_scale(), scaler._get_growth_tracker()
+            if finished and (settings.average or settings.ema):
+                state.averages = _averages(job, here, state, ema, validate, log)
+            checkpoints.save(
+                job.folder,
+                model,
+                job.tokenizer,
+                optimiser,
+                state,
+                here,
+                more={**job.saved_with, **({} if fresh is None else fresh.saved(state.step))},
+                finished=finished,
+                keep=settings.keep,
+                sharded=settings.fsdp,
+                average=settings.average,
+                every=settings.save_every,
+                ema=None if ema is None else ema.values,
+            )
+
+    saves = True  # what is done so far
     remaining: Iterable[Step] = ()
     if not state.ended_early and fresh is not None:
         remaining = fresh.steps(steps, state.step)  # the model writes when the first step of a refresh is asked for
@@ -304,29 +329,14 @@ def run(job: Job, here: Processes) -> Outcome:
                 saves |= state.judge(value, settings, higher=job.best.higher)
                 line |= validation
             if saves and job.folder is not None:
-                with log.paused():
-                    if scaler is not None:
-                        state.scale, state.scale_grows_in = scaler.get_scale(), scaler._get_growth_tracker()
-                    if (last or state.ended_early) and (settings.average or settings.ema):
-                        state.averages = _averages(job, here, state, ema, validate, log)
-                    checkpoints.save(
-                        job.folder,
-                        model,
-                        job.tokenizer,
-                        optimiser,
-                        state,
-                        here,
-                        more={**job.saved_with, **({} if fresh is None else fresh.saved(state.step))},
-                        finished=last or state.ended_early,
-                        keep=settings.keep,
-                        sharded=settings.fsdp,
-                        average=settings.average,
-                        every=settings.save_every,
-                        ema=None if ema is None else ema.values,
-                    )
+                save(finished=last or state.ended_early)
             job.on_step(step.number, line)
             if stops or state.ended_early:
                 break
+        if fresh is not None and fresh.failed is not None:
+            if not saves and job.folder is not None:
+                save(finished=False)
+            raise fresh.failed
     if compiles:
         compiling.leave(model)
     finished = state.step >= steps.total or state.ended_early

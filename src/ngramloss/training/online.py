@@ -211,6 +211,14 @@ def refresh(copied: Any, model: Any) -> None:
     torch._foreach_copy_(list(copied.parameters()), list(model.parameters()))
 
 
+class Unscored(Exception):
+    """Texts that were written cannot be scored; ``reason`` says why."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class _Writer(NamedTuple):
     """An engine, its search, and how much one batch may contain."""
 
@@ -322,6 +330,8 @@ class FreshTexts:
         """Row → ``candidates``, ``gains``, perhaps ``baseline``, and ``unended``, how many texts have no end."""
         self.first = 0
         """Steps that were done when these texts were written."""
+        self.failed: Exception | None = None
+        """Why texts could not be scored, if so."""
         self._warned: set[str] = set()
         self._restart()
         self._introduce(loss_fn)
@@ -373,14 +383,26 @@ class FreshTexts:
     # Steps
 
     def steps(self, planned: PlannedSteps, done: int) -> Iterator[Step]:
-        """The steps after those that are done. Each is made when it is asked for: the model writes at a refresh."""
+        """The steps after those that are done. Each is made when it is asked for: the model writes at a refresh.
+
+        If texts cannot be scored, the steps end and ``failed`` is set, in every process, so that the training can be
+        saved.
+        """
         refresh, ahead = self.own.settings.refresh, planned.rows_from(done)
         while some := list(islice(ahead, refresh - done % refresh)):
             own = {row for _, rows in some for row in planned.own(rows)}
             if done % refresh == 0:
                 self.drawn = {}
-            if missing := sorted(own - self.drawn.keys()):  # all, unless a checkpoint had texts
-                self._draw(missing, done)
+            missing = sorted(own - self.drawn.keys())  # all, unless a checkpoint had texts
+            try:
+                if missing:
+                    self._draw(missing, done)
+            except Unscored as mistake:
+                self.failed = mistake.reason
+            if self.here.any(self.failed is not None):
+                self.failed = self.failed or UserError("the texts of another process cannot be scored.")
+                return
+            self._remark()
             planned.plan = self._with_lengths(planned.plan)
             for number, rows in some:
                 self._count(planned.own(rows), number)
@@ -418,10 +440,12 @@ class FreshTexts:
                         texts += [_without_start(row, writer.search) for row in written]
         flat = iter(decoded(self.tokenizer, [ids for texts in found for ids, _ in texts]))
         read = [[next(flat) for _ in texts] for texts in found]
-        scores = self.own.gains(rows, read)
-        _raise_unless_finite(rows, read, scores)
+        try:
+            scores = self.own.gains(rows, read)
+            _raise_unless_finite(rows, read, scores)
+        except Exception as reason:
+            raise Unscored(reason) from reason
         self.drawn |= {row: self._drawn(texts, values) for row, texts, values in zip(rows, found, scores, strict=True)}
-        self._remark()
         self._seconds += time.perf_counter() - began
         self._texts += sum(map(len, found))
 
@@ -492,6 +516,7 @@ class FreshTexts:
         """Say what is written, with what, and how old it becomes."""
         settings = self.own.settings
         by = f"texts by {settings.groups} groups of beams" if settings.groups else "samples"
+        by = by.replace("samples", "sample") if self.samples == 1 else by
         texts = [f"{self.samples} {by}"] * (self.samples > 0) + ["the greedy text"] * (self.greedy is not None)
         often = "at every step" if settings.refresh == 1 else f"every {settings.refresh} steps"
         last = "1 step" if settings.refresh == 2 else f"{settings.refresh - 1} steps"
@@ -511,28 +536,34 @@ class FreshTexts:
             logger.info(f"{others}.")
 
     def _remark(self) -> None:
-        """Warn, one time each, if texts teach nothing, or do not end."""
+        """Warn, one time each, if the texts of all processes teach nothing, or do not end. Every process calls this."""
         first = int(self.needs.greedy_text)
         baselines = ["baseline"] * self.needs.baseline
         compared = [[*each["gains"][first:], *(each[name] for name in baselines)] for each in self.drawn.values()]
-        if self.compares and compared and all(min(group) == max(group) for group in compared):
+        written = sum(len(each["gains"]) for each in self.drawn.values())
+        ended = written - sum(each["unended"] for each in self.drawn.values())
+        counts = [len(compared), sum(len({*group}) > 1 for group in compared), written, ended]
+        every = self.here.total(torch.tensor(counts, dtype=torch.float32, device=self.here.device))  # [4]
+        groups, differ, texts, ends = map(int, every.tolist())
+        after = f"{self.first} step{'s' * (self.first != 1)}"
+        if self.compares and groups and not differ:
             self._warn(
                 "gains",
-                f"all texts of each source gain the same after {self.first} steps, so comparing them teaches nothing. "
-                "If that stays, raise online.temperature or online.samples, or choose another online.metric.",
+                f"all texts of each source gain the same after {after}, so there is nothing to compare: policy and "
+                "risk learn nothing from them, and rank and prefer an order that is chance. If that stays, raise "
+                "online.temperature or online.samples, or choose another online.metric.",
             )
-        texts = sum(len(each["gains"]) for each in self.drawn.values())
-        if texts and sum(each["unended"] for each in self.drawn.values()) == texts:
+        if texts and not ends:
             self._warn(
                 "ends",
-                f"none of the {texts} texts written after {self.first} steps ended within generation.max_length. They "
-                "are trained on as they are, without an end; the log counts them as unended.",
+                f"none of the {texts} texts written after {after} ended within generation.max_length. They are trained "
+                "on as they are, without an end; the log counts them as unended.",
             )
 
     def _warn(self, about: str, sentence: str) -> None:
         if about not in self._warned:
             self._warned.add(about)
-            logger.warning(sentence)
+            logger.warning(f"warning: {sentence}")
 
 
 def _options(settings: Online) -> Options:

@@ -174,7 +174,8 @@ def prepare(
         machine=Machine(here.count, here.device_name, precision_of(settings.train, here.device)),
     )
     if newest is not None:
-        raise_unless_same(run.path, newest, prepared)
+        gains = {gain_online(settings).metric} if writes_texts(settings) else set()
+        raise_unless_same(run.path, newest, prepared, may_change=gains - {best_of(settings).metric})
     return prepared, judged
 
 
