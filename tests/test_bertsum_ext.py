@@ -240,6 +240,13 @@ def test_a_killed_training_continues_to_the_same_weights(undisturbed, here, tmp_
     assert_equal_runs(tmp_path / "run", undisturbed)
 
 
+def test_generate_needs_no_targets(undisturbed, here, tmp_path):
+    for name, options in (("with", []), ("without", ["--target", "none"])):
+        assert cli.main(["generate", "undisturbed", "--out", str(tmp_path / name), *options]) == 0
+    texts = [(tmp_path / name / "predictions.jsonl").read_text() for name in ("with", "without")]
+    assert texts[0] == texts[1]
+
+
 def test_generate_score_and_report_take_the_run(undisturbed, here, tmp_path, capsys):
     assert cli.main(["generate", "undisturbed", "--out", str(tmp_path / "texts")]) == 0
     rows = [json.loads(line) for line in (tmp_path / "texts" / "predictions.jsonl").read_text().splitlines()]

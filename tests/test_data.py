@@ -577,6 +577,58 @@ def test_a_given_column_that_is_absent_is_corrected():
         columns(["text", "summary"], "here", source="text", target="text")
 
 
+@pytest.mark.parametrize(
+    ("present", "given", "expected"),
+    [
+        (["id", "document"], {}, ("document", None, "id", (), ())),
+        (["prompt"], {}, ("prompt", None, None, (), ())),
+        (["document", "response"], {}, ("document", "response", None, (), ())),
+        (["document", "summary", "summary2"], {}, ("document", "summary", None, ("summary2",), ())),
+        (["document", "summary", "summary2"], {"target": "none"}, ("document", None, None, (), ())),
+        (["document", "response"], {"target": "none"}, ("document", None, None, (), ())),
+        (["summary"], {"source": "summary", "target": "title"}, ("summary", None, None, (), ())),
+        (["a", "b", "uid"], {"source": "a,b", "target": "c,d"}, ("a", None, "uid", (), ("b",))),
+        (["x", "id"], {"source": "x", "id": "none", "target": "y"}, ("x", None, None, (), ())),
+        (["en"], {"languages": ("en_XX", "de_DE")}, ("en", None, None, (), ())),
+        (["en"], {"languages": ("en_XX", "de_DE"), "target": "de"}, ("en", None, None, (), ())),
+        (["tgt", "text", "source"], {"task": "translation", "target": "tgt"}, ("source", "tgt", None, (), ())),
+        (["document", "source"], {"task": "translation", "target": "tgt"}, ("source", None, None, (), ())),
+    ],
+)  # fmt: skip
+def test_where_no_target_is_needed_there_may_be_none(present, given, expected):
+    assert columns(present, "here", need_target=False, **given) == expected
+
+
+@pytest.mark.parametrize(
+    ("present", "given", "message"),
+    [
+        (["summary"], {}, "cannot find the source column of here. Its columns are 'summary'"),
+        (["document", "summary"], {"target": "sumary"}, "no column 'sumary' for the target"),
+        (["document", "a"], {"target": "a,b"}, "no column 'b' for the target"),
+        (["document"], {"source": "text", "target": "b"}, "no column 'text' for the source"),
+    ],
+)
+def test_where_no_target_is_needed_others_are_not_passed_over(present, given, message):
+    with pytest.raises(ValueError, match=message):
+        columns(present, "here", need_target=False, **given)
+
+
+def test_none_is_no_target_where_one_is_needed():
+    with pytest.raises(ValueError, match="here has no column 'none' for the target"):
+        columns(["document", "summary"], "here", target="none")
+
+
+def test_rows_without_targets_are_read_if_none_is_needed_and_their_columns_are_known(tmp_path):
+    name = written(tmp_path / "mine.csv", "topic,text\nx,a\ny,b\n")
+    split = load(name, "train", need_target=False)
+    assert split.examples == [Example("1", "a", ""), Example("2", "b", "")]
+    assert (split.has_targets, split.column, split.target_column, split.unread) == (False, "text", "", ("topic",))
+    assert split.fingerprint != load(name, "train", target="topic").fingerprint
+    assert load(name, "train", target="topic", need_target=False).has_targets
+    given = load(name, "train", source="text", target="headline", need_target=False)
+    assert given.unread == ("topic",), "both were given, but one is not there"
+
+
 def test_load_reads_the_columns_it_is_given(tmp_path):
     name = written(tmp_path / "mine.csv", "body,title,summary\na,b,c\n")
     assert load(name, "train", source="body", target="title").examples == [Example("1", "a", "b")]

@@ -393,6 +393,9 @@ def test_a_batch_of_beams_writes_the_texts_of_each_document_alone(undisturbed, h
     assert saved["generation"]["num_beams"] == 3
     assert saved["guidance"]["column"] == "guidance"
     assert saved["engine"]["name"] == "hf"
+    assert generate(here, "undisturbed", tmp_path / "sources", "--target", "none") == (0, together), (
+        "it reads no targets"
+    )
 
 
 def test_settings_of_the_search_count(undisturbed, here, tmp_path, capsys):
@@ -432,6 +435,12 @@ def test_the_oracle_never_guides_unless_it_is_named(by_oracle, here, tmp_path, c
     again = generate(here, "oracle", tmp_path / "texts", "--set", "system=gsum(guidance=guidance)")
     assert again[0] == 2
     assert "made with other settings (guidance." in capsys.readouterr().err
+    without = ("--target", "none", "--set", "system=gsum(guidance=oracle)")
+    assert generate(here, "oracle", tmp_path / "x", *without)[0] == 2
+    assert (
+        f"the guidance of the oracle reads the targets, and {here / 'data'} (test) has no targets."
+        in capsys.readouterr().err
+    )
 
 
 def test_an_extractor_guides_with_what_it_takes(by_oracle, extractor, here, tmp_path, monkeypatch, capsys):
@@ -452,6 +461,10 @@ def test_an_extractor_guides_with_what_it_takes(by_oracle, extractor, here, tmp_
     saved = json.loads((tmp_path / "texts" / "generation.json").read_text())["guidance"]
     assert (saved["extractor"], saved["max_source"]) == ("ext", 96)
     assert saved["weights"] == json.loads((tmp_path / "taken" / "generation.json").read_text())["weights"]
+    without = ("--target", "none", "--set", "system=gsum(guidance=oracle,extractor=ext)")
+    assert generate(here, "oracle", tmp_path / "sources", *without)[1] == rows_of(
+        tmp_path / "texts" / "predictions.jsonl"
+    )
 
 
 def test_the_extractor_of_the_recipe_is_checked_before_training_and_used_after_it(extractor, here, tmp_path, capsys):

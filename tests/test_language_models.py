@@ -232,6 +232,16 @@ def test_a_run_reads_other_data_as_in_its_training(run, tmp_path, capsys):
     assert writer_of(work, *load_model(work)).shape.prompt.after.endswith("Summary:")  # as TextGenerator calls it
 
 
+def test_prompts_without_completions_are_answered_as_those_with(tmp_path):
+    file = recipe_file(tmp_path, FORMS["prompt"][0])
+    ran("train", file, "--run", tmp_path / "run")
+    ran("generate", tmp_path / "run", "--out", tmp_path / "with")
+    alone = written(tmp_path / "new", [{key: row[key] for key in ("id", "prompt")} for row in FORMS["prompt"][0]])
+    ran("generate", tmp_path / "run", "--data", alone, "--out", tmp_path / "without")
+    assert lines(tmp_path / "without" / "predictions.jsonl") == lines(tmp_path / "with" / "predictions.jsonl")
+    assert all(row.keys() == {"id", "document"} for row in lines(tmp_path / "without" / "references.jsonl"))
+
+
 def test_every_engine_writes_the_same_texts(run, tmp_path):
     for name in ("hf", "graph"):
         ran("generate", run, "--out", tmp_path / name, "--engine", name, "--set", "generation.min_length=3")
@@ -276,6 +286,11 @@ def test_conversations_are_trained_on_and_their_last_answer_is_what_is_seen(chat
     longer = [f"--set={name}" for name in ("data.max_source=200", "data.max_target=200", "generation.max_length=4")]
     ran("train", file, "--run", tmp_path / "run", "--set", f"model.name={chat_model}", *longer)
     ran("generate", tmp_path / "run")
+    asked = written(tmp_path / "asked", [{**row, "messages": row["messages"][:-1]} for row in talks])
+    ran("generate", tmp_path / "run", "--data", asked, "--out", tmp_path / "answers")
+    assert lines(tmp_path / "answers" / "predictions.jsonl") == lines(tmp_path / "run" / "predictions.jsonl")
+    said = [message["content"] for message in talks[0]["messages"][:-1]]
+    assert lines(tmp_path / "answers" / "references.jsonl")[0] == {"id": "d0", "document": "\n".join(said)}
     model, tokenizer = (
         kind.from_pretrained(tmp_path / "run" / "model") for kind in (AutoModelForCausalLM, AutoTokenizer)
     )

@@ -487,6 +487,13 @@ def test_the_weights_of_scheduled_terms_follow_the_step(here, tmp_path):
     assert len(weights) > 2
 
 
+def test_generate_needs_no_targets(undisturbed, here, tmp_path):
+    for name, options in (("with", []), ("without", ["--target", "none"])):
+        assert cli.main(["generate", "undisturbed", "--out", str(tmp_path / name), *options]) == 0
+    texts = [(tmp_path / name / "predictions.jsonl").read_text() for name in ("with", "without")]
+    assert texts[0] == texts[1]
+
+
 def test_generate_score_and_report_take_the_run(undisturbed, here, tmp_path, capsys):
     texts, other = str(tmp_path / "texts"), str(tmp_path / "other")
     assert cli.main(["generate", "undisturbed", "--out", texts]) == 0

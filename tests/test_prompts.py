@@ -297,6 +297,41 @@ def test_messages_that_cannot_be_used_are_bad_rows(tmp_path, messages, message):
         load(name, "train")
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_conversations_that_all_end_with_a_question_are_read_whole_if_no_target_is_needed(tmp_path, as_text):
+    talks = [TALK[:2], TALK[:4]]
+    assert [talk[-1]["role"] for talk in talks] == ["user", "user"]
+    written = [{"messages": json.dumps(talk) if as_text else talk, "response": "r", "x": 1} for talk in talks]
+    split = load(write(tmp_path / "a.jsonl", *written), "train", need_target=False)
+    assert [json.loads(example.source) for example in split.examples] == talks
+    assert [example.target for example in split.examples] == ["", ""]
+    assert (split.column, split.target_column, split.unread) == ("messages", "", ("response", "x"))
+    with pytest.raises(UserError, match=r"a.jsonl:1: 'messages' has no answer"):
+        load(tmp_path.joinpath("a.jsonl").as_posix(), "train")
+
+
+def test_conversations_of_which_one_ends_with_an_answer_have_targets(tmp_path):
+    name = write(tmp_path / "a.jsonl", {"messages": TALK}, {"messages": TALK[:4]})
+    split = load(name, "train", need_target=False)
+    assert [example.target for example in split.examples] == [TALK[4]["content"], TALK[2]["content"]]
+    assert split == load(name, "train")
+
+
+def test_a_conversation_that_ends_with_an_answer_is_a_bad_row_among_those_that_do_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("ngramloss.data.examples.LOOKED_AT", 2)
+    assert load(
+        write(tmp_path / "c.jsonl", {"messages": TALK[:2]}, {"x": 1}), "train", need_target=False, on_bad_row="skip"
+    )
+    broken, asked = {"messages": "["}, {"messages": TALK[:2]}
+    name = write(tmp_path / "a.jsonl", broken, asked, {"messages": TALK}, {"x": 1})
+    with pytest.raises(UserError, match=r"3 of 4 rows") as error:
+        load(name, "train", need_target=False)
+    assert "a.jsonl:1: 'messages' is not JSON" in str(error.value)
+    assert "a.jsonl:3: 'messages' ends with an answer, and those of the first rows do not" in str(error.value)
+    with pytest.raises(UserError, match=r"'messages' is not JSON"):
+        load(write(tmp_path / "b.jsonl", broken), "train", need_target=False)
+
+
 def test_messages_without_a_chat_template_are_told_how_to_get_one():
     with pytest.raises(
         UserError, match=r"'messages' needs\. Use .* to chat; or give the tokenizer one, .*model.tokenizer"

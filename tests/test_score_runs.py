@@ -412,6 +412,59 @@ def test_scores_of_documents_are_left_out_where_runs_have_others(tmp_path, capsy
     assert alone[0]["coverage"] > alone[1]["coverage"]
 
 
+def unlabelled(folder, **changes):
+    """A folder as generate leaves it of data without targets."""
+    path = run(folder) / "references.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    documents = [{"id": row["id"], "document": changes.get(row["id"], row["document"])} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in documents))
+    return folder
+
+
+NO_TARGETS = "needs the references, and the data of these texts have no targets. Give them with --references FILE."
+
+
+def test_texts_without_references_are_scored_by_metrics_that_need_none(tmp_path, capsys):
+    folder, whole = unlabelled(tmp_path / "a"), run(tmp_path / "b")
+    assert score(capsys, folder) == (2, f"error: nothing was scored.\n  rouge: {NO_TARGETS}\n")
+    found = score(capsys, folder, "--metrics", "rouge,shape")
+    assert found["absent"] == {"rouge": NO_TARGETS}
+    assert found["systems"][0]["scores"] == score(capsys, whole, "--metrics", "shape")["systems"][0]["scores"]
+    assert "coverage" in found["systems"][0]["scores"], "of the documents"
+    found = score(capsys, folder, "--references", whole / "references.jsonl")
+    assert found["systems"][0]["scores"] == score(capsys, whole)["systems"][0]["scores"]
+    code, said = score(capsys, folder, "--references", folder / "references.jsonl", "--metrics", "shape")
+    assert (code, "references.jsonl:1 has no reference. Its columns are id, document;" in said) == (2, True)
+    code, said = score(capsys, folder, "--target", "gold")
+    assert (code, "has no column 'gold' for the reference" in said) == (2, True)
+
+
+def test_a_report_needs_references(tmp_path, capsys):
+    folder, out = unlabelled(tmp_path / "a"), tmp_path / "page"
+    assert cli.main(["report", str(folder), "--metrics", "shape", "-o", str(out)]) == 2
+    assert "the data of these texts have no targets. Give them with --references FILE." in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_systems_without_references_must_have_the_same_documents(tmp_path, capsys):
+    folders = [unlabelled(tmp_path / "a"), unlabelled(tmp_path / "b"), unlabelled(tmp_path / "c", b="another")]
+    assert len(score(capsys, *folders[:2], "--metrics", "shape")["systems"]) == 2
+    code, said = score(capsys, *folders, "--metrics", "shape")
+    assert (code, "have different documents for 1 ids ('b')" in said) == (2, True)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_systems_with_and_without_references_are_not_scored_by_those_of_one(tmp_path, capsys, first):
+    folders = [unlabelled(tmp_path / "a"), run(tmp_path / "b")]
+    code, said = score(capsys, folders[first], folders[1 - first])
+    assert (code, f"{folders[0]} has no references, because its data have no targets, and {folders[1]}" in said) == (
+        2,
+        True,
+    )
+    references = ("--references", folders[1] / "references.jsonl")
+    assert len(score(capsys, *folders, *references)["systems"]) == 2
+
+
 def test_a_folder_that_is_not_there_is_named_with_those_that_are(tmp_path, capsys):
     run(tmp_path / "mine")
     code, said = score(capsys, tmp_path / "mien")

@@ -412,6 +412,7 @@ def table1(names: Sequence[str], *, limit: int = 0) -> str:
 
 def cases(result: results.Result, texts: systems.Aligned, score: str, *, count: int = 3) -> str:
     """The documents on which the systems differ most in one score, with the reference and every system's text."""
+    assert texts.task.references is not None, "its data are read with their targets first"
     trained = {index: run for index, run in enumerate(result.runs) if run is not None and not run.is_baseline}
     scores = [result.documents[index][score] for index in trained]
     differences = [max(each) - min(each) for each in zip(*scores, strict=True)]

@@ -22,8 +22,9 @@ Write a summary or a translation of every source of a split: predictions.jsonl, 
 in generation.json.
 
 MODEL is a run's folder, a model's folder or hub id, or a baseline such as lead-3, the first three sentences. `ngramloss
-list baselines` lists all baselines. To continue a stopped job, run the same command again. Under torchrun, each process
-writes a share of the texts. A multilingual model needs data.source_language and data.target_language."""
+list baselines` lists all baselines. The data need no targets; without them, `ngramloss score` has no references. To
+continue a stopped job, run the same command again. Under torchrun, each process writes a share of the texts. A
+multilingual model needs data.source_language and data.target_language."""
 
 GENERATE_EXAMPLES = """\
 examples:
@@ -31,6 +32,7 @@ examples:
   ngramloss generate facebook/bart-large-cnn --data cnn_dailymail --preset cnndm --out bart-large
   ngramloss generate lead-3 --data newswire --out lead
   ngramloss generate lead-3 --like runs/mine --out lead
+  ngramloss generate runs/mine --data test=new.jsonl --out new
   ngramloss generate runs/mine --set generation.num_beams=8 --limit 100 --out beams8
   ngramloss generate runs/mine --engine ctranslate2-int8 --out fast
   ngramloss generate runs/mine --sample --num-return 8 --top-p 0.95 --seed 1 --out samples
@@ -140,7 +142,8 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         "--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)"
     )
     verb.add_argument("-o", "--out", metavar="DIR", help="output folder (default: the run's folder)")
-    add_columns(verb, source="of the sources; several with commas are joined", target="of the targets")
+    targets = "of the targets" + ("; none reads no targets" if model == "MODEL" else "")
+    add_columns(verb, source="of the sources; several with commas are joined", target=targets)
     add_trust(verb)
 
 

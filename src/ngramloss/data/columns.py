@@ -27,16 +27,19 @@ PREDICTIONS = ("prediction", "predictions", "hypothesis", "generated", "summary"
 NO_ID = "none"
 """Given as the id column: rows have no ids, and their order counts."""
 
+NO_TARGET = "none"
+"""Given as the target column where none is needed: rows have no targets, whatever their columns are called."""
+
 
 class Columns(NamedTuple):
     """The columns to read. Without an id column, the row number is the id.
 
-    ``target`` is what a model is trained on; ``others`` has the columns of further references. ``more`` has columns
-    whose texts follow the source's.
+    ``target`` is what a model is trained on, None if there are no targets; ``others`` has the columns of further
+    references. ``more`` has columns whose texts follow the source's.
     """
 
     source: str
-    target: str
+    target: str | None
     id: str | None
     others: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
@@ -51,6 +54,7 @@ def columns(
     id: str | None = None,
     languages: tuple[str, str] = ("", ""),
     task: str = "",
+    need_target: bool = True,
 ) -> Columns:
     """Choose the columns to read: the given ones, or else the first one present of the usual names.
 
@@ -64,6 +68,8 @@ def columns(
         id: the id column, if given; ``none`` means that there is none.
         languages: codes of the languages of source and target, empty if unknown. Columns may be named after them.
         task: some tasks have names of their own, which come first.
+        need_target: if false, a table without a target is read, too. Then a given target need not be there, unless
+            another column has the usual name of one; ``none`` means that there is no target.
 
     Example:
         >>> columns(["fname", "dialogue", "topic", "summary"], "data/train.csv")
@@ -74,8 +80,15 @@ def columns(
         Columns(source='en', target='de', id=None, others=(), more=())
         >>> columns(["instruction", "input", "output"], "alpaca.json")
         Columns(source='instruction', target='output', id=None, others=(), more=('input',))
+        >>> columns(["id", "document"], "new.jsonl", need_target=False)
+        Columns(source='document', target=None, id='id', others=(), more=())
     """
-    given_sources, given_targets = given_columns(source, present), given_columns(target, present)
+    without = not need_target and target == NO_TARGET
+    given_sources, given_targets = given_columns(source, present), [] if without else given_columns(target, present)
+    if not need_target and given_targets and not {*given_targets} & {*present}:
+        unnamed = columns(present, where, source=source, id=id, languages=languages, task=task, need_target=False)
+        if unnamed.target is None:
+            return unnamed
     given = [("source", name) for name in given_sources] + [("target", name) for name in given_targets]
     if absent := [_absent(name, role, present) for role, name in given if name not in present]:
         raise UserError(f"{where} has {' and '.join(absent)}. Its columns are {listed(present)}.")
@@ -92,8 +105,9 @@ def columns(
     chosen_sources = given_sources or found_sources(sources, present, given_targets)
     targets = given_targets or reference_columns(all_targets, present, taken=chosen_sources)
     targets = targets or [name for name in [usual([RESPONSE], present, chosen_sources)] if name]
+    targets = [] if without else targets
     missing = {} if chosen_sources else {"source": sources}
-    missing |= {} if targets else {"target": all_targets}
+    missing |= {} if targets or not need_target else {"target": all_targets}
     if missing:
         called = [f"a {role} is called {', '.join(names[:-1])} or {names[-1]}" for role, names in missing.items()]
         raise UserError(
@@ -103,7 +117,8 @@ def columns(
             f"{', '.join(f'{role}=…' for role in missing)} in Python.{_guess(present)}"
         ).on_page("columns")
     first_source, *more = chosen_sources
-    return Columns(first_source, targets[0], id_column(id, present, where), tuple(targets[1:]), tuple(more))
+    first_target = targets[0] if targets else None
+    return Columns(first_source, first_target, id_column(id, present, where), tuple(targets[1:]), tuple(more))
 
 
 def _guess(present: Sequence[str]) -> str:

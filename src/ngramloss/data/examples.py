@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ngramloss.data import origins
-from ngramloss.data.columns import Columns, check_present, columns, joined, listed
-from ngramloss.data.messages import ANSWER, ANSWER_WEIGHTS, MESSAGES, has_messages, split_messages, spoken
+from ngramloss.data.columns import NO_TARGET, Columns, check_present, columns, joined, listed
+from ngramloss.data.messages import ANSWER, ANSWER_WEIGHTS, MESSAGES, are_answered, has_messages, split_messages, spoken
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.data.weights import read_weights
 from ngramloss.errors import UserError
@@ -34,7 +34,7 @@ ROWS = "examples"
 
 
 class Example(NamedTuple):
-    """A source text and its target; all references, the target first, if there are several.
+    """A source text and its target, empty if there is none; all references, the target first, if there are several.
 
     ``weights``, if they were asked for, has a number for each word or each token of the target; of messages a number
     for each answer, the target last.
@@ -59,7 +59,7 @@ class Split(NamedTuple):
             compression.
         more: whether there are more rows, which the limit left out.
         column: the name of the column with the sources; several, separated by commas, are joined.
-        target_column: that of the targets.
+        target_column: that of the targets; empty if there are none.
         unread: columns that were not read, if those that were had to be found.
     """
 
@@ -72,6 +72,11 @@ class Split(NamedTuple):
     column: str = ""
     target_column: str = ""
     unread: tuple[str, ...] = ()
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether the examples have targets: all of them, or none."""
+        return any(example.target for example in self.examples[:1])
 
     @property
     def readable(self) -> list[Example]:
@@ -96,6 +101,7 @@ def load(
     languages: tuple[str, str] = ("", ""),
     task: str = "",
     weights: str | None = None,
+    need_target: bool = True,
 ) -> Split:
     """Read one split of a data set.
 
@@ -123,6 +129,9 @@ def load(
         task: ``translation`` looks for the column names that are usual there first.
         weights: the column with a list of numbers, the weights of the target's words or tokens; of messages, the key
             with the weight of an answer. None reads no weights.
+        need_target: if false, a split without a target column is read, too, and conversations may end with a message
+            that is to be answered. Then a given ``target`` need not be there, unless another column has the usual name
+            of one; ``none`` reads no targets.
 
     Raises:
         UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
@@ -150,6 +159,7 @@ def load(
             languages=languages,
             task=task,
             weights=weights,
+            need_target=need_target,
         )
         return _part(whole, split, held_out, limit)
     known_source, known_target = origins.known_columns(name)
@@ -165,6 +175,7 @@ def load(
         languages=languages,
         task=task,
         weights=weights,
+        need_target=need_target,
     )
 
 
@@ -204,6 +215,7 @@ def _read(
     languages: tuple[str, str] = ("", ""),
     task: str = "",
     weights: str | None = None,
+    need_target: bool = True,
 ) -> Split:
     """The examples of rows, as they were read. Arguments are those of :func:`load`."""
     rows = map(_by_language, rows)
@@ -216,19 +228,23 @@ def _read(
     if len(bad) < len(first):
         present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
         if has_messages(present, source, target):
-            split_row = partial(split_messages, weight=weights, dropped=dropped)
+            answered = need_target or are_answered(first)
+            split_row = partial(split_messages, weight=weights, dropped=dropped, answered=answered)
             first, rows = [split_row(row) for row in first], map(split_row, rows)
-            source, target, present = MESSAGES, ANSWER, [*present, ANSWER]
+            source, target = MESSAGES, ANSWER if answered else NO_TARGET
+            present += [ANSWER] * answered
             weights = weights and ANSWER_WEIGHTS
         elif weights:
             check_present(weights, "weights", present, first[0].file)
-        choose = partial(columns, source=source, target=target, id=id, languages=languages, task=task)
+        choose = partial(
+            columns, source=source, target=target, id=id, languages=languages, task=task, need_target=need_target
+        )
         chosen, late = choose(present, first[0].file), dict[str, None]()
         every = _with_known_columns(chain(first, rows), present, chosen, choose, late)
         with Progress(f"reading {split}", total=limit or None, unit="rows") as progress:
             examples, bad = _separate(_examples(every, chosen, weights), limit, progress)
         more = len(examples) == limit and next(every, None) is not None
-        unread = [] if given else [*present, *late]
+        unread = [] if given and chosen.target else [*present, *late]
         read = _read_columns(chosen, [*unread, *(f"{key} of the messages" for key in dropped)], weights)
         if "weight" in dropped and split == "train":
             _warn_of_weights(name)
@@ -268,7 +284,7 @@ def _read_columns(chosen: Columns, present: Sequence[str], weights: str | None) 
     read = {chosen.source, *chosen.more, chosen.target, *chosen.others, chosen.id, weights}
     return {
         "column": ",".join([chosen.source, *chosen.more]),
-        "target_column": chosen.target,
+        "target_column": chosen.target or "",
         "unread": tuple(name for name in present if name not in read),
     }
 
@@ -389,7 +405,7 @@ def _examples(
         if isinstance(row, BadRow):
             yield row
             continue
-        references, reasons = _references(row, [chosen.target, *chosen.others])
+        references, reasons = _references(row, [chosen.target, *chosen.others] if chosen.target else [])
         sources, faulty = _sources(row, chosen)
         reasons = [*faulty, *reasons]
         weights: tuple[float, ...] = ()
@@ -408,7 +424,7 @@ def _examples(
             yield BadRow(row.file, row.line, "; ".join(faults))
             continue
         several = tuple(references) if len(references) > 1 else ()
-        yield Example(str(identity), joined(sources), references[0], several, weights)
+        yield Example(str(identity), joined(sources), references[0] if references else "", several, weights)
         first_use[str(identity)] = row.file, row.line
 
 

@@ -1,14 +1,16 @@
-"""a row with a column ``messages`` → a row with the messages before the last answer, and that answer.
+"""a row with a column ``messages`` → a row with the messages before the last answer, and that answer if there is one.
 
 Messages are written as TRL and chat templates have them: a list of objects with ``role`` and ``content``, or that list
 as JSON text. An answer is what the role ``assistant`` says. What follows the last answer is left out: nobody learns it.
 An answer may have a weight, as files for fine-tuning at OpenAI have it; one with the weight 0 is read, but not learnt.
+Where no answer is needed, conversations may all end with a message that is to be answered: then every message is read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ngramloss.data.columns import TARGETS, reference_columns
 from ngramloss.data.rows import BadRow, Row
@@ -27,8 +29,14 @@ def has_messages(present: Sequence[str], source: str | None, target: str | None)
     return source == MESSAGES or (not source and not reference_columns(TARGETS, present))
 
 
+def are_answered(rows: Iterable[Row | BadRow]) -> bool:
+    """Whether one of the conversations that can be read ends with an answer."""
+    found = [row.values.get(MESSAGES) for row in map(_parsed, rows) if isinstance(row, Row)]
+    return any(messages[-1]["role"] == ASSISTANT for messages in found if not _fault(messages))  # type: ignore[index]
+
+
 def split_messages(
-    row: Row | BadRow, weight: str | None = None, dropped: dict[str, None] | None = None
+    row: Row | BadRow, weight: str | None = None, dropped: dict[str, None] | None = None, *, answered: bool = True
 ) -> Row | BadRow:
     """The row with two texts: JSON of the messages before the last answer, and the answer.
 
@@ -37,20 +45,19 @@ def split_messages(
         weight: the key of a message with the weight of an answer, 1 where it is missing. Then the row also has these
             weights, and the last answer is the last one that does not weigh 0. None reads no weights.
         dropped: gets the keys of messages that are not read.
+        answered: if false, the last message is to be answered, and the row has one text: JSON of all messages.
     """
+    row = _parsed(row)
     if isinstance(row, BadRow):
         return row
     found = row.values.get(MESSAGES)
-    if isinstance(found, str):
-        try:
-            found = json.loads(found)
-        except (ValueError, RecursionError) as error:
-            return BadRow(row.file, row.line, f"{MESSAGES!r} is not JSON: {error}")
-    if fault := _fault(found):
+    if fault := _fault(found) or _fault_of_answers(found, answered=answered):
         return BadRow(row.file, row.line, f"{MESSAGES!r} {fault}")
     if dropped is not None:
         dropped.update({key: None for each in found for key in each if key not in ("role", "content", weight)})  # type: ignore[attr-defined]
     messages = [{"role": each["role"], "content": each["content"]} for each in found]  # type: ignore[attr-defined]
+    if not answered:
+        return row._replace(values={**row.values, MESSAGES: json.dumps(messages, ensure_ascii=False)})
     answers = [at for at, each in enumerate(messages) if each["role"] == ASSISTANT]
     weights: list[object] = [found[at].get(weight, 1) if weight else 1 for at in answers]  # type: ignore[index]
     learnt = [at for at, each in zip(answers, weights, strict=True) if each != 0]
@@ -72,8 +79,18 @@ def spoken(source: str) -> str:
     return "\n".join(message["content"] for message in json.loads(source))
 
 
+def _parsed(row: Row | BadRow) -> Row | BadRow:
+    """The row with its messages as a list, if they are JSON text."""
+    if isinstance(row, BadRow) or not isinstance(found := row.values.get(MESSAGES), str):
+        return row
+    try:
+        return row._replace(values={**row.values, MESSAGES: json.loads(found)})
+    except (ValueError, RecursionError) as error:
+        return BadRow(row.file, row.line, f"{MESSAGES!r} is not JSON: {error}")
+
+
 def _fault(messages: object) -> str:
-    """Why these are not messages with an answer, or an empty string."""
+    """Why these are not messages, or an empty string."""
     if not isinstance(messages, list) or not messages:
         return "should be a list of messages, each with role and content"
     for number, message in enumerate(messages, 1):
@@ -83,7 +100,14 @@ def _fault(messages: object) -> str:
             return f"should be a list of messages: number {number} has no text as its role or its content"
         if message["role"] == ASSISTANT and not message["content"].strip():
             return f"has an empty answer: number {number}"
+    return ""
+
+
+def _fault_of_answers(messages: Any, *, answered: bool) -> str:
+    """Why messages have no answer, or one too many where the last message is to be answered; or an empty string."""
     roles = [message["role"] for message in messages]
-    if ASSISTANT not in roles:
+    if not answered and roles[-1] == ASSISTANT:
+        return "ends with an answer, and those of the first rows do not. Leave the answer out, or add it to all"
+    if answered and ASSISTANT not in roles:
         return f"has no answer: no message has the role {ASSISTANT!r}"
     return "begins with an answer, so there is nothing to answer" if roles[0] == ASSISTANT else ""

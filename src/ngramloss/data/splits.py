@@ -11,7 +11,14 @@ from ngramloss.settings import part_of
 
 
 def load_split(
-    data: Data, task: str, split: str, *, limit: int = 0, leave_out: str = "", weights: bool = False
+    data: Data,
+    task: str,
+    split: str,
+    *,
+    limit: int = 0,
+    leave_out: str = "",
+    weights: bool = False,
+    need_target: bool = True,
 ) -> Split:
     """Read a split of a recipe's data.
 
@@ -23,6 +30,7 @@ def load_split(
         leave_out: a part of the training rows that is left out, such as ``1/2``; empty: none. What the recipe leaves
             out when it trains is ``data.leave_out``; those who write or score texts read all rows.
         weights: whether to read the weights of tokens, too (``data.weights``). They are a part of the fingerprint.
+        need_target: if false, a split without targets is read, too, as by :func:`~ngramloss.data.examples.load`.
     """
     found = load(
         data.name,
@@ -33,6 +41,7 @@ def load_split(
         validation_fraction=data.validation_fraction,
         test_fraction=data.test_fraction,
         weights=(data.weights or None) if weights else None,
+        need_target=need_target,
     )
     return without_part(found, leave_out) if leave_out and split == "train" else found
 

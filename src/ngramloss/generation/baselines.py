@@ -25,6 +25,7 @@ class Baseline(NamedTuple):
         write: ``(number, split, examples, language) → texts``; the number is 0 if the name has none.
         data: the only data set that it works on; empty if it works on any.
         splits_sentences: whether it splits documents into sentences.
+        reads_targets: whether it reads the references, so that it needs them.
     """
 
     pattern: re.Pattern[str]
@@ -32,6 +33,7 @@ class Baseline(NamedTuple):
     write: Callable[[int, str, Sequence[Example], str], list[str]]
     data: str = ""
     splits_sentences: bool = False
+    reads_targets: bool = False
 
 
 def lead(number: int, split: str, examples: Sequence[Example], language: str = AUTO) -> list[str]:
@@ -62,6 +64,7 @@ BASELINES = {
         f"the best {SENTENCES} sentences, or N with ext-oracle-N, by a greedy search that reads the reference",
         ext_oracle,
         splits_sentences=True,
+        reads_targets=True,
     ),
     "random-facts": Baseline(
         re.compile("random-facts"), "the right template with the wrong facts", random_facts, data="newswire"
@@ -83,6 +86,12 @@ def splits_sentences(model: str) -> bool:
     """Whether this is a baseline that splits documents into sentences."""
     baseline = _entry(model)
     return baseline is not None and baseline.splits_sentences
+
+
+def reads_targets(model: str) -> bool:
+    """Whether this is a baseline that reads the references."""
+    baseline = _entry(model)
+    return baseline is not None and baseline.reads_targets
 
 
 def _entry(model: str) -> Baseline | None:

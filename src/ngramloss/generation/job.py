@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import Split, load_split
+from ngramloss.data.columns import NO_TARGET, listed
 from ngramloss.data.origins import canonical, missing
 from ngramloss.data.prompts import read_alike
 from ngramloss.engine_registry import AUTO
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation.baselines import baseline_writer, is_baseline
+from ngramloss.output.console import logger
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.storage.files import read_object
 from ngramloss.storage.run_folder import RunFolder
@@ -51,6 +53,8 @@ class Job(NamedTuple):
         system: the written form of a system, if ``--set system=…`` gave one; empty: the run's own.
         only: the search settings that were given for a model that was trained elsewhere; the others are its own. Empty:
             all of ``generation`` counts.
+        need_target: whether the target column was named for this job, so that it must be there. One that a run was
+            trained with need not be in other data.
     """
 
     model: str
@@ -67,6 +71,7 @@ class Job(NamedTuple):
     precision: str = "fp32"
     system: str = ""
     only: tuple[str, ...] = ()
+    need_target: bool = False
 
     @property
     def is_run(self) -> bool:
@@ -180,6 +185,7 @@ def job(
         settings.generation.precision,
         settings.system if "system" in keys else "",
         () if own or preset else tuple(asked),
+        "data.target" in keys and chosen.target not in ("", NO_TARGET),
     )
 
 
@@ -237,8 +243,30 @@ def check_model(work: Job, verb: str, *, groups: int = 1) -> None:
 
 
 def read_split(work: Job) -> Split:
-    """Read the documents of a job."""
+    """Read the documents of a job and their targets."""
     return load_split(work.data, work.task, work.split, limit=work.limit)
+
+
+def read_sources(work: Job, *, reader: str = "") -> Split:
+    """Read the documents of a job, and their targets if there are any; say so if there are none.
+
+    Args:
+        work: the job.
+        reader: what reads the targets and so needs them, such as ``ext-oracle``; empty: nothing does.
+    """
+    split = load_split(work.data, work.task, work.split, limit=work.limit, need_target=work.need_target)
+    if split.has_targets:
+        return split
+    where, unread = f"{split.name} ({split.split}) has no targets", ""
+    if split.unread:
+        unread = f" Columns that are not read: {listed(split.unread)}. If one has the targets, name it with --target."
+    if reader:
+        raise UserError(f"{reader} reads the targets, and {where}.{unread}")
+    logger.info(
+        f"{where}: texts are written from its sources ({split.column}), but `ngramloss score` will have no references."
+        + unread
+    )
+    return split
 
 
 def data_facts(work: Job, split: Split) -> dict[str, Any]:

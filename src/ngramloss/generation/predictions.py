@@ -13,9 +13,9 @@ from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import target_ids
 from ngramloss.errors import UserError
 from ngramloss.generation import shares
-from ngramloss.generation.baselines import Write, baseline_writer, splits_sentences
+from ngramloss.generation.baselines import Write, baseline_writer, reads_targets, splits_sentences
 from ngramloss.generation.batches import Budget
-from ngramloss.generation.job import Job, data_facts, read_split
+from ngramloss.generation.job import Job, data_facts, read_sources
 from ngramloss.generation.search import MBR, Options
 from ngramloss.generation.shares import Output
 from ngramloss.generation.teacher_forced import forced_predictions
@@ -55,14 +55,15 @@ def write_predictions(
     baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is None:
         with shares.claimed(folder) as run:
-            _write_by_model(work, options, utility, read_split(work), run)
+            _write_by_model(work, options, utility, read_sources(work), run)
             return run.predictions
     if options != Options():
         raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
     has_sentences = splits_sentences(work.model)
     language = {} if work.data.language == AUTO else {"language": work.data.language}
     facts = {"sentences": "pysbd", **language} if has_sentences else {}
-    return write_texts(work, folder, read_split(work), baseline, facts, has_sentences=has_sentences)
+    split = read_sources(work, reader=work.model if reads_targets(work.model) else "")
+    return write_texts(work, folder, split, baseline, facts, has_sentences=has_sentences)
 
 
 def write_texts(
@@ -102,8 +103,10 @@ def predictions_in(run: RunFolder) -> Output:
 
 def _write_by_model(work: Job, options: Options, utility: Gain | None, split: Split, run: RunFolder) -> None:
     output = predictions_in(run)
-    for note in check_utility(utility, split.examples) if utility else ():
-        logger.info(note)
+    if utility and split.has_targets:
+        _note(utility, split.examples)
+    elif utility:  # tried on other texts before the model writes its own
+        check_utility(utility, [example._replace(target=example.source) for example in split.examples])
     model, tokenizer = load_model(work, device=shares.device())
     engine = work.engine if options.groups > 1 else shares.engine_that_began(output, work.engine)
     writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines, column=split.column)
@@ -112,7 +115,7 @@ def _write_by_model(work: Job, options: Options, utility: Gain | None, split: Sp
     if not _begin(work, split, run, _settings(work, writer, utility), has_sentences=work.has_lines):
         return
     _write_share(work, split, run, writer, counts=utility is not None)
-    if work.is_run and shares.rank() == 0:
+    if work.is_run and split.has_targets and shares.rank() == 0:
         _write_seen(writer, run, split.examples[:SEEN])
     _finish(run, split, utility)
 
@@ -173,7 +176,7 @@ def _settings(work: Job, writer: Writer, utility: Gain | None = None) -> dict[st
 
 
 def _begin(work: Job, split: Split, run: RunFolder, settings: dict[str, Any], *, has_sentences: bool) -> bool:
-    """Write references and settings. Returns whether predictions are left to write.
+    """Write references, or documents alone if there are none, and settings. Returns whether predictions are left.
 
     Args:
         work: the job.
@@ -196,12 +199,14 @@ def _begin(work: Job, split: Split, run: RunFolder, settings: dict[str, Any], *,
         if not begun:
             run.seen.unlink(missing_ok=True)  # of other predictions
         write_whole(run.generation, json.dumps(settings, indent=1))
-        rows = (
-            {"id": example.id, "reference": list(example.references) or example.target, "document": example.source}
-            for example in split.readable
-        )
-        write_whole(run.references, "".join(map(shares.line, rows)))
+        write_whole(run.references, "".join(shares.line(_reference_row(example)) for example in split.readable))
     return True
+
+
+def _reference_row(example: Example) -> dict[str, Any]:
+    """What is saved of a document beside its prediction."""
+    reference = {"reference": list(example.references) or example.target} if example.target else {}
+    return {"id": example.id, **reference, "document": example.source}
 
 
 def _write_seen(writer: Writer, run: RunFolder, examples: Sequence[Example]) -> None:
@@ -218,7 +223,16 @@ def _finish(run: RunFolder, split: Split, utility: Gain | None = None) -> None:
     if shares.rank() == 0:
         output = predictions_in(run)
         rows = shares.collected(output, [example.id for example in split.examples])
+        if utility and not split.has_targets:
+            pairs = zip(split.examples, rows, strict=True)
+            _note(utility, [example._replace(target=row["prediction"]) for example, row in pairs])
         shares.finish(output, rows if utility is None else _reranked(utility, split.examples, rows))
+
+
+def _note(utility: Gain, examples: Sequence[Example]) -> None:
+    """Say what a metric does not read well in the targets of examples. Raises if it has no score for them."""
+    for note in check_utility(utility, examples):
+        logger.info(note)
 
 
 def _reranked(utility: Gain, examples: Sequence[Example], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

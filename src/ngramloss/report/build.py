@@ -13,6 +13,7 @@ from typing import Any
 
 from ngramloss.data.overview import WARNING
 from ngramloss.data.statistics import words_of
+from ngramloss.errors import UserError
 from ngramloss.metrics.registry import Score, scores_of
 from ngramloss.metrics.shape import shape
 from ngramloss.output.tabular import is_number
@@ -54,6 +55,11 @@ def build_record(
         paper_of: data set whose rows of the paper stand below; by default the runs' own, where the paper has it. For
             other data there are only the rows of objectives that were trained here.
     """
+    if texts.task.references is None:
+        raise UserError(
+            "a report shows texts beside their references, and the data of these texts have no targets. Give them with "
+            "--references FILE. Metrics that need none can be computed: ngramloss score --metrics shape."
+        )
     labels = _labels(result)
     result = result._replace(seeds=_seed_rows(result, labels))
     groups = _groups(result)
@@ -80,7 +86,7 @@ def build_record(
         paper=_paper(beside, result, whole=beside in known) if beside else None,
         training=_training(result, labels, groups),
         ablations=_ablations(result, beside),
-        cases=_cases(result, texts),
+        cases=_cases(result, texts, texts.task.references),
     )
 
 
@@ -313,7 +319,7 @@ def _means(result: Result, systems: Sequence[int]) -> dict[str, float | None]:
     }
 
 
-def _cases(result: Result, texts: Aligned) -> Cases:
+def _cases(result: Result, texts: Aligned, references: Sequence[Sequence[str]]) -> Cases:
     """Cases with every score, and with length and novelty by the same rules where they were not scored."""
     described = _scores(result)
     columns = {name: [system[name] for system in result.documents] for name in result.scores}
@@ -331,11 +337,11 @@ def _cases(result: Result, texts: Aligned) -> Cases:
     }
     return Cases(
         texts.task.ids,
-        texts.task.references,
+        references,
         texts.texts,
         described,
         scores,
-        [len(words_of(references[0])) for references in texts.task.references],
+        [len(words_of(first)) for first, *_ in references],
         texts.task.documents,
         [list(system.documents) for system in result.cut_off],
     )

@@ -378,6 +378,7 @@ def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Ma
         return f"{needed}."
     for text in metric.reads:
         if text in given and given[text] is None and text not in metric.optional:
-            return f"needs the {text}. Give them with --{text} FILE."
+            why = ", and the data of these texts have no targets" if text == "references" else ""
+            return f"needs the {text}{why}. Give them with --{text} FILE."
     lacking = ", ".join(f"--set {name}.{option}=…" for option in missing_options(name, options))
     return f"needs {lacking}; docs/metrics.md says what to give." if lacking else ""

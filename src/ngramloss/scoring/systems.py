@@ -35,10 +35,10 @@ class Given(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The test set: ids, one or more references for each id, and documents if they are known."""
+    """The test set: ids, one or more references for each id, and documents. What is not known is None."""
 
     ids: list[str]
-    references: list[list[str]]
+    references: list[list[str]] | None
     documents: list[str] | None
 
 
@@ -101,7 +101,7 @@ def align(
     Args:
         references: a file, or several with one reference of each document. None uses the references, and the documents,
             in the first folder that has them, where ``ngramloss generate`` wrote them. All folders must then have the
-            same references.
+            same references, or, if it wrote of data without targets, the same documents.
         predictions: files, or folders with predictions.
         documents: a file.
         named: columns to read, where their names are not the usual ones.
@@ -123,7 +123,8 @@ def align(
     first = given[0] if given else Given(_references_of(runs))
     if not given and usual(SOURCES, columns_of(first.path)):
         source = source or first
-    gold, numbered = read_texts(first.path, "reference", _named(named, "reference", first.column))
+    what = "reference" if given or (named and named.reference) or _has_references(first.path) else "document"
+    gold, numbered = read_texts(first.path, what, _named(named, what, first.column))
     several = {key: [value] if isinstance(value, str) else value for key, value in gold.items()}
     warnings: list[str] = []
     for file in given[1:]:
@@ -137,14 +138,14 @@ def align(
             raise UserError(f"a group and a system are both called {name!r}. Rename the group.")
     texts = [_texts(file, "prediction", list(gold), numbered, first.path, warnings, named) for file in files]
     if not given:
-        _raise_unless_alike(first.path, gold, runs[1:])
-    if read is not None and not documents and (other := _other_documents(first.path, list(gold), read, runs[1:])):
+        _raise_unless_alike(first.path, gold, runs, what)
+    if read is not None and not documents and (other := _other_documents(first.path, list(gold), read, runs)):
         warnings.append(
             f"{other} has other documents than {first.path}, so scores that read documents are left out. Score each "
             "alone, or give the documents: --documents FILE."
         )
         read = None
-    task = Task(list(gold), list(several.values()), read)
+    task = Task(list(gold), list(several.values()) if what == "reference" else None, read)
     return Aligned(task, names, texts, folders, warnings, groups if any(groups) else ())
 
 
@@ -177,12 +178,16 @@ def _predictions_in(folder: Path) -> Path:
 
 
 def _references_of(folders: Sequence[Path]) -> Path:
-    """The references of the first folder that has some."""
-    paths = (RunFolder(folder).references for folder in folders)
-    references = next((path for path in paths if path.is_file()), None)
-    if references is None:
+    """The references of the first folder that has some; if none has, its documents."""
+    paths = [path for folder in folders if (path := RunFolder(folder).references).is_file()]
+    if not paths:
         raise UserError("give --references FILE. It may be left out only for folders that `ngramloss generate` wrote.")
-    return references
+    return next(filter(_has_references, paths), paths[0])
+
+
+def _has_references(path: Path) -> bool:
+    """Whether a folder's file of references has any: of data without targets, ``generate`` writes documents alone."""
+    return columns_of(path) != ["id", "document"]
 
 
 def _other_documents(first: Path, ids: list[str], documents: Sequence[Any], folders: Sequence[Path]) -> Path | None:
@@ -196,17 +201,22 @@ def _other_documents(first: Path, ids: list[str], documents: Sequence[Any], fold
     return None
 
 
-def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequence[Path]) -> None:
-    """Raise if a folder's predictions were written for other references."""
+def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequence[Path], what: str) -> None:
+    """Raise if a folder's predictions were written for other references; or documents, if ``what`` says so."""
     for folder in folders:
         path = RunFolder(folder).references
-        if not path.is_file():
+        if not path.is_file() or path == references:
             continue
-        other, _ = read_texts(path, "reference")
+        if what == "reference" and not _has_references(path):
+            raise UserError(
+                f"{folder} has no references, because its data have no targets, and {references} has some. Give the "
+                "references of all systems with --references FILE, or score each alone."
+            )
+        other, _ = read_texts(path, what)
         ids = [key for key in gold if other.get(key) != gold[key]]
         if ids:
             raise UserError(
-                f"{path} and {references} have different references for {len(ids)} ids ({listed(ids)}): the systems "
+                f"{path} and {references} have different {what}s for {len(ids)} ids ({listed(ids)}): the systems "
                 "summarise different data. Generate all of them for the same data and split."
             )
 

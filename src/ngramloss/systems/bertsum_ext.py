@@ -24,7 +24,7 @@ from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.word_ids import bare_ids
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation import shares
-from ngramloss.generation.job import Job, read_split
+from ngramloss.generation.job import Job, read_sources
 from ngramloss.generation.predictions import write_texts
 from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
 from ngramloss.metrics.oracle import greedy_oracle, words
@@ -467,7 +467,7 @@ def generate(work: Job, folder: Path) -> Path:
         folder: where the predictions go.
     """
     taken = load_extraction(work.model, work.data, trust_remote_code=work.trust_remote_code)
-    path = write_texts(work, folder, read_split(work), taken.write, taken.facts)
+    path = write_texts(work, folder, read_sources(work), taken.write, taken.facts)
     if lost := sum(taken.lost):
         logger.info(
             f"{lost:,} of {len(taken.lost):,} documents are longer than data.max_source = {work.data.max_source} "

@@ -25,7 +25,7 @@ from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise
 from ngramloss.errors import UserError
 from ngramloss.generation import shares
-from ngramloss.generation.job import Job, read_split
+from ngramloss.generation.job import Job, read_sources
 from ngramloss.generation.predictions import write_by_writer
 from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
@@ -320,7 +320,8 @@ def generate(work: Job, folder: Path) -> Path:
             f"guidance=COLUMN)\"' with a column of the data, or, for an upper bound, --set 'system=\"{NAME}("
             f"guidance={ORACLE})\"'."
         )
-    split = read_split(work)
+    from_oracle = asked.options["guidance"] == ORACLE and not asked.options["extractor"]
+    split = read_sources(work, reader="the guidance of the oracle" if from_oracle else "")
     guidance = _guidance(work, split, asked.options)
     model, tokenizer = load_model(work, device=shares.device(), load=load_guided)
     raise_unless_it_fits(model, tokenizer, work.model, longest=work.data.max_source)

@@ -22,7 +22,7 @@ from ngramloss.data.sentences import sentences
 from ngramloss.data.tokens import tokenizer_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.generation import shares
-from ngramloss.generation.job import Job, read_split
+from ngramloss.generation.job import Job, read_sources
 from ngramloss.generation.predictions import write_texts
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.models import loading
@@ -342,7 +342,7 @@ def generate(work: Job, folder: Path) -> Path:
         **({"language": work.data.language} if work.has_lines else {}),
     }
     together = work._replace(batch_size=work.batch_size or TOGETHER)
-    path = write_texts(together, folder, read_split(work), write, facts, has_sentences=work.has_lines)
+    path = write_texts(together, folder, read_sources(work), write, facts, has_sentences=work.has_lines)
     if cut:
         logger.info(
             f"{cut:,} of {count:,} documents are longer than data.max_source = {work.data.max_source} words and lost "
