@@ -768,7 +768,7 @@ def test_a_metric_that_fails_for_one_text_names_it_and_nothing_is_lost(place, ca
 
     failing.on = True
     METRICS["words"] = metric(failing)
-    settings = "online.metric=words", "train.save_every=1000"
+    settings = "online.metric=words", "train.save_every=1000", "train.eval_every=0", "train.best=last"
     assert train(*settings) == 2
     said = capsys.readouterr().err
     assert sentence in said
