@@ -11,7 +11,7 @@ import sys
 import types
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from released_data import STORIES, data_folder, read_rows
 
@@ -102,6 +102,8 @@ tables = st.lists(st.tuples(plain_text, plain_text), min_size=1, max_size=4)
 @example(rows=[("\ufeffa", "\x00b")], kind=".csv", compression="")
 @example(rows=[("\ra", "b\r"), ("\u2028c", '"d')], kind=".tsv", compression=".gz")
 def test_no_text_is_changed_on_its_way_through_a_file(tmp_path, rows, kind, compression):
+    # Such a .tsv is refused: it looks like rows that a quotation mark joins by mistake.
+    assume(kind != ".tsv" or not any("\t" in text and {*"\r\n"} & {*text} for row in rows for text in row))
     rows = [{"source": source, "target": target} for source, target in rows]
     end = "" if kind == ".parquet" else compression
     name = written(tmp_path / f"mine{kind}{end}", COMPRESSED[end](WRITERS[kind](rows)))

@@ -799,6 +799,10 @@ REFUSED = [
     (["train.fsdp=true"], "online.samples: a model whose weights are sharded (train.fsdp) cannot write"),
     (["online.groups=1"], "online.groups: one group is a plain beam search"),
     (["online.groups=3"], "online.samples: must be a multiple of the 3 groups of online.groups, got 2."),
+    (
+        ["online.groups=2", "generation.engine=hf"],
+        "online.groups: groups of beams need generation.engine = auto or graph, got hf.",
+    ),
     (["online.groups=2", "online.top_p=0.9"], "online.temperature: this and online.top_p are of samples"),
     (["online.temperature=0"], "online.temperature: must be above 0, got 0"),
     (["online.samples=0", "online.top_p=0.9"], "online.top_p are of samples, and online.samples is 0. Set that"),

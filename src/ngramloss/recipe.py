@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.engine_registry import AUTO, PRECISIONS, engine_choices
+from ngramloss.engine_registry import AUTO, PRECISIONS, engine_choices, engines_with_groups
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
 from ngramloss.settings import Setting, Switch, part_of, setting, settings_of, toml_value
@@ -600,6 +600,11 @@ def _broken_online(recipe: Recipe) -> Iterator[str]:
         (
             online.samples > 0 or (online.temperature, online.top_p) == (1.0, 1.0),
             "online.temperature: this and online.top_p are of samples, and online.samples is 0. Set that, too.",
+        ),
+        (
+            not online.groups or recipe.generation.engine in (AUTO, *engines_with_groups()),
+            f"online.groups: groups of beams need generation.engine = {' or '.join([AUTO, *engines_with_groups()])}, "
+            f"got {recipe.generation.engine}.",
         ),
         (
             online.groups > 0 or online.diversity == Online().diversity,
