@@ -272,8 +272,11 @@ def _comparison(
 
 def _values(by_metric: Mapping[str, Keyed]) -> dict[str, Sequence[float] | Pooled]:
     """Name of a score → what its corpus score is computed from: the documents' scores, or their statistics."""
-    each = [keyed.scores for keyed in by_metric.values()]
-    return {name: column for scores in each for name, column in (*scores.values.items(), *scores.pooled.items())}
+    found: dict[str, Sequence[float] | Pooled] = {}
+    for scores in (keyed.scores for keyed in by_metric.values()):
+        found |= scores.values
+        found |= scores.pooled
+    return found
 
 
 def _lengths(
