@@ -649,11 +649,22 @@ def test_what_waits_is_no_part_of_the_model(tmp_path):
     assert FILE not in {path.name for path in (tmp_path / "model").iterdir()}
 
 
-def work(folder, **changes):
-    """What one process of two does: train, and save the log in the first."""
-    got = trained_online(Path(folder) / "checkpoints", **changes)
-    if start_processes().rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(got.log))
+def work(folder, fails_after=None, **changes):
+    """What one process of two does: train, and save the log in the first, or an error of the second's metric."""
+    calls, rank, score = [], start_processes().rank, overlap(changes["data"])
+
+    def gains(numbers, texts):
+        calls.append(numbers)
+        if rank == 1 and len(calls) == fails_after:
+            raise ValueError("no verb")
+        return score(numbers, texts)
+
+    try:
+        found = trained_online(Path(folder) / "checkpoints", gains=gains, **changes).log
+    except (UserError, ValueError) as mistake:
+        found = str(mistake)
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
 
 
 @pytest.mark.slow
@@ -671,6 +682,16 @@ def test_two_processes_end_at_the_weights_of_one_and_continue_in_one(tmp_path, f
     again = trained_online(tmp_path / "checkpoints", **settings)
     assert again.outcome.continued_from == 2
     assert_same_weights(moved(again.model), moved(alone.model), 1e-4)
+
+
+@pytest.mark.slow
+def test_texts_that_one_of_two_processes_cannot_score_end_both_with_a_checkpoint(tmp_path):
+    settings = {"online": {"refresh": 2}, "data": rows(16), "epochs": 3.0, "save_every": 100}
+    _, found = in_two_processes(tmp_path, __name__, fails_after=2, **settings)
+    assert found == "the texts of another process cannot be scored."
+    again = trained_online(tmp_path / "checkpoints", **settings)
+    assert again.outcome.continued_from == 2
+    assert_same_weights(moved(again.model), moved(trained_online(**settings).model), 1e-4)
 
 
 # A recipe

@@ -515,8 +515,8 @@ class FreshTexts:
     def _introduce(self, loss: JointLoss) -> None:
         """Say what is written, with what, and how old it becomes."""
         settings = self.own.settings
-        by = f"texts by {settings.groups} groups of beams" if settings.groups else "samples"
-        by = by.replace("samples", "sample") if self.samples == 1 else by
+        one = "sample" + "s" * (self.samples != 1)
+        by = f"texts by {settings.groups} groups of beams" if settings.groups else one
         texts = [f"{self.samples} {by}"] * (self.samples > 0) + ["the greedy text"] * (self.greedy is not None)
         often = "at every step" if settings.refresh == 1 else f"every {settings.refresh} steps"
         last = "1 step" if settings.refresh == 2 else f"{settings.refresh - 1} steps"
