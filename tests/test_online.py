@@ -517,11 +517,13 @@ def test_what_the_texts_of_all_processes_show_is_said_and_not_of_one_alone(messa
     for row in texts.drawn.values():
         row.update(gains=[0.5, 0.5], unended=2)
     others = torch.tensor([4.0, 1.0, 8.0, 1.0])  # sources, those whose gains differ, texts, those that ended
+    texts.first = 1
     for more, said in ((others, 0), (torch.zeros(4), 2)):
         texts.here = SimpleNamespace(device="cpu", total=lambda own, more=more: own + more)
         before = len(messages)
         texts._remark()
         assert len(messages) - before == said
+    assert all(" after 1 step" in line and " after 1 steps" not in line for line in messages[-2:])
 
 
 def test_texts_that_never_end_are_trained_on_and_said_once(messages):
@@ -542,6 +544,8 @@ def test_the_beginning_says_what_is_written_and_how_old_it_becomes(messages):
         "every 5 steps the model writes 3 samples of each source, with at most 7 tokens, by the engine hf in fp32. Steps "
         "train on texts that are up to 4 steps old."
     )
+    fresh(samples=1)
+    assert messages[-1].startswith("at every step the model writes 1 sample of each source, ")
     assert fresh(samples=4, groups=2).sampler.search.early_stopping is True
     assert messages[-1] == (
         "at every step the model writes 4 texts by 2 groups of beams of each source, with at most 7 tokens, by the "
@@ -772,8 +776,9 @@ def test_a_metric_of_ones_own_scores_and_needs_no_references(place):
             "online.metric words has a score of inf, not between 0 and 100, for candidate 1 of 'newswire-train-",
         ),
         (ValueError("no verb"), "online.metric words cannot score a text of 'newswire-train-"),
+        (UserError("There is no verb."), ": There is no verb. Correct its plugin, and run the same command again."),
     ],
-    ids=["nan", "inf", "raises"],
+    ids=["nan", "inf", "raises", "raises a sentence"],
 )
 def test_a_metric_that_fails_for_one_text_names_it_and_nothing_is_lost(place, capsys, broken, sentence):
     calls = []

@@ -454,9 +454,10 @@ def _start(step: Step, own: Path) -> tuple[Process, ExitStack] | None:
 
 def _record_failure(study: Study, training: Training, folder: ResultFolder, why: str) -> int:
     """Record a failure. Returns how often the training has failed."""
-    known = [(writing, folder.read().get((training, writing))) for writing in study.writings]
-    tries = 1 + max((result.tries for _, result in known if result is not None), default=0)
-    for writing, before in known:
+    known = folder.read()
+    before_each = {writing: known.get((training, writing)) for writing in study.writings}
+    tries = 1 + max((result.tries for result in before_each.values() if result is not None), default=0)
+    for writing, before in before_each.items():
         if before is None or before.failed:
             facts = study.facts(training, writing)
             now = str(time.time_ns())
