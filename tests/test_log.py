@@ -174,6 +174,16 @@ def test_terms_and_speed_are_shown_beside_the_progress_and_validations_as_messag
     assert messages == ["step 50: validation ce 2.0000 · matches(2) 1.0000"]
 
 
+@pytest.mark.parametrize(("speed", "shown"), [(0.42, "ce 2.000 · 0.42 docs/s"), (9.96, "ce 2.000 · 10 docs/s")])
+def test_a_slow_training_does_not_write_0_docs_a_second(speed, shown):
+    progress = Progress("training", total=100, unit="steps", done=10)
+    show = show_lines(progress, ["ce"])
+    show({"ce": 3.0, "docs_per_second": 1.0}, 11)
+    assert str(progress).endswith("· ce 3.000")  # the first step also loads, compiles and captures
+    show({"ce": 2.0, "docs_per_second": speed}, 12)
+    assert str(progress).endswith(f"· {shown}")
+
+
 def test_a_score_of_generated_texts_is_shown_with_its_seconds(messages):
     show = show_lines(Progress("training"), ["ce"], score="bleu")
     show({"eval_loss": 2.0, "eval_ce": 2.0, "eval_bleu": 31.256, "eval_generation_runtime": 12.4}, 50)

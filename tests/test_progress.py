@@ -59,6 +59,28 @@ def test_a_file_gets_a_line_for_each_note_but_at_most_one_a_second_and_the_last(
     ]
 
 
+def test_a_note_is_shown_with_the_count_that_it_belongs_to_and_no_other(shown, capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Progress("training", total=4, unit="steps") as bar:
+        for note in ("ce 2.556", "", ""):
+            now += 40
+            bar.update(1, note=note)
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 1 of 4 steps, 2:00 left · ce 2.556",
+        "training: 2 of 4 steps, 1:20 left",
+        "training: 3 of 4 steps, 0:40 left",
+    ]
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress("training", total=1_100, unit="steps", done=1_000) as bar:
+        bar.update(1, note="ce 2.556")
+        bar._bar.refresh()
+        assert ", ce 2.556]" in sys.stderr.getvalue()
+        bar.update(1)
+        bar._bar.refresh()
+        assert ", at 1,001: ce 2.556]" in sys.stderr.getvalue()
+
+
 def test_a_slow_step_is_one_line_with_its_own_note(shown, capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

@@ -33,7 +33,7 @@ class Progress:
     def __init__(self, what: str, total: int | None = None, *, unit: str = "documents", done: int = 0) -> None:
         self.what, self.total, self.unit, self.done = escape.name(what), total, unit, done
         self._began = self._logged = time.monotonic()
-        self._before, self._note, self._bar = done, "", self._new_bar()
+        self._before, self._note, self._noted, self._bar = done, "", done, self._new_bar()
 
     def update(self, count: int = 1, *, note: str = "") -> None:
         """Count what was done since the last call.
@@ -41,13 +41,16 @@ class Progress:
         Args:
             count: how much.
             note: a new text beside the bar, such as the loss; in a log file a line, but not two lines in a second.
+                Later on, the bar says which count it belongs to, and lines leave it out.
         """
         self.done += count
-        self._note = note or self._note
+        if note:
+            self._note, self._noted = note, self.done
         if self._bar is None:
             self._log(SECONDS if not note else 0 if self.done == self.total else BETWEEN_NOTES)
         else:
-            self._bar.set_postfix_str(escape.name(self._note), refresh=False)
+            earlier = f"at {self._noted:,}: " if self._note and self._noted != self.done else ""
+            self._bar.set_postfix_str(escape.name(earlier + self._note), refresh=False)
             self._bar.update(count)
 
     def __str__(self) -> str:
@@ -59,7 +62,7 @@ class Progress:
             if self.total and self.total > self.done and speed
             else ""
         )
-        note = f" · {self._note}" if self._note else ""
+        note = f" · {self._note}" if self._note and self._noted == self.done else ""
         return f"{self.what}: {self.done:,}{of} {self.unit}{left}{note}"
 
     def __enter__(self) -> Progress:

@@ -120,11 +120,14 @@ def show_lines(progress: Progress, parts: Sequence[str], *, score: str = "") -> 
         score: the score of generated texts that validation computes; empty if it computes none.
     """
 
+    first = progress.done + 1  # loads, compiles and captures: its speed is not that of the training
+
     def show(line: Mapping[str, float], step: int) -> None:
         if "docs_per_second" in line:
             terms = [f"{name} {line[name]:.3f}" for name in parts if name in line]
-            speed = f"{line['docs_per_second']:.0f} docs/s"
-            progress.update(step - progress.done, note=" · ".join([*terms, speed]))
+            speed = line["docs_per_second"]
+            shown = [] if step == first else [f"{speed:.0f} docs/s" if speed >= 10 else f"{speed:.2g} docs/s"]
+            progress.update(step - progress.done, note=" · ".join([*terms, *shown]))
         elif "eval_loss" in line:
             terms = [f"{name} {line[f'eval_{name}']:.4f}" for name in ["ce", *parts] if f"eval_{name}" in line]
             if f"eval_{score}" in line:
