@@ -922,6 +922,20 @@ def test_a_finished_training_names_the_next_command(training, capsys, monkeypatc
     assert capsys.readouterr().err == ""
 
 
+# generate
+
+
+@pytest.mark.parametrize("command", ["generate", "candidates"])
+def test_a_run_that_does_not_exist_is_named_as_missing(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    assert main([command, "runs/demmo"]) == 2
+    assert capsys.readouterr().err == (
+        "error: no such file or folder: runs/demmo. Did you mean demo? For a model of the hub, choose the documents with "
+        "--data.\n"
+    )
+
+
 # list
 
 

@@ -186,7 +186,7 @@ def test_all_mistakes_are_told_at_once_each_with_the_nearest_key(tmp_path):
     """,
     )
     told = complaint(path)
-    assert told.startswith("recipe mine has 11 mistakes:\n")
+    assert told.startswith(f"recipe {path} has 11 mistakes:\n")
     for line in [
         "objectiv: unknown key. Did you mean objective?",
         "colour: unknown key.",
@@ -211,14 +211,27 @@ def test_all_mistakes_are_told_at_once_each_with_the_nearest_key(tmp_path):
         ("model.keep", "train.keep"),
         ("epochs", "train.epochs"),
         ("generation.separator", "data.separator"),
+        ("train.lr", "train.learning_rate"),
+        ("lr", "train.learning_rate"),
+        ("train.bs", "train.batch_size"),
+        ("train.wd", "train.weight_decay"),
+        ("train.batch", "train.batch_size"),
+        ("train.num_train_epochs", "train.epochs"),
+        ("train.warmup", "train.warmup_steps"),
+        ("generation.beams", "generation.num_beams"),
+        ("data.max_len", "generation.max_length"),
+        ("data.max_source_length", "data.max_source"),
+        ("train.lr_scheduler_type", "train.schedule"),
+        ("train.gradient_accumulation_steps", "train.accumulate"),
     ],
 )
-def test_a_key_in_the_wrong_section_is_shown_its_own(key, right):
+def test_a_key_in_the_wrong_section_or_an_abbreviation_is_shown_the_key_that_was_meant(key, right):
     assert complaint("demo", f"{key}=1").endswith(f"one mistake:\n  {key}: unknown key. Did you mean {right}?")
 
 
-def test_a_key_like_no_other_gets_no_suggestion():
-    assert complaint("demo", "qqqq=1").endswith("one mistake:\n  qqqq: unknown key.")
+@pytest.mark.parametrize("key", ["qqqq", "colour", "train.workers", "data.train"])
+def test_a_key_like_no_other_gets_no_suggestion(key):
+    assert complaint("demo", f"{key}=1").endswith(f"one mistake:\n  {key}: unknown key.")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +293,7 @@ def test_a_wrong_value_is_one_mistake_that_says_what_is_expected(override, told)
 
 def test_an_objective_of_the_wrong_kind_is_one_mistake(tmp_path):
     path = written(tmp_path, "objective = 3")
-    assert complaint(path) == "recipe mine has one mistake:\n  objective: must be text, got 3."
+    assert complaint(path) == f"recipe {path} has one mistake:\n  objective: must be text, got 3."
 
 
 def test_training_for_no_time_at_all_is_a_mistake():

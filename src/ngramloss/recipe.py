@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ngramloss.engine_registry import AUTO, PRECISIONS, engine_choices, engines_with_groups
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
-from ngramloss.settings import Setting, Switch, part_of, setting, settings_of, toml_value
+from ngramloss.settings import Setting, Switch, closest, part_of, setting, settings_of, toml_value
 from ngramloss.storage.files import parse_toml
 
 SOURCE, CHAT = "{source}", "chat"
@@ -362,7 +362,7 @@ def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) ->
     settings = _read(name, ())
     for override in overrides:
         _override(settings, override)
-    return _build_recipe(_name(name), settings, objective=objective, overridden=bool(overrides))
+    return _build_recipe(_name(name), settings, name, objective=objective, overridden=bool(overrides))
 
 
 def changed(recipe: Recipe, overrides: Sequence[str], *, objective: bool = True) -> Recipe:
@@ -471,7 +471,7 @@ def _drop_consent(settings: dict[str, Any], where: str) -> None:
 
 
 def _build_recipe(
-    name: str, settings: Mapping[str, Any], *, objective: bool = True, overridden: bool = False
+    name: str, settings: Mapping[str, Any], where: str = "", *, objective: bool = True, overridden: bool = False
 ) -> Recipe:
     mistakes: list[str] = []
     known = _settings()
@@ -508,7 +508,7 @@ def _build_recipe(
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         changed = " with your options" if overridden else ""
         listed = "\n".join(f"  {mistake}" for mistake in mistakes)
-        raise UserError(f"recipe {name}{changed} has {count}:\n{listed}").on_page("settings")
+        raise UserError(f"recipe {where or name}{changed} has {count}:\n{listed}").on_page("settings")
     return recipe
 
 
@@ -541,10 +541,28 @@ def _settings() -> dict[str, Setting]:
     return {**TOP, **sections}
 
 
+OTHER_NAMES = {
+    "bf16": "precision",
+    "d_model": "width",
+    "eval_steps": "eval_every",
+    "fp16": "precision",
+    "gradient_accumulation_steps": "accumulate",
+    "hidden_size": "width",
+    "logging_steps": "log_every",
+    "max_grad_norm": "clip",
+    "max_new_tokens": "max_length",
+    "save_steps": "save_every",
+}
+"""Names in Hugging Face's trainers that resemble none of ours."""
+
+
 def _unknown(key: str, known: Iterable[str]) -> str:
-    close = [other for other in known if other.split(".")[-1] == key.split(".")[-1]]  # in another section
-    close = close or difflib.get_close_matches(key, list(known), 1, cutoff=0.5)
-    return f"{key}: unknown key." + (f" Did you mean {close[0]}?" if close else "")
+    """A sentence about a key that does not exist, with the one that was meant: of its own section, if there is one."""
+    section, _, name = key.rpartition(".")
+    every = sorted(known, key=lambda other: other.rpartition(".")[0] != section)
+    names = [other.rpartition(".")[2] for other in every]
+    close = closest(OTHER_NAMES.get(name, name), names, 0.7)
+    return f"{key}: unknown key." + (f" Did you mean {every[names.index(close)]}?" if close else "")
 
 
 def broken_averages(train: Train) -> Iterator[str]:

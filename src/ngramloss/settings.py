@@ -187,5 +187,34 @@ def few_digits(value: int) -> str:
 
 def nearest(word: str, choices: Iterable[str], cutoff: float = 0.0) -> str:
     """``Did you mean 'x'? `` for an error, if there is a choice that is close enough."""
-    close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=cutoff)
-    return f"Did you mean {close[0]!r}? " if close else ""
+    close = closest(word, choices, cutoff)
+    return f"Did you mean {close!r}? " if close else ""
+
+
+def closest(word: str, choices: Iterable[str], cutoff: float = 0.0) -> str:
+    """The choice that a word misspells or abbreviates, or the most similar one; empty if none is close enough.
+
+    >>> names = ["clip", "learning_rate", "max_length", "batch_size", "epochs"]
+    >>> [closest(word, names) for word in ("clp", "lr", "max_len", "batch", "num_train_epochs")]
+    ['clip', 'learning_rate', 'max_length', 'batch_size', 'epochs']
+    """
+    word, choices = word.lower(), list(choices)
+    if not difflib.get_close_matches(word, choices, 1, max(cutoff, 0.8)):
+        short = [choice for choice in choices if _abbreviates(word, choice.lower())]
+        choices, cutoff = (short, 0.0) if short else (choices, cutoff)
+    return next(iter(difflib.get_close_matches(word, choices, 1, cutoff)), "")
+
+
+def _abbreviates(word: str, name: str) -> bool:
+    """Whether a word is a name's initials, or every part of one of them begins a part of the other, or the reverse."""
+    parts, others = ([part for part in re.split(r"\W|_", text) if part] for text in (word, name))
+    if not parts or not others:
+        return False
+    alike = [[_begins(one, other) for other in others] for one in parts]
+    initials = len(others) > 1 and word == "".join(other[0] for other in others)
+    return initials or all(map(any, alike)) or all(map(any, zip(*alike, strict=True)))
+
+
+def _begins(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    return one == other or (len(short) > 2 and long.startswith(short))

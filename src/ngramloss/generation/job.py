@@ -127,9 +127,10 @@ def job(
         if key in OF_TRAINING:
             raise UserError(f"{key} is a setting of train, and {verb} does not read it. {OF_TRAINING[key]}")
     if data is None and like is None and own is None and preset is None:
-        may_be_on_hub = len(Path(model).parts) == 2  # owner/name
-        if not (Path(model).exists() or is_baseline(model) or may_be_on_hub):
-            raise MissingFileError(missing(Path(model)))
+        if not (Path(model).exists() or is_baseline(model)):
+            may_be_on_hub = len(Path(model).parts) == 2  # owner/name
+            hint = " For a model of the hub, choose the documents with --data." if may_be_on_hub else ""
+            raise MissingFileError(missing(Path(model)) + hint)
         raise UserError(
             f"{model} is not a run, which would name its data: choose the documents with --data, with --like RUN, or "
             "with a --preset."
