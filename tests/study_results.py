@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 from ngramloss.cli import main
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import plan, run, stages, tables
 from ngramloss.study.plan import TEST, Training
 from ngramloss.study.results import Result
@@ -73,6 +74,7 @@ class Instant:
 
     started: ClassVar[list] = []
     failing: ClassVar[dict] = {}
+    others: ClassVar[dict] = {}
 
     def __init__(self, arguments, log):
         Instant.started.append(arguments)
@@ -86,6 +88,10 @@ class Instant:
         (Path(folder) / "model").mkdir(parents=True)
         (Path(folder) / "checkpoints").mkdir()
         (Path(folder) / "recipe.toml").write_text(Path(settings).read_text())
+        (Path(folder) / "model" / "model.safetensors").write_text(
+            Instant.others.get(Path(folder).parent.name, Path(settings).read_text())
+        )
+        RunFolder(Path(folder)).record_weights(Path(folder) / "model")
         (Path(folder) / "log.jsonl").write_text('{"docs_per_second": 50.0}\n')
         (Path(folder) / "prepared.json").write_text('{"splits": {"train": {"fingerprint": "t1"}}}')
 
@@ -107,6 +113,7 @@ class Instant:
         rows = [{"id": str(index), "prediction": " ".join(text)} for index, text in enumerate(texts)]
         (out / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         about = {"model": str(trained), "data": "newswire", "split": split, "fingerprint": f"f-{split}", "documents": 8}
+        about["weights"] = RunFolder(Path(trained)).fingerprint
         (out / "generation.json").write_text(json.dumps(about))
 
     def poll(self):
@@ -118,14 +125,14 @@ class Instant:
 
 @pytest.fixture
 def instant(monkeypatch):
-    """Processes that take no time; the list of their arguments, and a dict: name of a training → exit code."""
+    """Processes that take no time; the list of their arguments, and dicts: name of a training → exit code, weights."""
     monkeypatch.setattr(run, "Process", Instant)
     monkeypatch.setattr(run, "POLL", 0.0)
     monkeypatch.setattr(run, "WAIT", 0.0)
     monkeypatch.setattr(run, "PAUSE", 0.0)
     monkeypatch.setattr(tables, "SAMPLES", 20)
     monkeypatch.setattr(tables, "SHUFFLES", 50)
-    Instant.started, Instant.failing = [], {}
+    Instant.started, Instant.failing, Instant.others = [], {}, {}
     return Instant
 
 

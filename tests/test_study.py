@@ -293,6 +293,30 @@ def test_texts_of_other_settings_are_not_taken_for_those_of_the_study(path, inst
     assert "were not written with --set generation.num_beams=3 --split validation" in err
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_texts_of_a_training_that_was_made_again_are_not_scored_as_those_of_the_new_one(whole, path, instant, capsys):
+    assert shown(capsys)[0] == 0
+    training = Path("runs/mine/news/ce-learning_rate0.001-seed1")
+    for file in Path("mine/news").glob(f"{training.name}*"):
+        file.unlink()
+    shutil.rmtree(training / "run")
+    instant.others = {training.name: "another training"}
+    there = training / "validation-greedy" / "predictions.jsonl"
+    if not whole:
+        there = there.rename(there.with_name("predictions.partial-0.jsonl"))
+    code, _, err = shown(capsys)
+    assert code == 2
+    assert re.search(
+        rf"the predictions in {training}/validation-greedy were written by other weights \(\w+\) than those in "
+        rf"{training}/run/model \(\w+\)\. Delete {there} and run the same command again\.",
+        err,
+    ), err
+    assert not list(Path("mine/news").glob(f"{training.name}*"))
+    for file in training.glob("validation-*/generation.json"):
+        shutil.rmtree(file.parent)
+    assert shown(capsys)[0] == 0
+
+
 def test_texts_of_different_engines_are_noticed(path, instant, capsys):
     assert "different engines" not in whole(capsys)
     for number, file in enumerate(sorted(Path("mine/news").glob("*seed*.json"))):
@@ -422,8 +446,8 @@ def test_every_result_is_a_small_file_of_its_own_with_signatures_and_the_documen
     assert len(one["documents"]) == one["count"] == 8
     assert statistics.mean(one["documents"]) == pytest.approx(one["scores"]["rouge2"], abs=1e-3)
     assert one["signatures"]["rouge"].startswith("rouge|refs:1")
-    assert one["generation"].startswith(
-        "generation|data:newswire|split:validation|documents:8|fingerprint:f-validation"
+    assert re.match(
+        r"generation\|weights:\w+\|data:newswire\|split:validation\|documents:8\|fingerprint:f-val", one["generation"]
     )
     assert one["made_of"] == {"train": "t1", "base": "", "validation": "f-validation"}
     assert (one["docs_per_second"], one["parallel"]) == (50.0, 1)

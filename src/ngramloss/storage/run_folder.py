@@ -165,20 +165,32 @@ class RunFolder:
 
     def raise_unless_current(self) -> None:
         """Raise if the folder has the run's model, but other weights or settings wrote the predictions."""
-        about = object_or_empty(self.generation)
-        written, files = about.get("weights"), about.get("model_files")
-        if written is None or not self.recipe.exists() or not self.finished:
-            return
-        if self.fingerprint not in (None, written):
-            other = f"by other weights ({written}) than those in {self.model} ({self.fingerprint})"
-        elif isinstance(files, dict) and (now := model_files(self.model)) != files:
+        written = object_or_empty(self.generation).get("weights")
+        if written is not None and self.recipe.exists() and self.finished and self.fingerprint is not None:
+            again = f"make new ones with: ngramloss generate {self.path}"
+            self.raise_unless_written_by(self, self.generation, self.predictions, again)
+
+    def raise_unless_written_by(self, run: RunFolder, about: Path, texts: Path, again: str) -> None:
+        """Raise if a run's present weights, with the settings beside them, did not write the texts of this folder.
+
+        Args:
+            run: the run.
+            about: the file that says what wrote the texts.
+            texts: predictions or candidates.
+            again: how to make new ones, for the message.
+        """
+        facts = object_or_empty(about)
+        written, files = facts.get("weights"), facts.get("model_files")
+        if run.fingerprint != written:
+            other = f"by other weights ({written}) than those in {run.model} ({run.fingerprint})"
+        elif isinstance(files, dict) and run.finished and (now := model_files(run.model)) != files:
             names = ", ".join(sorted(name for name in {*files, *now} if files.get(name) != now.get(name)))
-            other = f"before files in {self.model} were changed ({names})"
+            other = f"before files in {run.model} were changed ({names})"
         else:
             return
+        there = [texts] if texts.exists() else self.shares(texts.stem)
         raise UserError(
-            f"the predictions in {self.path} were written {other}. Delete {self.predictions} and make new ones with: "
-            f"ngramloss generate {self.path}"
+            f"the {texts.stem} in {self.path} were written {other}. Delete {', '.join(map(str, there))} and {again}"
         )
 
 

@@ -334,6 +334,8 @@ def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, 
         options += ["--split", training.split, *(["--limit", str(limit)] if limit else [])]
         file = place / f"{training.split}-{writing}.json"
         write_seconds = None
+        if texts.has_predictions:
+            texts.raise_unless_written_by(run, texts.generation, texts.predictions, _AGAIN)
         if not texts.predictions.exists():
             write_whole(file, json.dumps(options))
             arguments = ["generate", str(run.path), "--out", str(texts.path), *options, *ways.options]
@@ -365,14 +367,15 @@ def _train(study: Study, training: Training, ways: Ways, what: str) -> Generator
 def _candidates(study: Study, training: Training, writer: Training, split: str, ways: Ways) -> Steps:
     """The process in which the model of another training writes candidates for this one, unless they are there."""
     folder = RunFolder(study.made_folder(training, Made(writer.objective, split), ways.runs))
+    run = RunFolder(writer.run_folder(ways.runs))
     options, place = study.systems[training.objective].candidate_options(split), writer.folder(ways.runs)
     file = place / f"candidates-{split}.json"
     if folder.candidates.exists():
         _raise_unless_written_with(options, file, folder.candidates)
+        folder.raise_unless_written_by(run, folder.about_candidates, folder.candidates, _AGAIN)
         return
     write_whole(file, json.dumps(options))
-    run = str(writer.run_folder(ways.runs))
-    arguments = ["candidates", run, "--out", str(folder.path), *options, *ways.options]
+    arguments = ["candidates", str(run.path), "--out", str(folder.path), *options, *ways.options]
     yield Step(f"candidates of {writer.objective}", arguments, folder.path, False, place, f"candidates-{split}")
 
 
@@ -385,6 +388,7 @@ def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> N
         )
 
 
+_AGAIN = "run the same command again."
 PLACES = ("data.candidates", "data.language_model", "train.teacher")
 """Settings of which a run saves the whole path."""
 
@@ -409,7 +413,7 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
         raise UserError(
             f"settings changed after {run.path} was started:\n"
             + "\n".join(f"  {line}" for line in changed)
-            + f"\nPut them back, {ELSEWHERE[study.grows]}, or delete that run."
+            + f"\nPut them back, {ELSEWHERE[study.grows]}, or delete that run and all that its model wrote."
         )
 
 
