@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-site test-ray test-package distributions others test-all test-oldest mutants check demo site tour bench clean
+.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-site test-gpu test-ray test-package distributions others test-all test-oldest mutants check demo site tour bench clean
 
 setup: .venv/ready
 
@@ -58,6 +58,12 @@ test-fuzz: setup
 # The site: its links, its pages in a browser, and the notebook, which it shows.
 test-site: .venv/ready .venv/site
 	$(PYTEST) -m "site and not (docs or adopt or fuzz or ray or package)"
+
+# On a machine with a GPU: in order, in random order, and eight processes at once. docs/dev/gpu.md has the last log.
+test-gpu: setup
+	$(BIN)/pytest tests/gpu
+	SHUFFLE=1 $(BIN)/pytest tests/gpu
+	SHUFFLE=2 $(BIN)/pytest tests/gpu -n 8
 
 # Ray Data. Setup does not install Ray, a large package; .ci/run leaves this lane out.
 test-ray: .venv/ray

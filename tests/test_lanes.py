@@ -75,7 +75,7 @@ ACROSS = {
     "words",
 }  # fmt: skip
 """Tests of a promise that several modules keep together."""
-OF_TESTS = {"lanes", "layout", "mutants"}
+OF_TESTS = {"gpu_commands", "lanes", "layout", "mutants"}
 
 
 def test_modules_of_tests_are_named_after_what_they_test():

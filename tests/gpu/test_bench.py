@@ -1,6 +1,7 @@
 """What bench shows on a GPU alone: captured passes, time in which the device is busy."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,15 +34,15 @@ def test_a_replay_computes_the_gradients_of_what_the_inputs_contain_now():
 
 def test_head_and_step_have_captured_rows(tmp_path, monkeypatch):
     monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 16, 1_000, 64))
-    written = tmp_path / "rows.json"
-    assert main(["bench", "head", "--sizes", "tiny", "--json", str(written)]) == 0
-    rows = {row["what"]: row for row in json.loads(written.read_text())["rows"]}
+    out = str(tmp_path / "rows.json")
+    assert main(["bench", "head", "--sizes", "tiny", "-o", out]) == 0
+    rows = {row["what"]: row for row in json.loads(Path(out).read_text())["rows"]}
     for objective in head.OBJECTIVES:
         (row,) = (rows[what] for what in rows if what.endswith(f" fast, {objective}, captured"))
         assert (row["why_not"], row["milliseconds"] > 0, row["gibibytes"] > 0) == ("", True, True)
-    arguments = ["--model", "bart-tiny", "--batch-size", "2", "--source", "32", "--target", "16"]
-    assert main(["bench", "step", *arguments, "--json", str(written)]) == 0
-    rows = {row["what"]: row for row in json.loads(written.read_text())["rows"]}
+    sizes = ["--batch-size", "2", "--source", "32", "--target", "16"]
+    assert main(["bench", "step", "--model", "bart-tiny", *sizes, "-o", out]) == 0
+    rows = {row["what"]: row for row in json.loads(Path(out).read_text())["rows"]}
     for objective in head.OBJECTIVES:
         assert rows[f"{objective}, captured"]["why_not"] == ""
     assert rows["ce, captured"]["added_milliseconds"] == 0
@@ -49,23 +50,12 @@ def test_head_and_step_have_captured_rows(tmp_path, monkeypatch):
 
 
 def test_train_measures_the_time_in_which_the_device_is_busy(tmp_path):
-    written, traced = tmp_path / "train.json", tmp_path / "trace.json"
-    arguments = [
-        "--model",
-        "bart-tiny",
-        "--lengths",
-        "multi30k",
-        "--documents",
-        "256",
-        "--warm-up",
-        "2",
-        "--steps",
-        "3",
-    ]
-    assert main(["bench", "train", *arguments, "--json", str(written), "--profile", str(traced)]) == 0
-    rows = json.loads(written.read_text())["rows"]
+    out, trace = str(tmp_path / "train.json"), str(tmp_path / "trace.json")
+    small = ["--model", "bart-tiny", "--lengths", "multi30k", "--documents", "256", "--warm-up", "2", "--steps", "3"]
+    assert main(["bench", "train", *small, "-o", out, "--profile", trace]) == 0
+    rows = json.loads(Path(out).read_text())["rows"]
     assert [row["why_not"] for row in rows] == [""] * 4
     for row in rows:
         assert 0 < row["device_milliseconds"] < row["step_milliseconds"]
         assert 0 < row["gibibytes"] <= row["reserved_gibibytes"]
-    assert any(event.get("cat") == "kernel" for event in json.loads(traced.read_text())["traceEvents"])
+    assert any(event.get("cat") == "kernel" for event in json.loads(Path(trace).read_text())["traceEvents"])

@@ -14,6 +14,7 @@ from ngramloss.bench.clock import cost, median_milliseconds
 from ngramloss.bench.peers import papers_loops
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import has_encoder
+from ngramloss.models.precision import to_precision
 from ngramloss.stats import IGNORE_INDEX
 
 NAN = float("nan")
@@ -65,7 +66,7 @@ def measure(
     if loops and not (hasattr(model, "model") and has_encoder(model)):
         raise UserError(f"the paper's loops work only with BART, not with {type(model).__name__}. Remove --loops.")
     if precision.endswith("pure"):
-        model = model.to(dtype_of(precision))
+        model = to_precision(model, dtype_of(precision))
     inputs = example(model, batch, source, target, device)
     optimiser = torch.optim.AdamW(model.parameters(), 3e-5, fused=device == "cuda")
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")

@@ -16,16 +16,13 @@ from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.gpu import graphs
+from ngramloss.gpu.graphs import CannotCapture
 
 Inputs = dict[str, Tensor]
 MOST_SHAPES = 72
 """Most shapes that are captured for one model: those of the finest grid."""
 SMALL = 2**20
 """Gradients of fewer numbers than this take longer to launch than to add, so they are added all at once."""
-
-
-class CannotCapture(Exception):
-    """Why a step cannot be captured."""
 
 
 class CapturedStep:
@@ -89,7 +86,7 @@ class CapturedStep:
         with graphs.restored(self.model.buffers()), graphs.restored_random_numbers(device):   # BART draws on the host
             try:
                 graph, result = self._record(held, device)
-            except torch.cuda.OutOfMemoryError:
+            except (torch.cuda.OutOfMemoryError, CannotCapture):
                 raise
             except RuntimeError as reason:
                 torch.cuda.synchronize(device)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from ngramloss.output.console import logger
+
 Result = TypeVar("Result")
+_recording = threading.RLock()
+
+
+class CannotCapture(RuntimeError):
+    """Why a function cannot be captured as a CUDA graph."""
 
 
 def capture(function: Callable[[], Result], *, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
@@ -23,6 +34,12 @@ def capture(function: Callable[[], Result], *, pool: Any = None) -> tuple[torch.
     """
     warm_up(function)
     return record(function, pool=pool)
+
+
+@cache
+def warn_not_captured(what: str, reason: str) -> None:
+    """Log, one time, what runs without graphs."""
+    logger.warning(f"warning: {what} run without CUDA graphs: slower, the same results. Capturing failed: {reason}")
 
 
 def shared_pool(kept: Iterable[torch.cuda.CUDAGraph]) -> Any:
@@ -50,11 +67,54 @@ def warm_up(function: Callable[[], object], *, times: int = 1, stream: Any = Non
 def record(
     function: Callable[[], Result], *, pool: Any = None, stream: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Record a function that is warmed up; nothing is computed. Other threads may use the device meanwhile."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        result = function()
+    """Record a function that is warmed up; nothing is computed. Other threads may use the device meanwhile.
+
+    Raises:
+        CannotCapture: what failed, and where. The function can still run without a graph.
+    """
+    graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
+    try:
+        with _nothing_collected(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            result = function()
+    except torch.cuda.OutOfMemoryError:
+        _abandon(pool)
+        raise
+    except RuntimeError as error:
+        _abandon(pool)
+        raise CannotCapture(_first_cause(error)) from error
     return graph, result
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Switch off garbage collection: CUDA ends a recording in which another graph is destroyed.
+
+    A graph in a reference cycle is destroyed by the collector, which may run at any line of Python in any thread.
+    """
+    with _recording:   # else the first thread to finish would switch it on for the others
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
+
+
+def _abandon(pool: Any) -> None:
+    """Stop directing memory to the pool of a recording that failed, which PyTorch before 2.12 goes on doing."""
+    with suppress(AttributeError, RuntimeError):   # it has stopped already
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+    torch.cuda.synchronize()
+
+
+def _first_cause(error: BaseException) -> str:
+    """The error that came first, and the line that raised it. The last one only says that the recording failed."""
+    while error.__context__ is not None:
+        error = error.__context__
+    said = " ".join(str(error).split())[:200]
+    lines = [line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__]
+    return f"{said} ({lines[-1].filename}:{lines[-1].lineno})" if lines else said
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class _Program:
 
     def __init__(self) -> None:
         self.calls: dict[Hashable, int] = {}
-        self.graphs: dict[Hashable, Callable[[Inputs], Results]] = {}
+        self.graphs: dict[Hashable, Callable[[Inputs], Results] | None] = {}   # None: cannot be captured
 
     def __call__(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         shapes = tuple((name, x.shape, x.dtype, x.device) for name, x in inputs.items())
@@ -116,8 +116,13 @@ class _Program:
             large = sum(x.numel() for x in inputs.values()) > MOST_NUMBERS
             if large or self.calls[key] < 3 or len(self.graphs) >= MOST_GRAPHS:
                 return self._run(loss_fn, inputs, names)
-            self.graphs[key] = self._captured(loss_fn, inputs, names)
-        return self.graphs[key](inputs)
+            try:
+                self.graphs[key] = self._captured(loss_fn, inputs, names)
+            except graphs.CannotCapture as reason:
+                self.graphs[key] = None
+                graphs.warn_not_captured("n-gram terms", str(reason))
+        replay = self.graphs[key]
+        return self._run(loss_fn, inputs, names) if replay is None else replay(inputs)
 
     def _run(self, loss_fn: JointLoss, inputs: Inputs, names: tuple[str, ...]) -> Results:
         """Loss, values of the parts, and slopes of the named statistics."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ngramloss.gpu.captured import CannotCapture, CapturedStep, Gradients
+from ngramloss.gpu.captured import CapturedStep, Gradients
+from ngramloss.gpu.graphs import CannotCapture
 from ngramloss.output.console import logger
 from ngramloss.steps import reduction
 from ngramloss.steps.padding import Batch, Step

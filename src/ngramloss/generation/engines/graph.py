@@ -192,6 +192,7 @@ class Searcher:
         self.seeds = torch.zeros(sources, K, dtype=torch.long, device=device)  # [B, K]
         self.is_blank = torch.zeros(sources, dtype=torch.bool, device=device)  # [B]
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.captures = device.type == "cuda"
 
     @property
     def bytes(self) -> int:
@@ -236,13 +237,16 @@ class Searcher:
 
     def token(self) -> None:
         """Add a token to all beams."""
-        if self.seeds.device.type != "cuda":
-            self._token()
-            return
+        if self.captures and self.graph is None:
+            try:
+                self._capture()
+            except graphs.CannotCapture as reason:
+                self.captures = False
+                graphs.warn_not_captured("tokens of generation", str(reason))
         if self.graph is None:
-            self._capture()
-        assert self.graph is not None
-        self.graph.replay()
+            self._token()
+        else:
+            self.graph.replay()
 
     @property
     def is_done(self) -> Tensor:
