@@ -130,7 +130,7 @@ def test_options_of_the_metric_are_typed_and_checked():
         "tokens": "auto",
         "stemmer": False,
     }
-    assert "train.best_options: rouge.tokens: must be one of default, unicode" in complaint(
+    assert "train.best_options: rouge.tokens: must be one of script, default, unicode" in complaint(
         "rouge2", 'train.best_options=["rouge.tokens=words"]'
     )
     assert "train.best_options: rouge.token: unknown option. Did you mean 'tokens'?" in complaint(
@@ -315,9 +315,10 @@ def test_a_metric_that_returns_something_else_is_told_before_training(returned, 
 
 def test_texts_that_the_metric_does_not_read_well_get_a_note():
     examples = [Example("1", "文", "今天天气很好")]
-    (note,) = notes_on(chosen("rouge2"), examples)
+    (note,) = notes_on(chosen("rouge2", 'train.best_options=["rouge.tokens=default"]'), examples)
     assert "the default rules read only a–z and 0–9" in note
-    assert notes_on(chosen("rouge2", 'train.best_options=["rouge.tokens=auto"]'), examples) == []
+    assert notes_on(chosen("rouge2"), examples) == []
+    assert score_of(chosen("rouge2"), examples, ["今天天气很好"]) == 100
 
 
 def test_the_corpus_score_leaves_out_documents_without_one():

@@ -214,10 +214,10 @@ def test_a_training_says_that_the_score_does_not_read_its_texts(place, tmp_path)
         )
     few = [f"data.name={tmp_path / 'data'}", "train.max_steps=2", "train.warmup_steps=0"]
     note = "rouge2: the default rules read only a–z and 0–9: they skip 100% of the letters here"
-    said = ran(place, tmp_path / "a", *few)
+    said = ran(place, tmp_path / "a", *few, 'train.best_options=["rouge.tokens=default"]')
     assert said.count(note) == 1
     assert "Use --set rouge.tokens=auto. In a recipe, train.best_options has such options.\n" in said
-    assert note not in ran(place, tmp_path / "b", *few, 'train.best_options=["rouge.tokens=auto"]')
+    assert note not in ran(place, tmp_path / "b", *few)
 
 
 @pytest.mark.parametrize("fsdp", ["false", "true"])

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ngramloss.cli import main
+from ngramloss.data import Example
 from ngramloss.data import sentences as splitting
 from ngramloss.data.languages import (
     SCRIPTS,
@@ -27,9 +28,11 @@ from ngramloss.data.languages import (
 from ngramloss.data.sentences import RULES, sentences, splitting_notes
 from ngramloss.data.statistics import WORD, words_of
 from ngramloss.metrics import overlap
+from ngramloss.metrics.gains import gain_of, gains_at_once
 from ngramloss.metrics.overlap import bleu, bleu_notes, tokenizer_of
-from ngramloss.metrics.registry import METRICS
+from ngramloss.metrics.registry import METRICS, compute_scores
 from ngramloss.metrics.rouge import NAMES, notes, rewritten, rouge
+from ngramloss.metrics.scores import corpus_score
 from ngramloss.metrics.shape import shape
 
 # language → a reference, a prediction that shares a part of it, and one that shares nothing
@@ -294,6 +297,9 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
+DEFAULTS = ("--set", "rouge.tokens=default", "--set", "bleu.tokenize=13a")
+
+
 def score(*arguments):
     return main(
         [
@@ -312,13 +318,13 @@ def score(*arguments):
 
 
 def test_notes_are_below_the_table_and_in_json(files, capsys):
-    assert score("--metrics", "rouge,bleu") == 0
+    assert score("--metrics", "rouge,bleu", *DEFAULTS) == 0
     text = capsys.readouterr().out
     assert text.count("rouge: the default rules read only a–z and 0–9: they skip 100% of the letters here") == 1
     assert "bleu: the tokenizer 13a does not split texts in scripts without spaces (Han): " in text
-    assert score("--json") == 0
+    assert score("--json", *DEFAULTS[:2]) == 0
     assert list(json.loads(capsys.readouterr().out)["notes"]) == ["rouge"]
-    assert score("--metrics", "rouge,bleu", "--set", "rouge.tokens=auto", "--set", "bleu.tokenize=auto", "--json") == 0
+    assert score("--metrics", "rouge,bleu", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["notes"] == {}
     assert "|tokens:auto|" in found["systems"][0]["signature"]["rouge"]
@@ -338,6 +344,7 @@ def test_the_page_has_the_notes(files, capsys):
                 "20",
                 "--metrics",
                 "rouge",
+                *DEFAULTS[:2],
                 "-o",
                 "page",
             ]
@@ -355,7 +362,7 @@ def test_saved_scores_come_with_their_notes(files, capsys):
     (run / "generation.json").write_text("{}")
     texts = []
     for _ in range(2):
-        assert main(["score", "run", "--samples", "20"]) == 0
+        assert main(["score", "run", "--samples", "20", *DEFAULTS[:2]]) == 0
         texts.append(capsys.readouterr().out)
     assert (run / "scores.jsonl").exists()
     assert texts[0] == texts[1]
@@ -376,6 +383,42 @@ def test_characters_and_vowel_signs_count_as_they_are_read():
     assert words_of("猫在睡觉。iPhone's 3.5") == [*"猫在睡觉", "iphone's", "3.5"]
     assert words_of(TEXTS["hi"][0])[:3] == ["बिल्ली", "खिड़की", "के"]
     assert shape([TEXTS["zh"][0]]).values["words"] == [11]
+
+
+@pytest.mark.parametrize("language", TEXTS)
+@pytest.mark.parametrize("metric", ["rouge", "bleu"])
+def test_the_script_of_references_decides_how_texts_are_read_unless_that_is_given(metric, language):
+    reference, half, other = TEXTS[language]
+    values = {}
+    for text in (reference, half, other, "only latin here " * 9):
+        values[text] = compute_scores(metric, {"references": [[reference]], "predictions": [text]}, {}, documents=1)
+    assert len({scores.signature for scores in values.values()}) == 1  # whatever a system writes
+    name = "rouge1" if metric == "rouge" else "bleu"
+    assert corpus_score(values[reference], name) == pytest.approx(100)
+    assert 100 > corpus_score(values[half], name) > corpus_score(values[other], name)
+    plain = {"tokens": "default"} if metric == "rouge" else {"tokenize": "13a"}
+    given = compute_scores(metric, {"references": [[reference]], "predictions": [half]}, plain, documents=1)
+    assert "|tokens:default|" in given.signature or "|tok:13a|" in given.signature
+
+
+@settings(max_examples=100, deadline=None)
+@given(ENGLISH.filter(bool), ENGLISH)
+def test_english_references_are_read_by_the_published_rules(reference, prediction):
+    texts = {"references": [[reference]], "predictions": [prediction]}
+    for metric, options in (("rouge", {"tokens": "default"}), ("bleu", {"tokenize": "13a"})):
+        usual, published = (compute_scores(metric, texts, each, documents=1) for each in ({}, options))
+        assert (usual.values, usual.signature) == (published.values, published.signature)
+
+
+@pytest.mark.parametrize("name", ["rouge2", "bleu"])
+def test_a_gain_does_not_depend_on_the_other_examples(name):
+    examples = [Example(language, "", texts[0]) for language, texts in TEXTS.items()]
+    texts = [[half, reference, other] for reference, half, other in TEXTS.values()]
+    together = gains_at_once(gain_of(name, {}), examples, texts)
+    assert together == [
+        gains_at_once(gain_of(name, {}), [one], [own])[0] for one, own in zip(examples, texts, strict=True)
+    ]
+    assert all(values[1] == pytest.approx(1) for values in together)
 
 
 # ── BLEU ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -255,9 +255,23 @@ def test_two_processes_write_their_shares_and_the_first_one_scores(tmp_path, mon
     assert found["rouge1"] == pytest.approx(rouge([source for source, _ in PAIRS])["eval_rouge1"])
 
 
+def test_texts_are_read_by_the_script_of_the_references_or_by_options(messages):
+    texts = ["今天天气很好我们去公园", "他昨天去了北京"]
+    rows = [{"document": "文", "summary": text} for text in texts]
+    found = ng.ScoreTexts(rows, scores=["rouge2", "bleu"])
+    assert found._scores(texts, found.examples) == pytest.approx({"rouge2": 100, "bleu": 100})
+    assert not messages
+    told = ng.ScoreTexts(rows, scores=["rouge2"], options={"rouge": {"tokens": "default"}})
+    assert told._scores(texts, told.examples) == {"rouge2": 0}
+    assert "they skip 100% of the letters" in messages[0]
+    assert messages[0].endswith('options={"rouge": {"tokens": "auto"}}.')
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"options": {"bleu": {}}}, r"options: no score of bleu is computed. Metrics of the scores: rouge\."),
+        ({"options": {"rouge": {"token": "auto"}}}, r"rouge\.token: unknown option. Did you mean 'tokens'\?"),
         (
             {"scores": ["rogue2"]},
             r"scores: 'rogue2' is no score\. Did you mean 'rouge2'\? Scores of generated texts: rouge1",

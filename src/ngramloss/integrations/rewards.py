@@ -99,7 +99,7 @@ def rouge(score: str = "rouge", *, reference: str = "reference", **options: Any)
     Args:
         score: ``rouge1``, ``rouge2``, ``rougeL`` or ``rougeLsum``; ``rouge`` is the mean of 1, 2 and Lsum.
         reference: the column with the references.
-        options: of the metric, such as ``stemmer=False``, or ``tokens="auto"`` for texts that are not English.
+        options: of the metric, such as ``stemmer=False``, or ``tokens="auto"`` for letters beside a–z.
     """
     if score not in ("rouge", *ROUGE):
         raise UserError(f"rouge: choose from rouge, {', '.join(ROUGE)}, got {score!r}.")
@@ -107,7 +107,7 @@ def rouge(score: str = "rouge", *, reference: str = "reference", **options: Any)
 
 
 def bleu(*, reference: str = "reference", **options: Any) -> Reward:
-    """Sentence BLEU with sacreBLEU's smoothing, from 0 to 1; ``tokenize="auto"`` chooses a tokenizer by the script."""
+    """Sentence BLEU with sacreBLEU's smoothing, from 0 to 1, with the tokenizer for the script of the references."""
     return metric("bleu", reference=reference, **options)
 
 

@@ -22,6 +22,7 @@ from ngramloss.generation.writer import Writer
 from ngramloss.hf.calls import put_first
 from ngramloss.hf.heads import adds_tokens, bare
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
+from ngramloss.metrics.registry import checked_options
 from ngramloss.metrics.scores import Absent, corpus_score
 from ngramloss.models.loading import is_causal
 from ngramloss.output.console import logger
@@ -31,6 +32,7 @@ from ngramloss.training.validation import TRIED, from_first, texts_of_all, uncha
 
 LONGEST_SOURCE = 1024
 ROUGE = ("rouge1", "rouge2", "rougeL")
+ARGUMENT = 'options={"rouge": {"tokens": "auto"}}'
 
 
 class ScoreTexts(TrainerCallback):
@@ -45,6 +47,7 @@ class ScoreTexts(TrainerCallback):
         examples: rows in memory: a document and a summary, in the usual columns, ``prompt`` and ``completion``, or
             ``messages``, whose last answer is the reference.
         scores: names of scores; those that need a model of their own are refused.
+        options: metric → its options, such as ``{"rouge": {"stemmer": False}}``.
         tokenizer: by default the trainer's ``processing_class``.
         prompt: for a decoder-only model and columns other than ``prompt`` and ``messages``: a template with
             ``{source}``, or ``"chat"``, as in ``data.prompt``. Use the one that the training rows were made with.
@@ -67,6 +70,7 @@ class ScoreTexts(TrainerCallback):
         examples: Iterable[Mapping[str, Any]],
         *,
         scores: Sequence[str] = ROUGE,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
         tokenizer: Any = None,
         prompt: str = "",
         max_source: int | None = None,
@@ -81,6 +85,11 @@ class ScoreTexts(TrainerCallback):
         self._metrics: dict[str, list[str]] = {}
         for name in scores:
             self._metrics.setdefault(metric_of(name, "scores"), []).append(name)
+        if others := [name for name in options or {} if name not in self._metrics]:
+            raise UserError(
+                f"options: no score of {others[0]} is computed. Metrics of the scores: {', '.join(self._metrics)}."
+            )
+        self._options = {name: checked_options(name, (options or {}).get(name, {})) for name in self._metrics}
         self._tokenizer, self._batch_size = tokenizer, batch_size
         self._max_new_tokens, self._num_beams = max_new_tokens, num_beams
         self._prompt, self._max_source = prompt, max_source
@@ -88,9 +97,9 @@ class ScoreTexts(TrainerCallback):
         self._last = (-1, "")
         tried = self.examples[:TRIED]
         self._scores([example.target for example in tried], tried)  # a metric that cannot score them raises now
-        for metric in self._metrics:
-            for note in notes_on_references(metric, tried, {}):
-                logger.info(note)
+        for metric, chosen in self._options.items():
+            for note in notes_on_references(metric, self.examples, chosen):
+                logger.info(f"ScoreTexts: {note} Of ScoreTexts, options are an argument, such as {ARGUMENT}.")
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move before the reporting callbacks, and check that the model can read the examples."""
@@ -177,7 +186,7 @@ class ScoreTexts(TrainerCallback):
         found: dict[str, float] = {}
         for metric, names in self._metrics.items():
             try:
-                scores = scores_on(metric, examples, texts, {})
+                scores = scores_on(metric, examples, texts, self._options[metric])
             except Absent as reason:
                 raise UserError(f"scores: {reason}") from None
             found |= {name: corpus_score(scores, name) for name in names}

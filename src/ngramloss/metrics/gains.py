@@ -10,10 +10,10 @@ from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from ngramloss.data import Example
-from ngramloss.data.languages import AUTO
+from ngramloss.data.languages import language_of
 from ngramloss.data.sentences import sentences
 from ngramloss.errors import UserError
-from ngramloss.metrics.on_examples import notes_on_references, scores_on
+from ngramloss.metrics.on_examples import notes_on_references, references_of, scores_on
 from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
 from ngramloss.metrics.scores import Absent
 from ngramloss.output.progress import Progress
@@ -164,7 +164,7 @@ def gains_of(
         UserError: the metric lacks something, or a candidate has no score between 0 and 100.
     """
     workers = _workers(gain, sum(map(len, texts)), processes)
-    size = PART if gain.metric in IN_PARTS and gain.options.get("tokenize") != AUTO else max(len(texts), 1)
+    size = PART if gain.metric in IN_PARTS else max(len(texts), 1)
     starts = range(0, len(texts), size)
     parts = (
         (gain, list(examples[start : start + size]), [list(each) for each in texts[start : start + size]])
@@ -251,8 +251,20 @@ def _each(parts: Iterator[Part], workers: int) -> Iterator[list[list[float]]]:
 
 
 def _part(part: Part) -> list[list[float]]:
-    """The gains of some examples. Equal texts of an example are scored once, if the metric scores each on its own."""
+    """The gains of some examples. What depends on the script of references depends on those of each example alone."""
     gain, examples, texts = part
+    alone = gain.metric in IN_PARTS
+    languages = [language_of(references_of(example)) if alone else "" for example in examples]
+    found: dict[int, list[float]] = {}
+    for language in dict.fromkeys(languages):
+        alike = [row for row, own in enumerate(languages) if own == language]
+        of_alike = ([examples[row] for row in alike], [texts[row] for row in alike])
+        found |= zip(alike, _gains_of_language(gain, *of_alike), strict=True)
+    return [found[row] for row in range(len(examples))]
+
+
+def _gains_of_language(gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> list[list[float]]:
+    """The gains of examples of one language. Equal texts of an example are scored once, if each is scored alone."""
     each = [list(dict.fromkeys(own)) if gain.metric in IN_PARTS else own for own in texts]
     owners = [example for example, own in zip(examples, each, strict=True) for _ in own]
     scored = [

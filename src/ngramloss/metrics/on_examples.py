@@ -25,11 +25,16 @@ def notes_on_references(name: str, examples: Sequence[Example], options: Mapping
     return METRICS[name].notes_on(_read(examples, [example.target for example in examples]), options)
 
 
+def references_of(example: Example) -> list[str]:
+    """Its references: several, or its target."""
+    return list(example.references) or [example.target]
+
+
 def _read(examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:
     """What a metric may read."""
     return {
         "ids": [example.id for example in examples],
         "documents": [example.source for example in examples],
-        "references": [list(example.references) or [example.target] for example in examples],
+        "references": [references_of(example) for example in examples],
         "predictions": list(texts),
     }

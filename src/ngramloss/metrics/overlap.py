@@ -33,7 +33,7 @@ NOTED = 0.05
 """From this share of letters in such scripts on, a note says so."""
 
 
-def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str = "13a") -> Scores:
+def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str = AUTO) -> Scores:
     """Corpus BLEU. A document's score is its sentence BLEU with sacreBLEU's smoothing.
 
     Args:

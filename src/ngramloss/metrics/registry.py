@@ -66,9 +66,13 @@ class Metric:
         """Sentences about texts that it does not read well with these options."""
         if not self.notes:
             return []
-        every = {name: setting.default for name, setting in self.options.items() if not setting.required}
         notes: Callable[..., list[str]] = load_function(self.notes)
-        return notes(*(texts[name] for name in self.reads), **every | dict(options))
+        return notes(*(texts[name] for name in self.reads), **self.every_option(options))
+
+    def every_option(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options, and the defaults of those that are not given."""
+        defaults = {name: setting.default for name, setting in self.options.items() if not setting.required}
+        return defaults | dict(options)
 
     @property
     def description(self) -> str:
@@ -123,9 +127,10 @@ _BUILTIN = {
             "stemmer": Setting(True, help="compare Porter stems, as most published scores do"),
             "sentences": Setting("newline", choices=("newline", "pysbd", "period"), help="how Lsum splits sentences"),
             "tokens": Setting(
-                "default",
-                choices=("default", "unicode", "characters", "auto"),
-                help="how texts are split into words; default keeps only a to z and 0 to 9, auto chooses by script",
+                "script",
+                choices=("script", "default", "unicode", "characters", "auto"),
+                help="how texts are split into words: default keeps a to z and 0 to 9, auto letters of any script; "
+                "script is auto if most letters of the references are not Latin, otherwise default",
             ),
             "language": _LANGUAGE,
             "parts": Setting(False, help="also show precision and recall"),
@@ -140,7 +145,7 @@ _BUILTIN = {
         extra="score",
         options={
             "tokenize": Setting(
-                "13a", help="tokenizer of sacreBLEU, such as 13a, intl, zh or ja-mecab; auto chooses by script"
+                "auto", help="tokenizer of sacreBLEU, such as 13a, intl, zh or ja-mecab; auto chooses by script"
             )
         },
         notes=f"{_HERE}.overlap:bleu_notes",

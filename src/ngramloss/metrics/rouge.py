@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from ngramloss.data.languages import letters, normalised, percent, token_pattern
+from ngramloss.data.languages import LATIN, SCRIPTS, language_of, letters, normalised, percent, token_pattern
 from ngramloss.data.sentences import split_many, splitting_notes
 from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, reference_count, reference_facts, signature
@@ -19,6 +19,8 @@ PARTS = tuple(f"{name}_{part}" for name in NAMES for part in ("precision", "reca
 _DEFAULT = re.compile("[a-z0-9]+", re.IGNORECASE)
 TOKENS = {"default": _DEFAULT, "unicode": re.compile(r"\w+"), "characters": re.compile(r"\S"), "auto": _DEFAULT}
 """Name → approximately what a token is, to estimate memory; for auto in the text of :func:`rewritten`."""
+SCRIPT = "script"
+"""The option that chooses ``default`` or ``auto`` by the references, see :func:`tokens_of`."""
 SKIPPED = 0.005
 """From this share of letters on that the default rules skip, a note says so."""
 LARGEST = 500_000_000
@@ -31,7 +33,7 @@ def rouge(
     *,
     stemmer: bool = True,
     sentences: str = "newline",
-    tokens: str = "default",
+    tokens: str = SCRIPT,
     language: str = "auto",
     parts: bool = False,
 ) -> Scores:
@@ -45,7 +47,8 @@ def rouge(
         predictions: one for each document.
         stemmer: compare Porter stems, as most published scores do. Only words of a–z are stemmed.
         sentences: how Lsum splits sentences: ``newline``, or a splitter such as ``pysbd``.
-        tokens: ``default`` keeps only a–z and 0–9; ``auto`` keeps letters of any script, and makes each character of
+        tokens: ``script`` is :func:`tokens_of` the references, which the signature names; ``default`` keeps only a–z
+            and 0–9; ``auto`` keeps letters of any script, and makes each character of
             Chinese, Japanese, Thai, Lao, Khmer and Burmese a token, which for plain English are the default's tokens;
             ``unicode`` keeps words by the rules of Unicode; ``characters`` makes each character a token.
         language: for the splitter; see ``ngramloss.data.sentences``.
@@ -55,12 +58,14 @@ def rouge(
     Example:
         >>> rouge([["the cat sat"]], ["the cat ran"]).values["rouge1"]
         [66.66...]
-        >>> rouge([["猫坐着"]], ["猫坐了"], tokens="auto").values["rouge1"]
+        >>> rouge([["猫坐着"]], ["猫坐了"]).values["rouge1"]
         [66.66...]
     """
     check_lengths(references=references, predictions=predictions)
+    if tokens == SCRIPT:
+        tokens = tokens_of(references)
     if tokens not in TOKENS:
-        raise UserError(f"unknown tokens {tokens!r} for ROUGE; choose from {', '.join(TOKENS)}.")
+        raise UserError(f"unknown tokens {tokens!r} for ROUGE; choose from {', '.join([SCRIPT, *TOKENS])}.")
     several = reference_count(references)
     plain, lines = list(NAMES), list(NAMES[:0])
     if sentences != "newline":
@@ -108,7 +113,7 @@ def notes(
     """
     texts = [*(text for golds in references for text in golds), *predictions]
     found = []
-    if tokens == "default":
+    if (tokens_of(references) if tokens == SCRIPT else tokens) == "default":
         counts = letters(texts)
         empty = sum(not _DEFAULT.search(text) and any(map(str.isalpha, text)) for text in texts)
         if counts.share_not_ascii >= SKIPPED or empty:
@@ -119,6 +124,16 @@ def notes(
                 f"the letters here ({some}){none}. Use --set rouge.tokens=auto."
             )
     return found + splitting_notes(texts, sentences, language, "--set rouge.language")
+
+
+def tokens_of(references: Sequence[Sequence[str]]) -> str:
+    """The tokens for the references' script: ``auto`` if most of their letters are not Latin, otherwise ``default``.
+
+    >>> tokens_of([["今天天气很好"]]), tokens_of([["Käse"]])
+    ('auto', 'default')
+    """
+    latin = language_of(text for golds in references for text in golds) == SCRIPTS[LATIN][0]
+    return "default" if latin else "auto"
 
 
 def rewritten(text: str) -> str:

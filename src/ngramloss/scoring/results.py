@@ -156,7 +156,8 @@ def score_systems(
         for index, system in enumerate(texts.names):
             of_system = given | {"predictions": texts.texts[index]}
             taken = {text: of_system[text] for text in metric.reads}
-            key = score_cache.key(name, chosen[name], taken, packages=metric.packages, source=source)
+            every = metric.every_option(chosen[name])
+            key = score_cache.key(name, every, taken, packages=metric.packages, source=source)
             before = saved[index].metrics.get(name)
             if before is not None and before.key == key and not before.pooled:
                 scores[index][name] = before
