@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import zlib
 
 import models
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from ngramloss.errors import UserError
+from ngramloss.storage import checksums
 from ngramloss.training import checkpoints
 from ngramloss.training.checkpoints import SEAL, copy_model, fault, find, prune, seal
 from ngramloss.training.loop import State
@@ -208,6 +210,29 @@ def test_of_a_linked_checkpoint_only_the_link_is_deleted(tmp_path):
     prune(folder, keep=1, best=None)
     assert left(folder) == [2]
     assert not fault(theirs), "no file of it was touched, not even its seal"
+
+
+def test_a_checkpoint_whose_files_are_elsewhere_is_neither_continued_nor_copied(tmp_path):
+    secret = tmp_path / "secret.json"
+    secret.write_text("{}")
+    (folder := tmp_path / "checkpoints").mkdir()
+    for number in (1, 2, 3):
+        checkpoint(folder, number)
+    (folder / "checkpoint-2" / "secret.json").symlink_to(secret)
+    sealed = json.loads((folder / "checkpoint-3" / SEAL).read_text())
+    sealed["files"]["../../secret.json"] = [2, zlib.crc32(b"{}")]
+    sealed["checksum"] = checksums._own_checksum(sealed)
+    (folder / "checkpoint-3" / SEAL).write_text(json.dumps(sealed))
+    (folder / "checkpoint-4").symlink_to(shutil.copytree(folder / "checkpoint-1", tmp_path / "checkpoint-4"))
+    found = find(folder)
+    assert found.newest == folder / "checkpoint-1"
+    assert "checkpoint-4 leads out of" in found.broken[folder / "checkpoint-4"]
+    assert "'..' is not the name of a file" in found.broken[folder / "checkpoint-3"]
+    assert "secret.json leads out of" in found.broken[folder / "checkpoint-2"]
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UserError, match=r"secret\.json leads out of"):
+        copy_model(folder / "checkpoint-2", tmp_path / "model")
+    assert not (tmp_path / "model" / "secret.json").exists()
 
 
 def test_one_that_was_never_sealed_is_deleted_like_any_other(tmp_path):

@@ -1,6 +1,8 @@
 """Files and folders that are never seen in part, whatever is put in their way, and one process at a time in a folder."""
 
 import os
+import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -18,6 +20,7 @@ from ngramloss.storage.files import (
     MOST_DOTS,
     appended,
     cache_folder,
+    inside,
     lock_folder,
     parse_toml,
     remove,
@@ -289,6 +292,38 @@ def test_other_errors_and_those_that_name_a_file_stay_as_they_are(tmp_path):
         with pytest.raises(type(error)) as raised, writing(tmp_path):
             raise error
         assert raised.value is error
+
+
+def test_of_a_copy_that_does_not_fit_the_target_is_named_and_not_the_source(tmp_path):
+    (tmp_path / "source").write_bytes(bytes(2**16))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**15, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as refused, writing(tmp_path / "target"):
+            shutil.copyfile(tmp_path / "source", tmp_path / "target")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert refused.value.filename == str(tmp_path / "target")
+
+
+# Names and links
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/x", "a/b", "a\0b", None, 3, ["x"]])
+def test_what_is_not_the_name_of_a_file_is_not_looked_for(name, tmp_path):
+    with pytest.raises(UserError, match=r"is not the name of a file or folder in "):
+        inside(tmp_path, name)
+
+
+def test_links_are_followed_inside_of_a_folder_alone(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name, target in (("here", "x"), ("loop", "loop"), ("out", "../secret"), ("around", "../folder/x")):
+        (tmp_path / "folder" / name).symlink_to(target)
+    for name in ("here", "loop", "around", "none"):
+        assert inside(tmp_path / "folder", name) == tmp_path / "folder" / name
+    with pytest.raises(UserError, match=rf"out leads out of .*folder, to {tmp_path}/secret\. Replace the link"):
+        inside(tmp_path / "folder", "out")
+    assert inside(tmp_path / "folder", "out", may_link=True)
 
 
 def json_of_a_benchmark(path):

@@ -449,6 +449,24 @@ def test_a_file_called_model_is_no_model_and_is_not_taken_for_one(ours, capsys):
 def test_no_prediction_is_written_through_a_link(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "predictions.partial-0.jsonl").symlink_to(tmp_path / "elsewhere")  # which is not there yet
-    assert generate("lead-3", "--data", "newswire", "--out", tmp_path / "out") == 0
+    assert generate("lead-3", "--data", "newswire", "--out", tmp_path / "out") == 2
     assert not (tmp_path / "elsewhere").exists()
-    assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", [*NAMES, "predictions.partial-0.jsonl", "process-1.alive"])
+def test_only_the_model_of_a_run_may_be_elsewhere(name, tmp_path):
+    (outside := tmp_path / "outside").mkdir()
+    (folder := tmp_path / "run").mkdir()
+    (folder / name).symlink_to(outside)
+    run = RunFolder(folder)
+    attribute = next((key for key, part in vars(RunFolder).items() if getattr(part, "name", "") == name), "")
+    if attribute == "model":
+        assert run.model.is_dir()
+        return
+    with pytest.raises(UserError, match=rf"{name} leads out of {folder}, to {outside}\. Replace the link by a copy"):
+        run.share(0) if "partial" in name else run.beat(1) if "alive" in name else getattr(run, attribute)
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "run")
+    (folder / name).unlink()
+    (folder / name).symlink_to("inside")
+    run = RunFolder(tmp_path / "elsewhere")  # a whole run may be a link
+    assert run.share(0) if "partial" in name else run.beat(1) if "alive" in name else getattr(run, attribute)

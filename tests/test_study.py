@@ -752,6 +752,22 @@ def test_a_damaged_result_is_named(content, message, path, instant, capsys):
     assert f"{damaged} {message}" in err
 
 
+def test_the_results_of_a_stranger_write_nothing_outside_of_the_results(path, instant, capsys):
+    whole(capsys)
+    shutil.move("mine", "theirs")
+    file = Path("theirs/news/ce-learning_rate0.001-seed1.validation.beam2.json")
+    file.write_text(file.read_text().replace('"validation"', '"x/../../../outside/evil"'))
+    Path("mine/outside").mkdir(parents=True)
+    Path("mine/news/ce-learning_rate0.001-seed1.x").mkdir(parents=True)
+    code, _, err = shown(capsys, "--show", "--resume", "theirs")
+    assert code == 2
+    assert "seed1.x/../../../outside/evil.beam2.json' is not the name of a file or folder in mine." in err
+    assert not list(Path("mine").glob("**/evil*"))
+    file.unlink()
+    file.symlink_to(Path("mine.toml").resolve())
+    assert shown(capsys, "--show", "--resume", "theirs")[0] == 2
+
+
 @pytest.mark.parametrize("part", ["made_of", "signatures"])
 def test_results_of_other_data_or_scored_otherwise_are_not_compared(part, path, instant, capsys):
     whole(capsys)

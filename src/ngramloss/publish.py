@@ -19,7 +19,7 @@ from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import CHAT, NO_SOURCE, SOURCE, Recipe
 from ngramloss.scoring import provenance, score_cache
 from ngramloss.scoring.systems import align
-from ngramloss.storage.files import fingerprint, read_object, whole_folder
+from ngramloss.storage.files import fingerprint, inside, read_object, whole_folder
 from ngramloss.storage.run_folder import READ, RunFolder, weight_files
 
 CARD = "README.md"
@@ -71,7 +71,7 @@ def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> Pu
     repo = _checked(repo or f"{OWNER}/{re.sub(r'[^A-Za-z0-9_.]+', '-', folder.resolve().name).strip('-.')}")
     if out.exists():
         raise UserError(f"{out} exists already. Delete it, or choose another folder with -o.")
-    config = read_object(run.model / "config.json")
+    config = read_object(inside(run.path, run.model.name, "config.json"))
     with run.lock(option="run"), whole_folder(out) as partial:
         _copy_model(run, partial)
         evaluation = _evaluation(run)

@@ -14,6 +14,7 @@ from ngramloss.data import rows as files
 from ngramloss.data.rows import BadRow, Row
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
+from ngramloss.storage.files import inside
 
 BUILT_IN = "newswire"
 
@@ -163,7 +164,7 @@ def _saved_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
             split = json.loads((folder / "state.json").read_text(encoding="utf-8")).get("_split") or "train"
             return {str(split): [folder]}
         names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        return {SPLIT_ALIASES.get(str(name), str(name)): [folder / str(name)] for name in names}
+        return {SPLIT_ALIASES.get(str(name), str(name)): [inside(folder, name, may_link=True)] for name in names}
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -20,7 +20,7 @@ from ngramloss.metrics.pretrained import quiet_loading
 from ngramloss.models.settings import check_settings, try_out
 from ngramloss.recipe import Generation, Model
 from ngramloss.storage.checksums import cached_folder
-from ngramloss.storage.files import FULL, cache_folder, read_object
+from ngramloss.storage.files import FULL, cache_folder, is_file_name, read_object
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 GUIDED = "guided_bart"
@@ -76,7 +76,7 @@ def _check_indices(folder: Path) -> None:
             if not isinstance(parts, dict) or not parts:
                 raise UserError(f"{path.name} has no weight_map, which says where each tensor is")
             for name in parts.values():
-                if not isinstance(name, str) or not name.endswith(suffix) or Path(name).name != name:
+                if not is_file_name(name) or not name.endswith(suffix):
                     raise UserError(f"{path.name} names {name!r}, which is not a {suffix} file in the same folder")
 
 

@@ -13,7 +13,7 @@ from ngramloss.data.statistics import words_of
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.scoring.systems import listed
 from ngramloss.scoring.texts import lines, read_texts
-from ngramloss.storage.files import write_whole
+from ngramloss.storage.files import inside, write_whole
 
 MARKS = ("<q>", "<t>", "</t>", "<n>", "<S_SEP>", "[X_SEP]", "[SEP]", r"\n")
 """Sentence separators in released files of BertSum, UniLM, ProphetNet and Pegasus. The last is a backslash and n."""
@@ -149,7 +149,7 @@ def _documents(folder: Path) -> dict[str, str]:
             raise UserError(f"{path} has no number in its name. A folder must have one numbered file per document.")
         if int(number[0]) in numbered:
             raise UserError(f"{numbered[int(number[0])]} and {path} have the same number. Remove one of them.")
-        numbered[int(number[0])] = path
+        numbered[int(number[0])] = inside(folder, path.name)
     if not numbered:
         raise UserError(f"{folder} has no files. A folder must have one numbered file per document.")
     numbers = sorted(numbered)

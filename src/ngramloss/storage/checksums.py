@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ngramloss.errors import UserError
 from ngramloss.output.console import logger
-from ngramloss.storage.files import lock_folder, read_json, remove, whole_folder, write_whole, writing
+from ngramloss.storage.files import inside, lock_folder, read_json, remove, whole_folder, write_whole, writing
 
 SEAL = "whole.json"
 """The file that is written last: names, sizes and checksums of the others, and facts about the folder."""
@@ -57,8 +58,13 @@ def damage(folder: Path, *, exact: bool = False) -> str:
         return "writing it did not finish"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # it may contain anything
         return f"its {SEAL} cannot be read"
-    for name, size, checksum in files:
-        path = folder / name
+    try:
+        paths = [inside(folder, *Path(name).parts) for name, _, _ in files]
+        for path in _files(folder):
+            inside(folder, *path.relative_to(folder).parts)
+    except UserError as reason:
+        return str(reason).rstrip(".")
+    for path, (name, size, checksum) in zip(paths, files, strict=True):
         if not path.is_file():
             return f"{name} is missing"
         if path.stat().st_size != size:

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeGuard
 
 from ngramloss.errors import UserError
 
@@ -39,14 +39,41 @@ _FULL_TEXTS = re.compile(r"No space left on device|\(os error (28|122|27)\)|\d+ 
 """How Rust and NumPy tell of them, in other exceptions."""
 
 
+def inside(folder: Path, *names: str, may_link: bool = False) -> Path:
+    """The path of a file in a folder, from its name, or from the names of the folders on the way to it.
+
+    Whatever a file of somebody else names, and whatever is in somebody else's folder, is found with this function.
+    Raises ``UserError`` if a name is a path, such as ``../x``, or if a link leads out of the folder, unless it may.
+
+    >>> inside(Path("runs"), "mine", "log.jsonl").as_posix()
+    'runs/mine/log.jsonl'
+    """
+    for name in names:
+        if not is_file_name(name):
+            raise UserError(f"{name!r} is not the name of a file or folder in {folder}.")
+    path = folder.joinpath(*names)
+    real = Path(os.path.realpath(path))  # unlike resolve(), of a link to itself, too
+    if not may_link and not real.is_relative_to(os.path.realpath(folder)):
+        raise UserError(f"{path} leads out of {folder}, to {real}. Replace the link by a copy, if you trust it.")
+    return path
+
+
+def is_file_name(name: object) -> TypeGuard[str]:
+    """Whether something from a file is the name of a file or folder, and not a path."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..") and "\0" not in name
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file or folder in the error of a full disk. Python leaves it out, and libraries may raise anything."""
+    """Name the file or folder in the error of a full disk.
+
+    Python leaves it out, or names the source of a copy; libraries may raise anything.
+    """
     try:
         yield
     except Exception as error:
         number = error.errno if isinstance(error, OSError) else None
-        named = isinstance(error, OSError) and error.filename
+        named = isinstance(error, OSError) and error.filename and not error.filename2
         if named or not (number in FULL or _FULL_TEXTS.search(str(error))):
             raise
         number = number or errno.ENOSPC

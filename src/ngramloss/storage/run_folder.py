@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ngramloss.errors import UserError
-from ngramloss.storage.files import fingerprint, lock_folder, object_or_empty, remove, write_whole
+from ngramloss.storage.files import fingerprint, inside, lock_folder, object_or_empty, remove, write_whole
 
 
 class Busy(UserError):
@@ -19,13 +19,13 @@ class Busy(UserError):
 
 
 class _Part:
-    """A file or folder of a run, as an attribute that returns its path."""
+    """A file or folder of a run, as an attribute that returns its path. Raises if it is a link out of the folder."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *, may_link: bool = False) -> None:
+        self.name, self.may_link = name, may_link
 
     def __get__(self, run: RunFolder, owner: object = None) -> Path:
-        return run.path / self.name
+        return inside(run.path, self.name, may_link=self.may_link)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunFolder:
     checkpoints = _Part("checkpoints")
     card = _Part("card.md")  # what was trained on which data
     weights = _Part("weights.json")  # the fingerprint of the model's weights
-    model = _Part("model")  # written last, in one step
+    model = _Part("model", may_link=True)  # written last, in one step; large, so it may be elsewhere
     generation = _Part("generation.json")  # which weights wrote the predictions, with which settings
     references = _Part("references.jsonl")
     predictions = _Part("predictions.jsonl")
@@ -59,15 +59,15 @@ class RunFolder:
 
     def share(self, rank: int, noun: str = "predictions") -> Path:
         """The file in which one process collects its predictions or candidates."""
-        return self.path / f"{noun}.partial-{rank}.jsonl"
+        return inside(self.path, f"{noun}.partial-{rank}.jsonl")
 
     def shares(self, noun: str = "predictions") -> list[Path]:
         """These files of all processes of an unfinished job."""
-        return sorted(self.path.glob(f"{noun}.partial-*.jsonl"))
+        return [inside(self.path, path.name) for path in sorted(self.path.glob(f"{noun}.partial-*.jsonl"))]
 
     def beat(self, rank: int) -> Path:
         """The file that one of several processes touches while it works."""
-        return self.path / f"process-{rank}.alive"
+        return inside(self.path, f"process-{rank}.alive")
 
     @property
     def finished(self) -> bool:

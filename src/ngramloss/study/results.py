@@ -20,7 +20,7 @@ from ngramloss.output.console import logger
 from ngramloss.recipe import Recipe
 from ngramloss.scoring import provenance, systems
 from ngramloss.scoring.score_cache import number
-from ngramloss.storage.files import fingerprint, read_object, write_whole
+from ngramloss.storage.files import fingerprint, inside, read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder, weight_files
 from ngramloss.study.plan import SYSTEM_ROW, DataSet, Study, Training
 from ngramloss.version import __version__
@@ -204,7 +204,7 @@ class ResultFolder:
     def write(self, result: Result) -> None:
         """Write a result, in place of an earlier failure."""
         training = result.training
-        path = self.path / training.set / f"{training.name}.{training.split}.{result.writing}.json"
+        path = inside(self.path, training.set, f"{training.name}.{training.split}.{result.writing}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_json(result))
 
@@ -213,7 +213,7 @@ class ResultFolder:
 
         Raises if the study has other confirmation seeds now.
         """
-        path = self.path / data.name / file
+        path = inside(self.path, data.name, file)
         if not path.exists():
             return None
         saved = read_object(path, "Restore it: it says which rows the test set was used for.")
@@ -243,9 +243,9 @@ class ResultFolder:
             return
         self.raise_if_others_confirmed(data, rows, file)
         if self.confirmed(data, file) is None:
-            (self.path / data.name).mkdir(parents=True, exist_ok=True)
+            inside(self.path, data.name).mkdir(parents=True, exist_ok=True)
             content = {"rows": rows, "seeds": self.study.confirmation}
-            write_whole(self.path / data.name / file, json.dumps(content, indent=1) + "\n")
+            write_whole(inside(self.path, data.name, file), json.dumps(content, indent=1) + "\n")
 
     def merge(self, other: Path) -> int:
         """Copy the results of another folder that are not here, or failed here. Returns their number.
@@ -308,14 +308,14 @@ def raise_unless_same_study(folder: Path, study: Study) -> None:
 
 def _study_of(folder: Path) -> str | None:
     """Whose folder it is; None if it does not say."""
-    path = folder / MARKER
+    path = inside(folder, MARKER)
     return read_object(path).get("study") if path.exists() else None
 
 
 def _read(path: Path) -> Result:
     """A result from its file."""
     advice = "Delete it; its texts are scored again."
-    content = read_object(path, advice)
+    content = read_object(inside(path.parent.parent, path.parent.name, path.name), advice)
     try:
         own = {name: content.pop(name) for name in Training._fields}
         return Result(Training(**{**own, "setting": tuple(own["setting"])}), **content)

@@ -36,7 +36,7 @@ from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data, Model, Recipe
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, Padder
-from ngramloss.storage.files import fingerprint, read_object
+from ngramloss.storage.files import fingerprint, inside, read_object
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 from ngramloss.systems.candidate_sets import (
     CandidateSet,
@@ -360,7 +360,7 @@ def metric_of(run: RunFolder) -> dict[str, Any]:
     """The metric of the gains that a reranker was trained on; empty if it is not known."""
     saved = next(iter(sorted(run.checkpoints.glob(f"*/{IDENTITY}"))), None)
     if saved is not None:
-        found: dict[str, Any] = read_object(saved).get(METRIC) or {}
+        found: dict[str, Any] = read_object(inside(run.checkpoints, saved.parent.name, saved.name)).get(METRIC) or {}
         return found
     own = recipe.load(str(run.recipe), objective=False)
     return next((about[METRIC] for path in _trained_on(own) if METRIC in (about := about_of(path))), {})

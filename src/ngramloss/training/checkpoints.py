@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ngramloss.errors import UserError
 from ngramloss.storage import checksums
 from ngramloss.storage.checksums import SEAL, damage, seal
-from ngramloss.storage.files import read_object
+from ngramloss.storage.files import inside, read_object, remove
 
 if TYPE_CHECKING:
     from ngramloss.training.loop import State
@@ -77,8 +77,7 @@ def save(
     if here.first:
         checkpoint = folder / f"checkpoint-{state.step}"
         try:
-            if checkpoint.exists():  # it was not completed
-                shutil.rmtree(checkpoint)
+            remove(checkpoint)  # one that was not completed
             adapters.save(model, checkpoint, weights)
             if tokenizer is not None:
                 tokenizer.save_pretrained(checkpoint)
@@ -179,7 +178,10 @@ def find(folder: Path) -> Found:
 
 def fault(checkpoint: Path) -> str:
     """The reason why a checkpoint is incomplete or damaged; empty if it is fine."""
-    why = damage(checkpoint)
+    try:
+        why = damage(inside(checkpoint.parent, checkpoint.name))
+    except UserError as reason:
+        return str(reason).rstrip(".")
     if why:
         return why
     known = facts(checkpoint)
@@ -229,12 +231,12 @@ def copy_model(checkpoint: Path, folder: Path) -> None:
     """Copy what ``from_pretrained`` reads, and nothing that only training needs."""
     from ngramloss.models import adapters
 
-    for path in checkpoint.iterdir():
+    for path in [*checkpoint.iterdir(), *(checkpoint / adapters.ADAPTER).glob("*")]:
+        name = path.relative_to(checkpoint)
         if path.is_file() and not _NOT_MODEL.match(path.name):
-            shutil.copy2(path, folder / path.name)
-    if (checkpoint / adapters.ADAPTER).is_dir():
-        shutil.copytree(checkpoint / adapters.ADAPTER, folder / adapters.ADAPTER)
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy2(inside(checkpoint, *name.parts), folder / name)
 
 
 def _all(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("checkpoint-*") if path.is_dir() and path.name.rpartition("-")[2].isdigit()]
+    return [path for path in folder.glob("checkpoint-*") if path.is_dir() and path.name.rpartition("-")[2].isdecimal()]

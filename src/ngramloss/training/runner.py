@@ -30,7 +30,7 @@ from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Recipe
 from ngramloss.storage.checksums import damage
-from ngramloss.storage.files import whole_folder, whole_rows, write_whole
+from ngramloss.storage.files import inside, whole_folder, whole_rows, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.terms.parser import parse
 from ngramloss.terms.term import check_names
@@ -298,7 +298,7 @@ def _finish(settings: Recipe, run: RunFolder, prepared: Prepared) -> str:
     if note:
         logger.info(note)
     average = better_average(best, facts)
-    if average and (fault := damage(run.checkpoints / average)):
+    if average and (fault := damage(inside(run.checkpoints, average))):
         logger.warning(f"{run.checkpoints / average} is incomplete ({fault}), so {chosen.name} becomes the model.")
     elif average:
         chosen = run.checkpoints / average
