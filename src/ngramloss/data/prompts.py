@@ -1,6 +1,7 @@
 """a template or a chat template, and texts → ids of prompts and of completions, for decoder-only models.
 
-Prompt and completion are tokenised apart and joined as ids, so that training and generation read the same prompt.
+Prompt and completion are tokenised apart and joined as ids, so that training and generation read the same prompt. Of
+messages this holds for every answer, also in generation.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from ngramloss.data.columns import INSTRUCTION
@@ -185,11 +187,12 @@ def prompt_ids(
             cut += [False] * len(sources)
         return [start_of_text(tokenizer) for _ in sources]
     first = [] if prompt.chat_template else first_ids(tokenizer)
+    texts = [_texts(source, tokenizer, prompt) for source in sources]
+    following = iter(_following([text for one in texts for text in one[1:]], tokenizer))
     made = []
-    for source, ids in zip(
-        sources, bare_ids(tokenizer, [_whole(one, tokenizer, prompt) for one in sources]), strict=True
-    ):
+    for source, one, ids in zip(sources, texts, bare_ids(tokenizer, [one[0] for one in texts]), strict=True):
         ids = ids if ids[: len(first)] == first else [*first, *ids]
+        ids = [*ids, *chain.from_iterable(islice(following, len(one) - 1))]
         too_long = len(ids) > max_source
         made.append(_shortened(source, ids, first, tokenizer, prompt, max_source) if too_long else ids)
         if cut is not None:
@@ -197,26 +200,60 @@ def prompt_ids(
     return made
 
 
-def _whole(source: str, tokenizer: Any, prompt: Prompt) -> str:
-    """The text of a prompt."""
-    if prompt.messages:
-        return _written(tokenizer, json.loads(source), ask=True) + (prompt.lead or "")
-    return prompt.before + (source.strip() if prompt.chat_template else source) + prompt.after
+def _texts(source: str, tokenizer: Any, prompt: Prompt) -> list[str]:
+    """The text of a prompt in the pieces that are tokenised apart: several if messages have answers."""
+    if not prompt.messages:
+        return [prompt.before + (source.strip() if prompt.chat_template else source) + prompt.after]
+    messages, lead = json.loads(source), prompt.lead or ""
+    whole = _written(tokenizer, messages, ask=True) + lead
+    return [text for text, _ in _pieces(messages, whole, tokenizer, lead)]
+
+
+def _pieces(messages: Sequence[Message], whole: str, tokenizer: Any, lead: str) -> list[tuple[str, int]]:
+    """The text of messages in pieces, each with the place of its answer or −1: what is read, an answer, what is read, …
+
+    Training joins answers to their prompts as ids, so generation reads earlier answers in the same way. An answer that
+    the template writes differently when others follow is part of what is read.
+
+    Args:
+        messages: the conversation.
+        whole: its text.
+        tokenizer: has the template.
+        lead: as in :class:`Prompt`.
+    """
+    pieces, done = [], 0
+    for at in [at for at, message in enumerate(messages) if message["role"] == ASSISTANT]:
+        try:
+            asked = _written(tokenizer, messages[:at], ask=True) + lead
+            answered = _written(tokenizer, messages[: at + 1])
+        except UserError:  # some templates refuse messages without a question, such as before a greeting
+            continue
+        if whole.startswith(answered) and answered.startswith(asked):
+            pieces += [(whole[done : len(asked)], -1), (whole[len(asked) : len(answered)], at)]
+            done = len(answered)
+    return [*pieces, (whole[done:], -1)]
 
 
 def _shortened(source: str, ids: Ids, first: Ids, tokenizer: Any, prompt: Prompt, max_source: int) -> Ids:
     """The ids of a prompt that is too long, without the end of its source; of messages, that of the longest one."""
-    before, text, after = prompt.before, source.strip() if prompt.chat_template else source, prompt.after
-    if not (prompt.messages or before or after):
+    text = source.strip() if prompt.chat_template else source
+    if not (prompt.messages or prompt.before or prompt.after):
         return [*first, *ids[len(first) - max_source :]]
+    emptied = _SOURCE
     if prompt.messages:
         messages = json.loads(source)
         read = [each for each in messages if each["role"] != ASSISTANT]
         longest = max(read, key=lambda message: len(message["content"]))
         text, longest["content"] = longest["content"], _SOURCE
-        before, _, after = (_written(tokenizer, messages, ask=True) + (prompt.lead or "")).partition(_SOURCE)
-    (head, document), (tail,) = bare_ids(tokenizer, [before or "", text]), _following([after], tokenizer)
+        emptied = json.dumps(messages)
+    texts = _texts(emptied, tokenizer, prompt)
+    at = next((at for at, one in enumerate(texts) if _SOURCE in one), -1)
+    before, _, after = texts[at].partition(_SOURCE)
+    texts, rest = [*texts[:at], before], [after, *texts[at + 1 :]]
+    head, document = bare_ids(tokenizer, [texts[0], text])
     head = head if head[: len(first)] == first else [*first, *head]
+    head += chain.from_iterable(_following(texts[1:], tokenizer))
+    tail = [*chain.from_iterable(_following(rest, tokenizer))]
     room = max_source - len(head) - len(tail)
     if room < 1:
         raise UserError(
@@ -287,12 +324,12 @@ def rows(
         made = completion_ids(sources, targets, tokenizer, prompt, max_target, cut[1])
         return prompt_ids(sources, tokenizer, prompt, max_source, cut[0]), made
     conversations = [_turns(example, tokenizer, prompt.lead or "") for example in examples]
-    pieces = iter(_following([piece for _, texts in conversations for piece in texts], tokenizer))
+    following = iter(_following([text for _, pieces in conversations for text, _ in pieces], tokenizer))
     labels = []
-    for _, texts in conversations:
+    for _, pieces in conversations:
         row: Ids = []
-        for number in range(len(texts)):
-            row += _learnt(next(pieces), prompt.ending[-1]) if number % 2 == 0 else [~token for token in next(pieces)]
+        for (_, learnt), ids in zip(pieces, following, strict=False):
+            row += _learnt(ids, prompt.ending[-1]) if learnt else [~token for token in ids]
         row = row[: len(row) - next(at for at, token in enumerate(reversed(row)) if token >= 0)]
         cut[1].append(len(row) > max_target)
         labels.append(row[:max_target])
@@ -309,8 +346,8 @@ def _learnt(ids: Ids, end: int) -> Ids:
     return [*ids[:after], *(~token for token in ids[after:])]
 
 
-def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[str]]:
-    """The messages before the first answer, and the text after them: an answer, what is read, an answer, …
+def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[tuple[str, bool]]]:
+    """The messages before the first answer that is learnt, and the text from there in pieces: whether each is learnt.
 
     An answer with the weight 0 is read, not learnt.
     """
@@ -318,18 +355,16 @@ def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[str]]
     answers = [at for at, message in enumerate(messages) if message["role"] == ASSISTANT]
     if example.weights:
         answers = [at for at, weight in zip(answers, example.weights, strict=True) if weight]
-    written, pieces = "", []
-    for at in answers:
-        for text in (_written(tokenizer, messages[:at], ask=True) + lead, _written(tokenizer, messages[: at + 1])):
-            if not text.startswith(written):
-                raise UserError(
-                    f"the chat template of the tokenizer writes messages differently when others follow (row "
-                    f"{example.id!r}, message {at + 1}), so several answers cannot be learnt in one row. Give each its "
-                    "own row, or use another chat template."
-                )
-            pieces.append(text[len(written) :])
-            written = text
-    return json.dumps(messages[: answers[0]], ensure_ascii=False), pieces[1:]
+    pieces = _pieces(messages, _written(tokenizer, messages), tokenizer, lead)
+    places = [at for _, at in pieces]
+    if changed := [at for at in answers if at not in places]:
+        raise UserError(
+            f"the chat template of the tokenizer writes messages differently when others follow (row "
+            f"{example.id!r}, message {changed[0] + 1}), so several answers cannot be learnt in one row. Give each its "
+            "own row, or use another chat template."
+        )
+    learnt = [(text, at in answers) for text, at in pieces[places.index(answers[0]) :]]
+    return json.dumps(messages[: answers[0]], ensure_ascii=False), learnt
 
 
 def first_ids(tokenizer: Any) -> Ids:

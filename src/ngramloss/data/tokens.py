@@ -29,7 +29,7 @@ from ngramloss.storage.files import fingerprint as files_fingerprint
 from ngramloss.version import installed
 
 Ids = NDArray[np.int32]
-FORMAT = 2
+FORMAT = 3
 """Part of the cache key: increased when the same settings give other tokens."""
 CHUNK = 1000
 """Examples that are tokenised at a time."""
