@@ -252,8 +252,9 @@ def test_rows_that_are_no_twins_are_refused(written):
     assert rest.without("twins", "candidates") is rest
 
 
-def test_twins_whose_texts_differ_are_refused():
-    labels, segments = twice(torch.tensor([[1, 2, 3]])), torch.tensor([[0, 0, 1], [0, 1, 1]])
+@pytest.mark.parametrize("segments", [[[0, 0, 1], [0, 1, 1]], [[0, 0, -1], [0, 0, 1]]], ids=["ends", "padding"])
+def test_twins_whose_texts_differ_are_refused(segments):
+    labels, segments = twice(torch.tensor([[1, 2, 3]])), torch.tensor(segments)
     with pytest.raises(ValueError, match=r"rows 0 and 1 are no twins: their texts differ"):
         JointLoss("rdrop + rewards(2)")(torch.zeros(2, 3, 5), labels, segments=segments)
 

@@ -57,7 +57,7 @@ def twin_rows(
     _raise_unless_equal(labels, "labels", check=check)
     if owner is not None:
         starts = F.pad(owner[:, 1:] != owner[:, :-1], (1, 0), value=True)[:, :T]   # [B, T]
-        _raise_unless_equal(starts | (owner < 0), "texts", check=check)
+        _raise_unless_equal(starts + 2 * (owner < 0), "texts", check=check)
     if positions is None:
         index = torch.arange(B * T, device=labels.device).view(B // 2, 2, T)   # [B / 2, 2, T]
         return index.transpose(0, 1).reshape(2, -1).contiguous()         # [2, M]
