@@ -60,15 +60,14 @@ class MovingAverage:
             own.copy_(value)
 
 
-def members(folder: Path, settings: Train, step: int) -> list[Path]:
-    """The checkpoints whose mean is taken with the weights of the last step, oldest first.
+def members(folder: Path, settings: Train) -> list[Path]:
+    """The checkpoints whose mean is taken with the weights of the last step, which is not saved yet, oldest first.
 
     Only those of ``save_every`` count. Others are there because of a stop or of a good validation, and a mean must not
     depend on a stop.
     """
-    saved = [path for path in checkpoints.regular(folder, settings.save_every) if checkpoints.step(path) < step]
-    regular = [path for path in saved[: settings.average - 1] if not checkpoints.fault(path)]
-    return regular[::-1]
+    saved = checkpoints.regular(folder, settings.save_every)[: settings.average - 1]
+    return [path for path in reversed(saved) if not checkpoints.fault(path)]
 
 
 @torch.no_grad()

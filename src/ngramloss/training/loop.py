@@ -459,7 +459,7 @@ def _averages(
     model, folder, found = job.model, job.folder, {}
     assert folder is not None, "check_settings has made sure of it"
     if job.settings.average:
-        others = averaging.members(folder, job.settings, state.step)
+        others = averaging.members(folder, job.settings)
         steps = [*map(checkpoints.step, others), state.step]
         if len(steps) < job.settings.average:
             mean = f"the mean is that of {len(steps)}" if others else "there is no mean"
