@@ -140,6 +140,7 @@ def test_every_sentence_has_its_own_first_and_last_token():
 def test_short_sentences_are_left_out_unless_all_are_short():
     first, second, none = documents(["the cat sat. no. it rained all day.", "no. yes.", ""], min_words=3)
     assert (first.sentences, first.places) == (["the cat sat.", "it rained all day."], [0, 2])
+    assert ext.row_of(first, [2])["labels"].tolist() == [0, 1]
     assert second.sentences == ["no.", "yes."]
     assert (none.sentences, none.input_ids) == ([], [])
 
@@ -174,12 +175,13 @@ def document_of(*sentences):
 
 
 @pytest.mark.parametrize(
-    ("blocking", "expected"), [(True, "we saw a cat\nno more of it"), (False, "we saw a cat\nthere We saw a dog")]
+    ("blocking", "expected"),
+    [(True, "no news\nwe saw a cat\nno more of it"), (False, "we saw a cat\nthere We saw a dog\nno more of it")],
 )
 def test_a_sentence_that_shares_three_words_with_a_better_one_is_left_out(blocking, expected):
     document = document_of("no news", "we saw a cat", "there We saw a dog", "no more of it")
-    options = {"sentences": 2, "blocking": blocking}
-    assert ext.summary_of(document, [0.1, 0.9, 0.8, 0.7, 9.0], options) == expected
+    options = {"sentences": 3, "blocking": blocking}
+    assert ext.summary_of(document, [0.1, 0.9, 0.7, 0.8, 9.0], options) == expected
 
 
 @given(st.lists(st.tuples(st.lists(st.sampled_from("ab"), max_size=5).map(" ".join), st.integers(0, 9)), max_size=5))
@@ -193,9 +195,9 @@ def test_sentences_are_taken_as_in_plain_python(rows):
     taken = []
     for score in sorted(set(scores), reverse=True):
         for place in [place for place, one in enumerate(scores) if one == score]:
-            if len(taken) < 2 and not any(runs(sentences[place]) & runs(sentences[one]) for one in taken):
+            if len(taken) < 3 and not any(runs(sentences[place]) & runs(sentences[one]) for one in taken):
                 taken.append(place)
-    found = ext.summary_of(document_of(*sentences), scores, {"sentences": 2, "blocking": True})
+    found = ext.summary_of(document_of(*sentences), scores, {"sentences": 3, "blocking": True})
     assert found == "\n".join(sentences[place] for place in sorted(taken))
 
 
@@ -257,7 +259,9 @@ def test_generate_score_and_report_take_the_run(undisturbed, here, tmp_path, cap
         assert all(line in original["document"] for line in lines)
     again = ["generate", "undisturbed", "--out", str(tmp_path / "texts")]
     assert cli.main(again) == 0
-    assert cli.main([*again, "--set", "data.max_source=20"]) == 2
+    for setting in ("data.max_source=20", "data.language=de", "data.splitter=newline"):
+        assert cli.main([*again, "--set", setting]) == 2
+        assert "has predictions made with other settings" in capsys.readouterr().err
     assert cli.main(["generate", "undisturbed", "--out", str(tmp_path / "other"), "--sample"]) == 2
     assert "is a run of bertsum_ext, which has no search of its own" in capsys.readouterr().err
     for search in (["--set", "generation.num_beams=8"], ["--engine", "hf"], ["--preset", "cnndm"]):

@@ -325,10 +325,9 @@ def in_training(family="bart", seed=0):
     return model, optimiser
 
 
-def save(folder, model, optimiser, *, here=ALONE, state=STATE, keep=2, finished=False, more=None):
-    checkpoints.save(
-        folder, model, None, optimiser, state, here, more=more or {}, finished=finished, keep=keep, sharded=False
-    )
+def save(folder, model, optimiser, *, here=ALONE, state=STATE, keep=2, finished=False, more=None, **averaged):
+    how = {"finished": finished, "keep": keep, "sharded": False, **averaged}
+    checkpoints.save(folder, model, None, optimiser, state, here, more=more or {}, **how)
     return folder / f"checkpoint-{state.step}"
 
 
@@ -370,6 +369,13 @@ def test_older_checkpoints_than_are_kept_go_but_not_the_best(tmp_path):
     for number in (1, 2, 3, 4):
         save(tmp_path, model, optimiser, state=dataclasses.replace(STATE, step=number, best_step=1), keep=2)
     assert left(tmp_path) == [1, 3, 4]
+
+
+def test_a_checkpoint_that_is_to_be_averaged_stays_although_good_validations_came_after_it(tmp_path):
+    model, optimiser = in_training()
+    for number in (4, 5, 6):
+        save(tmp_path, model, optimiser, state=dataclasses.replace(STATE, step=number), average=2, every=4)
+    assert left(tmp_path) == [4, 5, 6]
 
 
 def test_what_an_earlier_attempt_left_is_gone(tmp_path):

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration
 
 import ngramloss as ng
 from ngramloss import cli, recipe
-from ngramloss.data import Example, load, newswire
+from ngramloss.data import Example, fingerprint, load, newswire
 from ngramloss.errors import UserError
 from ngramloss.metrics.oracle import greedy_oracle
 from ngramloss.models.guided_bart import GuidedBart
@@ -43,7 +43,7 @@ max_length = 12
 min_length = 4
 """
 EXT = f"""
-system = "bertsum_ext(layers=1,heads=2,feed_forward=16,dropout=0.0,sentences=1,min_words=0)"
+system = "bertsum_ext(layers=1,heads=2,feed_forward=16,dropout=0.0,sentences=2,min_words=0)"
 [data]
 name = "data"
 max_source = 96
@@ -110,7 +110,7 @@ def undisturbed(place):
 
 @pytest.fixture(scope="module")
 def by_oracle(place):
-    return trained(place, "tiny.toml", "oracle", "system=gsum(guidance=oracle,sentences=2)", "train.max_steps=2")
+    return trained(place, "tiny.toml", "oracle", "system=gsum(guidance=oracle,sentences=2)", "train.max_steps=3")
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +292,10 @@ def test_the_log_has_every_term_and_the_card_says_what_was_trained(undisturbed):
     assert "train: 24 documents. The guidance is the column 'guidance'" in card.replace("\\", "")
 
 
+def test_the_last_weights_are_validated_whatever_the_number_of_steps(by_oracle):
+    assert [line["step"] for line in rows_of(by_oracle / "log.jsonl") if "eval_loss" in line] == [2, 3]
+
+
 def test_a_changed_guidance_is_not_continued_with(here, tmp_path, capsys):
     rows = {split: rows_of(here / "data" / f"{split}.jsonl") for split in ("train", "validation")}
     for split, of_split in rows.items():
@@ -457,10 +461,18 @@ def test_an_extractor_guides_with_what_it_takes(by_oracle, extractor, here, tmp_
     assert code == 0
     tokenizer = ng.models.loading.load_tokenizer(recipe.Model(name="oracle/model"), lambda: (), "")[0]
     texts = sorted(tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in seen)
-    assert texts == sorted(" ".join(row["prediction"].split()) for row in taken)
+    wholes = sorted(" ".join(row["prediction"].split()) for row in taken)
+    assert all(text and whole.startswith(text) for text, whole in zip(texts, wholes, strict=True))
     saved = json.loads((tmp_path / "texts" / "generation.json").read_text())["guidance"]
     assert (saved["extractor"], saved["max_source"]) == ("ext", 96)
     assert saved["weights"] == json.loads((tmp_path / "taken" / "generation.json").read_text())["weights"]
+    examples = load(str(here / "data"), "test").examples
+    guides = [
+        example._replace(source=row["prediction"].replace("\n", " "))
+        for example, row in zip(examples, taken, strict=True)
+    ]
+    assert any("\n" in row["prediction"] for row in taken)
+    assert saved["fingerprint"] == fingerprint(guides)
     without = ("--target", "none", "--set", "system=gsum(guidance=oracle,extractor=ext)")
     assert generate(here, "oracle", tmp_path / "sources", *without)[1] == rows_of(
         tmp_path / "texts" / "predictions.jsonl"
@@ -535,6 +547,7 @@ def test_a_long_guidance_is_cut_and_an_empty_one_is_counted_and_both_are_said(he
     ("setting", "sentence"),
     [
         ("data.max_source=1025", "scratch reads at most 1024 tokens, and the recipe asks for 1025. Lower"),
+        ("data.max_target=1025", "scratch reads at most 1024 tokens, and the recipe asks for 1025. Lower"),
         ("data.prefix=a", "data.prefix: is not read by gsum. Leave it out."),
         ("data.candidates=x", "data.candidates: is not read by gsum. Leave it out."),
         ("objective=ce + rank", "objective: rank compares candidates, and gsum trains on the references alone."),

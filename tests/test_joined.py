@@ -217,6 +217,18 @@ def test_candidates_are_rows_of_their_own(size):
     assert torch.isfinite(model(**rest).loss)
 
 
+def test_numbers_beside_the_labels_are_those_of_the_reference_beside_a_longer_candidate():
+    rows = [{**row, "weights": np.arange(1.0, 1 + len(row["labels"]))} for row in CANDIDATES]
+    batch = JoinedPadder(1)(rows)
+    assert batch["weights"].tolist() == [[1, 2, 3, 0], [1, 2, 0, 0], [1, 2, 0, 0]]
+
+
+def test_padding_does_not_read_one_position_alone():
+    """Its gradients, all 0, would be added up at that position one after the other."""
+    places = JoinedPadder(1)([], Size(2, 4, 6, 1, "turns"))["label_positions"]
+    assert places.tolist() == [[0, 1, 2, 3, 3, 3], [4, 5, 6, 7, 7, 7]]
+
+
 def test_candidates_without_positions_are_refused():
     model = ng.attach(tiny("llama"), "ce + rank").train()
     inputs = {"input_ids": torch.full((2, 5), 4), "labels": torch.full((2, 5), 4)}

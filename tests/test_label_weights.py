@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import tiny_multilingual
 import tiny_tokenizers
+import tokenizers
 from commands import TRAIN as TRAIN_PROGRAM
 from commands import environment
 from forks import fork_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import SHORT_TRAINING, TINY_MODEL
+from transformers import PreTrainedTokenizerFast
 
 from ngramloss import cli
 from ngramloss.data import Example, Split, load
@@ -167,6 +169,15 @@ def test_every_token_of_a_word_has_its_weight_whatever_the_white_space(parts, se
 LIKE_BART = tiny_tokenizers.bart_like()
 
 
+def test_a_token_that_spans_words_has_their_mean():
+    pieces = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the cat": 3, ",": 4, " sat on": 5}, unk_token=","))
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.Split(",", "isolated")
+    example = Example("1", "a", "the cat, sat on", weights=(1.0, 3.0, 5.0, 6.0))
+    (text,) = _texts([example], PreTrainedTokenizerFast(tokenizer_object=pieces), Shape("none"))
+    assert text.ids == [3, 4, 5]
+    assert _token_weights(example.weights, text) == [2.0, 3.0, 5.5]
+
+
 def test_a_list_that_has_neither_length_is_refused_with_its_row(tmp_path):
     examples = [Example("good", "a", "a b c", weights=(1, 2, 3))]
     examples += [Example(f"bad{number}", "a", "a uncommonly", weights=(1.0,) * 77) for number in range(12)]
@@ -257,6 +268,10 @@ def test_a_chat_without_learnt_answers_is_a_bad_row(tmp_path):
         messages_of(tmp_path, conversation(0, 0), conversation(1))
     with pytest.raises(UserError, match=r"chat.jsonl:2: number 1 of 'weights of the answers' is -1, and weights are"):
         messages_of(tmp_path, conversation(1), conversation(-1))
+    unknown = conversation(1, 1)
+    unknown["messages"][-1]["weight"] = None
+    with pytest.raises(UserError, match=r"chat.jsonl:1: number 2 of 'weights of the answers' should be a number, got"):
+        messages_of(tmp_path, unknown)
 
 
 def test_weights_of_messages_that_are_not_read_are_named(tmp_path, caplog):

@@ -588,6 +588,13 @@ def test_a_skipped_step_does_not_advance_the_learning_rate(tmp_path, scalers):
     assert (got.outcome.state.step, got.outcome.state.updates) == (6, 5)
 
 
+def test_a_skipped_step_is_not_taken_into_the_moving_average(tmp_path, scalers):
+    trained(tmp_path, ema=0.5)
+    first, second, third = (torch.load(tmp_path / f"checkpoint-{step}" / checkpoints.EMA) for step in (1, 2, 3))
+    assert not all(map(torch.equal, first, second))
+    assert all(map(torch.equal, second, third))
+
+
 def test_a_continued_training_has_the_scale_and_the_updates_of_its_checkpoint(tmp_path, scalers):
     trained(tmp_path, max_steps=3)
     again = trained(tmp_path)

@@ -518,10 +518,14 @@ def test_tokens_are_cached_by_everything_that_makes_the_prompt(tmp_path, tokeniz
 def test_candidates_become_completions(tmp_path, tokenizer):
     prompt = prompt_of(Data(prompt="{source}\n"), "summarisation", "", tokenizer, STOPS)
     candidates = Candidates({"1": (("The dog", "Rain"), (1.0, 0.0))}, "abc", {})
-    rows = tokenise_candidates(
-        [Example("1", SOURCE, TARGET)], "abc", candidates, tokenizer, Shape.of(Data(), prompt), cache=tmp_path
-    )
-    assert [tokenizer.decode(ids) for ids in rows[0][0]] == ["The dog</s>", "Rain</s>"]
+
+    def texts(prompt):
+        shape = Shape.of(Data(), prompt)
+        rows = tokenise_candidates([Example("1", SOURCE, TARGET)], "abc", candidates, tokenizer, shape, cache=tmp_path)
+        return [tokenizer.decode(ids) for ids in rows[0][0]]
+
+    assert texts(prompt) == ["The dog</s>", "Rain</s>"]
+    assert texts(replace(prompt, ending=(END, END))) == ["The dog</s></s>", "Rain</s></s>"], "not those of the cache"
 
 
 # Models

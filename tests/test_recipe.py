@@ -630,7 +630,10 @@ def test_a_warm_up_is_steps_or_a_share_of_them(tmp_path):
     assert recipe.differences(recipe.load("demo"), recipe.load(str(tmp_path / "old.toml"))) == []
     warmups = {name: recipe.load(name).train.warmup(10**6) for name in ("demo", "newswire", "xsum", "brio-xsum")}
     assert warmups == {"demo": 100, "newswire": 40, "xsum": 1000, "brio-xsum": 10_000}
-    assert recipe.load("xsum", ["train.warmup_steps=0.03"]).train.warmup(200) == 6
+    train = recipe.load("xsum", ["train.warmup_steps=0.03"]).train
+    assert train.warmup(200) == 6
+    train = dataclasses.replace(train, warmup_steps=0.99)
+    assert (train.warmup(10), train.warmup(1)) == (9, 0), "the last update, or the only one, has the largest rate"
     with pytest.raises(
         UserError,
         match=r"train.warmup_steps: must be a whole number of steps, or a share of all steps below 1, got 1.5\.",

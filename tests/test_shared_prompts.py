@@ -236,6 +236,11 @@ def test_models_that_can_share_prompts_are_known(family):
     assert why_not_shared(tiny(family), longest_row=70, longest_text=12) == ""
 
 
+def test_a_text_that_leaves_few_positions_to_its_prompt_says_nothing_against_a_model():
+    model = tiny("gpt2")
+    assert why_not_shared(model, longest_row=140, longest_text=model.config.n_positions - 2) == ""
+
+
 def test_a_model_without_position_ids_cannot_share_prompts():
     assert "log-probabilities of a text then differ by" in why_not_shared(bloom(), longest_row=30, longest_text=5)
 

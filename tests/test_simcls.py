@@ -505,6 +505,10 @@ def test_equal_gains_are_said_and_refused_if_all_are(here, tmp_path, capsys):
     options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", f"data.candidates={tmp_path / 'equal.jsonl'}"]
     assert cli.main(["train", *options]) == 2
     assert "have equal gains, so there is no order to learn" in capsys.readouterr().err
+    alone = [row | {"candidates": row["candidates"][:1], "gains": row["gains"][:1]} for row in rows]
+    write_rows(tmp_path / "equal.jsonl", [*alone[:3], *equal[3:]])
+    assert cli.main(["train", *options]) == 2
+    assert "have equal gains, so there is no order to learn" in capsys.readouterr().err
     write_rows(tmp_path / "equal.jsonl", [*equal[:3], *rows[3:]])
     assert cli.main(["train", *options, "--set", "train.max_steps=1"]) == 0
     assert "3 sources have candidates of equal gains, which have no order." in capsys.readouterr().err
@@ -648,7 +652,7 @@ def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small
         (tmp_path / "made" / "candidates.json").write_text(json.dumps(made | change))
         assert cli.main(again) == 2
         assert sentence in capsys.readouterr().err
-    for name, change in (("made", {}), ("more", {"weights": "other", "model": "other"})):
+    for name, change in (("made", {}), ("more", {"weights": "other"})):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "candidates.json").write_text(json.dumps(made | change))
     text = (tmp_path / "run" / "recipe.toml").read_text()

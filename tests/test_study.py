@@ -30,11 +30,11 @@ from ngramloss import recipe
 from ngramloss.cli import main
 from ngramloss.errors import UserError
 from ngramloss.scoring.significance import smallest_difference
-from ngramloss.storage.files import lock_folder
+from ngramloss.storage.files import fingerprint, lock_folder
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import page, plan, run, stages, tables
 from ngramloss.study.plan import TEST, VALIDATION, Training
-from ngramloss.study.results import Result, ResultFolder, _raise_unless_alike
+from ngramloss.study.results import Result, ResultFolder, _raise_unless_alike, score_texts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -435,6 +435,22 @@ def test_tuned_rows_have_their_own_value_and_others_take_that_of_the_named_row(p
         assert chosen["ce + rewards(2)"] == chosen["ce + bag(2)"] == chosen["ce + matches(2)"]
 
 
+def test_of_settings_with_equal_scores_the_first_is_taken(path):
+    study = plan.read(path)
+    data = study.data("news")
+    tried = [
+        Training(data.name, row, setting, study.tuning.seed, VALIDATION)
+        for row in study.tuning.objectives
+        for setting in data.grid
+    ]
+    results = {
+        (training, writing): Result(training, writing, {}, scores={data.primary: 20.0})
+        for training in tried
+        for writing in study.writings
+    }
+    assert {*stages.stages(study, data, results).settings.values()} == {("train.learning_rate=0.001",)}
+
+
 def test_every_result_is_a_small_file_of_its_own_with_signatures_and_the_documents_of_the_primary_score(
     path, instant, capsys
 ):
@@ -455,6 +471,17 @@ def test_every_result_is_a_small_file_of_its_own_with_signatures_and_the_documen
     assert greedy["documents"] == []
     counts = json.loads(Path("mine/pairs/ce-learning_rate0.001-seed1.validation.greedy.json").read_text())["documents"]
     assert (len(counts), len(counts[0])) == (8, 10)  # what BLEU is made of
+
+
+def test_a_result_knows_the_weights_that_its_training_began_with(path, instant, capsys):
+    whole(capsys)
+    Path("base").mkdir()
+    Path("base/model.safetensors").write_bytes(b"weights")
+    study = plan.read(changed(path, ('"train.max_steps=3"', '"model.name=base"')))
+    training = Training("news", "ce", ("train.learning_rate=0.001",), 1, VALIDATION)
+    texts = RunFolder(study.text_folder(training, "beam2", Path("runs/mine")))
+    result = score_texts(study, training, "beam2", RunFolder(training.run_folder(Path("runs/mine"))), texts)
+    assert result.made_of["base"] == fingerprint([Path("base/model.safetensors")])
 
 
 class Killed(BaseException):
@@ -623,8 +650,9 @@ def test_a_process_that_was_killed_for_its_memory_says_so(tmp_path):
     assert run._reason(tmp_path / "some.log", 3) == f"it ended with exit code 3, see {tmp_path / 'some.log'}."
 
 
-def test_a_process_that_somebody_else_stops_is_not_a_failure(path, instant, capsys):
-    instant.failing = {"ce-learning_rate0.002-seed1": 130}
+@pytest.mark.parametrize("code", [130, -signal.SIGINT, -signal.SIGTERM])
+def test_a_process_that_somebody_else_stops_is_not_a_failure(path, instant, capsys, code):
+    instant.failing = {"ce-learning_rate0.002-seed1": code}
     code, _, err = shown(capsys)
     assert code == 130
     assert "train was stopped." in err
@@ -783,10 +811,15 @@ def test_results_of_other_data_or_scored_otherwise_are_not_compared(part, path, 
 def test_rows_may_have_different_candidates_but_not_those_of_one_folder_before_and_after_they_were_written_again(path):
     study = plan.read(path)
     results = {}
-    for seed, folder, fingerprint in ((11, "seen", "a"), (12, "seen", "a"), (11, "unseen", "b"), (12, "unseen", "b")):
-        training = Training("news", f"rank, {folder}", (), seed, TEST)
-        facts = {"data.candidates": folder}
-        results[training, "beam2"] = Result(training, "beam2", facts, made_of={"train": "t", "candidates": fingerprint})
+    for seed, term, folder, key in (
+        (11, "rank", "seen", "a"),
+        (12, "prefer", "seen", "a"),
+        (11, "rank", "unseen", "b"),
+        (12, "prefer", "unseen", "b"),
+    ):
+        training = Training("news", f"{term}, {folder}", (), seed, TEST)
+        facts = {"data.candidates": folder, "objective": training.objective}
+        results[training, "beam2"] = Result(training, "beam2", facts, made_of={"train": "t", "candidates": key})
     _raise_unless_alike(results, {})
     again = next(reversed(results))
     results[again] = replace(results[again], made_of={"train": "t", "candidates": "c"})

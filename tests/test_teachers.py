@@ -350,6 +350,15 @@ def test_a_teacher_in_another_precision(backend, memory):
     torch.testing.assert_close(*loss)
 
 
+@every_sweep
+def test_low_rank_columns_of_a_teacher_are_columns_of_its_weight(backend, memory):
+    hidden, weight, labels, teacher = example()
+    parts = teacher._replace(weight=teacher.weight[:, :20], low_rank=teacher.weight[:, 20:])
+    loss_fn = JointLoss("ce + distill", backend=backend, memory=memory)
+    got, truth = (gradients(loss_fn, hidden, weight, labels, teacher=given) for given in (parts, teacher))
+    torch.testing.assert_close(got, truth)
+
+
 def test_micro_batches_add_up_to_the_step():
     hidden, weight, labels, teacher = example(B=3)
     logits, other = hidden @ weight.t(), teacher.hidden @ teacher.weight.t()

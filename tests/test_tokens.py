@@ -774,6 +774,9 @@ def test_tokens_are_read_again_from_their_folder(tmp_path):
     found = made(tmp_path)
     again = Tokens(str(found.folder))
     assert [row["labels"].tolist() for row in again] == [row["labels"].tolist() for row in found]
+    np.save(tmp_path / "weights.npy", np.ones(3))
+    with pytest.raises(ValueError, match=r"weights\.npy has 3 numbers for \d+ labels"):
+        Tokens(found.folder, {"weights": tmp_path / "weights.npy"})
 
 
 def test_tokens_are_sent_to_another_process_as_the_name_of_their_folder(tmp_path):

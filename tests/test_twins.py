@@ -146,6 +146,13 @@ def test_twins_with_candidates():
     assert twice.log[0]["loss"] == pytest.approx(once.log[0]["loss"], abs=1e-5)
 
 
+def test_candidates_of_decoder_only_twins_may_be_rows_of_their_own():
+    rows = rows_with_candidates(3)
+    batch, once = ng.twins(JoinedPadder(0))(rows), JoinedPadder(0)(rows)
+    for name in ("labels", "candidates", "gains"):
+        assert torch.equal(batch[name], once[name].repeat_interleave(2, 0))
+
+
 TURNS = [
     {"input_ids": [5, 6, 7], "labels": [8, 9, ~4, ~5, 6, 7, 8]},
     {"input_ids": [4, 5], "labels": [6, 7, 8]},

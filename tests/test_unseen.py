@@ -14,7 +14,7 @@ from ngramloss import cli, recipe
 from ngramloss.data import in_part, load, load_split, newswire, without_part
 from ngramloss.data.candidates import read_candidates, source_hash
 from ngramloss.errors import UserError
-from ngramloss.generation import writer
+from ngramloss.generation import unseen, writer
 from ngramloss.recipe import Data
 from ngramloss.settings import part_of
 
@@ -256,6 +256,13 @@ def test_runs_that_do_not_belong_together_are_refused(place, tmp_path, capsys, a
 def test_several_runs_need_a_folder(place, capsys):
     assert make("one", "two") == 2
     assert "several runs write into one folder: give it with --out DIR." in capsys.readouterr().err
+
+
+def test_a_run_that_began_with_the_encoder_of_another_knows_the_sources_of_both(place):
+    settings = recipe.changed(recipe.load("one/recipe.toml"), ["model.encoder=all/model"])
+    (place / "one" / "recipe.toml").write_text(recipe.dump(settings))
+    split = load("data", "train")
+    assert unseen.trained_sources("one", split) == {source_hash(example) for example in split.examples}
 
 
 def lose(place):
