@@ -100,7 +100,7 @@ def assert_equal_runs(one, other):
 
 
 def log(run):
-    timed = ("docs_per_second", "memory_gib", "runtime", "per_second")
+    timed = ("docs_per_second", "memory_gib", "runtime", "per_second", "writing_share")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not name.endswith(timed)} for line in lines]
 
