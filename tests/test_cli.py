@@ -16,7 +16,7 @@ import torch
 import ngramloss
 from ngramloss import doctor, recipe
 from ngramloss.cli import main
-from ngramloss.cli.list_ import LISTS
+from ngramloss.cli.list_ import FIRST, LISTS
 from ngramloss.cli.program import VERBS, parser
 from ngramloss.engine_registry import ENGINES, engine_packages
 from ngramloss.errors import UserError
@@ -134,6 +134,16 @@ def test_help_shows_all_commands_and_a_group_its_own(capsys):
     for group, part in (("bench", "ngrams"), ("data", "stats")):
         assert main([group]) == 2
         assert re.search(rf"^    {part}\s+\w+", capsys.readouterr().err, re.M)
+
+
+def test_explain_alone_shows_an_example(capsys):
+    assert main(["explain"]) == 0
+    shown = capsys.readouterr()
+    assert "this pair is an example" in shown.err
+    assert main(PAIR) == 0
+    assert capsys.readouterr() == (shown.out, "")
+    assert main(PAIR[:3]) == 2
+    assert "--reference and --candidate belong together" in capsys.readouterr().err
 
 
 def test_list_alone_shows_what_can_be_listed(capsys):
@@ -951,7 +961,7 @@ def test_a_run_that_does_not_exist_is_named_as_missing(command, capsys, tmp_path
     ],
 )
 def test_list_has_a_line_for_each_name(what, line, capsys):
-    assert main(["list", what]) == 0
+    assert main(["list", what, "--all"]) == 0
     rows = dict(row.split("  ", 1) for row in capsys.readouterr().out.splitlines())
     about = {name.strip(): text.strip() for name, text in rows.items()}[line]
     assert len(about.split()) > 3
@@ -968,7 +978,7 @@ def test_list_names_every_objective_metric_recipe_and_baseline(capsys):
         "recipes": recipe.builtin(),
         "baselines": BASELINES,
     }.items():
-        assert main(["list", what]) == 0
+        assert main(["list", what, "--all"]) == 0
         listed = [
             re.split("[(:]", row)[0].split()[0]
             for row in capsys.readouterr().out.splitlines()
@@ -977,12 +987,25 @@ def test_list_names_every_objective_metric_recipe_and_baseline(capsys):
         assert set(listed) == set(names)
 
 
+@pytest.mark.parametrize(("what", "every"), [("objectives", OBJECTIVES), ("recipes", recipe.builtin())])
+def test_a_long_list_shows_the_five_to_start_with_and_how_to_see_the_rest(what, every, capsys):
+    assert main(["list", what]) == 0
+    shown = capsys.readouterr()
+    names = [re.split(r"[( ]", row)[0] for row in shown.out.splitlines()]
+    assert sorted(names) == sorted(FIRST[what])
+    assert len(names) == 5
+    assert {*names} <= {*every}
+    assert re.fullmatch(rf"ngramloss list {what} --all lists \d+ more\.\n", shown.err)
+    assert main(["list", what, "--all"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_list_shows_the_options_of_metrics_and_objectives(capsys):
     assert main(["list", "metrics"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^  bertscore\.model +folder or hub id of the model \(required\)$", shown, re.M)
     assert re.search(r"^  wmd\.stop_words +words to ignore; one of none, english \(default none\)$", shown, re.M)
-    assert main(["list", "objectives"]) == 0
+    assert main(["list", "objectives", "--all"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^  ce\(smoothing=…\) +.*\(default 0\.0\)$", shown, re.M)
     assert re.search(r"^  near\(2,power=…\) +.*\(default 4\.0\)$", shown, re.M)

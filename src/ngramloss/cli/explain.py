@@ -6,15 +6,18 @@ import argparse
 
 from ngramloss.cli.options import Verbs, output_file, verb
 from ngramloss.errors import UserError
-from ngramloss.output.console import print_result
+from ngramloss.output.console import logger, print_result
 
 EXPLAIN = """\
 Show how an objective scores a sentence pair: its n-grams, which of them match, how often, and what each one earns.
 
 Words are split at white space. The candidate is what a model would predict, one word per position of the reference."""
 
+EXAMPLE = "the cat sat on the mat", "the cat lay on the mat"
+"""What is explained without --reference and --candidate."""
 EXPLAIN_EXAMPLES = """\
 examples:
+  ngramloss explain
   ngramloss explain --reference "the cat sat on the mat" --candidate "the cat lay on the mat"
   ngramloss explain --reference "a b a b" --candidate "a b a c" --confidence 0.9 0.8 0.7 0.6
   ngramloss explain --reference "a b c" --candidate "b c a" --objective "ce + 0.5*matches(2) + bag(2):original"
@@ -29,14 +32,12 @@ def add(verbs: Verbs) -> None:
     explain = verb(verbs, "explain", "show how an objective scores a sentence pair", EXPLAIN, EXPLAIN_EXAMPLES)
     explain.add_argument(
         "--reference",
-        required=True,
         nargs="+",
         metavar="TEXT",
         help="reference sentence; several are documents that a trainer packs into one row",
     )
     explain.add_argument(
         "--candidate",
-        required=True,
         nargs="+",
         metavar="TEXT",
         help="predicted sentence, one for each reference: the most probable word at each position",
@@ -72,6 +73,11 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    if not options.reference and not options.candidate:
+        options.reference, options.candidate = ([text] for text in EXAMPLE)
+        logger.info('this pair is an example; give your own with --reference "…" --candidate "…"')
+    if not options.reference or not options.candidate:
+        raise UserError("--reference and --candidate belong together. Give both, or none for an example.")
     if options.compare:
         return _compare(options)
     if options.plot:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ngramloss.cli.options import Verbs, verb
-from ngramloss.output.console import print_result
+from ngramloss.output.console import logger, print_result
 from ngramloss.plugins import Entry, Registry
 from ngramloss.settings import Setting
 
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
     from ngramloss.systems.registry import System
     from ngramloss.terms import Objective
 
-LIST = "List the names that other commands accept, with a one-line description of each."
+LIST = """\
+List the names that other commands accept, with a one-line description of each. Of objectives and recipes, these are the
+ones to start with, and those of plugins; --all lists every one."""
 
 EXAMPLES = """\
 examples:
   ngramloss list objectives
+  ngramloss list objectives --all                     # with variants and options
   ngramloss list metrics
   ngramloss list recipes
   ngramloss list baselines
@@ -33,6 +37,7 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     parser = verb(verbs, "list", "list objectives, metrics, recipes, baselines, engines or systems", LIST, EXAMPLES)
     parser.add_argument("what", nargs="?", choices=list(LISTS), help="what to list (default: show what there is)")
+    parser.add_argument("--all", action="store_true", help="list everything, with variants and options")
     parser.set_defaults(run_verb=run)
 
 
@@ -41,9 +46,27 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.output import tabular
 
     rows = LISTS[options.what]() if options.what else {f"ngramloss list {name}": text for name, text in WHAT.items()}
-    for line in tabular.aligned(list(rows.items()), left=(0, 1)):
+    first = rows if options.all else _to_start_with(options.what, rows)
+    for line in tabular.aligned(list(first.items()), left=(0, 1)):
         print_result(line)
+    if len(first) < len(rows):
+        logger.info(f"ngramloss list {options.what} --all lists {len(rows) - len(first)} more.")
     return 0
+
+
+def _to_start_with(what: str | None, rows: dict[str, str]) -> dict[str, str]:
+    """The rows of names in ``FIRST``, without variants and options, and those of plugins."""
+    if what not in FIRST:
+        return rows
+    from ngramloss.terms import OBJECTIVES
+
+    added = {name for name in OBJECTIVES if OBJECTIVES.origin(name)} if what == "objectives" else set()
+    names = {row: re.split(r"[(:]", row.strip())[0] for row in rows}
+    return {
+        row: text
+        for row, text in rows.items()
+        if names[row] in added or (names[row] in FIRST[what] and not row.startswith(" ") and ":" not in row)
+    }
 
 
 def _objectives() -> dict[str, str]:
@@ -143,3 +166,8 @@ WHAT = {
     "systems": "other systems to train, by their recipes",
 }
 """What each list contains."""
+FIRST = {
+    "objectives": ("ce", "matches", "rewards", "bag", "bleu"),
+    "recipes": ("demo", "xsum", "cnndm", "translation", "sft"),
+}
+"""Long lists → the names to start with."""

@@ -214,17 +214,17 @@ VERBS = (
     new,
     train,
     generate,
-    candidates,
-    rerank,
     score,
     report,
-    publish,
     explain,
     list_,
+    data,
     study,
     reproduce,
+    candidates,
+    rerank,
+    publish,
     import_,
-    data,
     bench,
     doctor,
 )
@@ -257,7 +257,7 @@ def parser() -> argparse.ArgumentParser:
         prog="ngramloss", description="N-gram training objectives at the price of cross-entropy."
     )
     root.add_argument("--version", action="version", version=f"ngramloss {__version__}")
-    verbs = choice(root, metavar="COMMAND", title="commands")
+    verbs = choice(root, metavar="COMMAND", title="commands, the first five to start with")
     root.set_defaults(run_verb=greet)
     for module in VERBS:
         module.add(verbs)
