@@ -46,14 +46,14 @@ def test_a_checkpoint_says_what_it_was_trained_with():
 DAMAGED = {
     "no JSON": ("oops", "is not JSON: "),
     "a list": ("[]", "should contain a JSON object, got list"),
-    "something else": ('{"a": 1}', "is not what a training prepares: it should have splits, used, "),
-    "a field less": ({"used": None}, "missing or unknown: used"),
+    "something else": ('{"a": 1}', "is not what a training prepares: it has no splits, used, candidates, "),
+    "a field less": ({"used": None}, "it has no used"),
     "no training split": ({"splits": {}}, "splits has no train"),
-    "a split that is none": ({"splits": {"train": 3}}, "splits.train cannot be 3"),
-    "a number for a path": ({"tokenizer": 1}, "tokenizer cannot be 1"),
-    "a text for a list": ({"used": "train"}, "used cannot be 'train'"),
-    "a number for a claim": ({"trust_remote_code": 1}, "trust_remote_code cannot be 1"),
-    "a machine without precision": ({"machine": {"processes": 1, "device": "CPU"}}, "missing or unknown: precision"),
+    "a split that is none": ({"splits": {"train": 3}}, "splits.train should be an object, got 3"),
+    "a number for a path": ({"tokenizer": 1}, "tokenizer should be text, got 1"),
+    "a text for a list": ({"used": "train"}, "used should be a list, got 'train'"),
+    "a number for a claim": ({"trust_remote_code": 1}, "trust_remote_code should be true or false, got 1"),
+    "a machine without precision": ({"machine": {"processes": 1, "device": "CPU"}}, "machine has no precision"),
 }
 
 

@@ -769,15 +769,78 @@ def test_settings_that_a_later_version_adds_do_not_make_results_useless(path, in
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "is not JSON"), ("[]", "should contain a JSON object"), ("{}", "is not a result of a study. Delete it")],
+    [
+        ("{", "is not JSON"),
+        ("[]", "should contain a JSON object"),
+        ("{}", "is not a result of a study: it has no set,"),
+    ],
 )
-def test_a_damaged_result_is_named(content, message, path, instant, capsys):
+def test_a_damaged_or_foreign_file_among_results_is_named_and_nobody_is_told_to_delete_it(
+    content, message, path, instant, capsys
+):
     whole(capsys)
-    damaged = Path("mine/news/ce-learning_rate0.001-seed1.validation.beam2.json")
+    damaged = Path("mine/news/mine.json")
     damaged.write_text(content)
     code, _, err = shown(capsys, "--show")
     assert code == 2
     assert f"{damaged} {message}" in err
+    assert "Move it out of the folder. If this study wrote it, its texts are scored again." in err
+    assert "elete" not in err
+
+
+WRONG = {  # field of a result → values that no study writes
+    "setting": ["x", ["x"], [1], None],
+    "seed": ["1", 1.5, True, None, -1, 10**30],
+    "split": [3, "x/../../../outside/evil"],
+    "failed": [None, {}],
+    "attempt": ["x", 3],
+    "tries": ["1", None],
+    "scores": [None, [], {"rouge2": "x"}, {"rouge2": []}, {"rouge2": math.inf}, {"rouge2": 10**400}],
+    "count": ["8", None, 7],
+    "documents": [[], "x", [1.0] * 7, ["1"] * 8, [1.0] * 7 + ["x"], [[1, 2]] * 7 + [[1]], [[1, 2]] * 8, [1e999] * 8],
+    "signatures": [[], {"rouge": 1}],
+    "generation": [3, None],
+    "made_of": ["x", {"train": {}}],
+    "facts": [None, []],
+    "train_seconds": ["x", [], math.nan],
+    "write_seconds": ["x"],
+    "docs_per_second": ["x", {}],
+    "parallel": [[], None],
+    "version": [None, 1],
+    "something else": [1],
+}
+
+
+def test_every_wrong_value_in_a_result_is_refused_with_the_name_of_the_file(path, instant, capsys):
+    whole(capsys)
+    study, file = plan.read(path), Path("mine/news/ce-learning_rate0.001-seed11.test.beam2.json")
+    content = json.loads(file.read_text())
+    for field, values in WRONG.items():
+        for value in values:
+            file.write_text(json.dumps(content | {field: value}))
+            with pytest.raises(UserError, match=re.escape(str(file))):
+                ResultFolder(Path("mine"), study).read()
+    file.write_text(json.dumps(content))
+    file = Path("mine/news/confirmed.json")
+    for value in ([], {"ce": 3}, {"ce": [3]}, None):
+        file.write_text(json.dumps({"rows": value, "seeds": [11, 12, 13]}))
+        with pytest.raises(UserError, match=r"confirmed\.json: rows.* should be .*Restore it"):
+            ResultFolder(Path("mine"), study).confirmed(study.data("news"))
+
+
+def test_no_text_of_a_result_reaches_the_page_with_what_a_reader_does_not_see(path, instant, capsys):
+    whole(capsys)
+    odd = "v\x1b[2J\u202e<b>"
+    for file in Path("mine/news").glob("*seed*.json"):
+        content = json.loads(file.read_text()) | {"version": odd, "generation": f"generation|{odd}"}
+        content |= {"signatures": {"rouge": odd}, "made_of": {"train": odd}}
+        file.write_text(json.dumps(content))
+    file.write_text(json.dumps(content | {"failed": odd}))
+    assert shown(capsys, "--show", "--page", "page")[0] == 0
+    page = Path("page/index.html").read_text()
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert page.count("v\\x1b[2J\\u202e&lt;b&gt;") >= 3
 
 
 def test_the_results_of_a_stranger_write_nothing_outside_of_the_results(path, instant, capsys):
@@ -785,12 +848,17 @@ def test_the_results_of_a_stranger_write_nothing_outside_of_the_results(path, in
     shutil.move("mine", "theirs")
     file = Path("theirs/news/ce-learning_rate0.001-seed1.validation.beam2.json")
     file.write_text(file.read_text().replace('"validation"', '"x/../../../outside/evil"'))
-    Path("mine/outside").mkdir(parents=True)
-    Path("mine/news/ce-learning_rate0.001-seed1.x").mkdir(parents=True)
     code, _, err = shown(capsys, "--show", "--resume", "theirs")
     assert code == 2
-    assert "seed1.x/../../../outside/evil.beam2.json' is not the name of a file or folder in mine." in err
-    assert not list(Path("mine").glob("**/evil*"))
+    assert f"{file} is not a result of a study: split has a value that no study writes." in err
+    evil = Training("news", "ce", (), 1, "x/../../../outside/evil")
+    Path("mine/news/ce-seed1.x").mkdir(parents=True)
+    Path("outside").mkdir()
+    with pytest.raises(
+        UserError, match=r"ce-seed1\.x/.*evil\.beam2\.json' is not the name of a file or folder in mine"
+    ):
+        ResultFolder(Path("mine"), plan.read(path)).write(Result(evil, "beam2", {}))
+    assert not list(Path("outside").iterdir())
     file.unlink()
     file.symlink_to(Path("mine.toml").resolve())
     assert shown(capsys, "--show", "--resume", "theirs")[0] == 2

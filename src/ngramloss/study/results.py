@@ -5,30 +5,35 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, compute_scores
 from ngramloss.metrics.scores import Absent, Pooled, corpus_score
+from ngramloss.output import escape
 from ngramloss.output.console import logger
 from ngramloss.recipe import Recipe
 from ngramloss.scoring import provenance, systems
 from ngramloss.scoring.score_cache import number
 from ngramloss.storage.files import fingerprint, inside, read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder, weight_files
-from ngramloss.study.plan import SYSTEM_ROW, DataSet, Study, Training
+from ngramloss.storage.typed import typed
+from ngramloss.study.plan import SYSTEM_ROW, TEST, VALIDATION, DataSet, Study, Training
 from ngramloss.version import __version__
 
 MARKER, ALWAYS, CONFIRMED = "study.json", "always.json", "confirmed.json"
 """Whose folder it is; in a set's folder, which rows are always tested, and which are confirmed after a screening."""
 ELSEWHERE = ("start again with other --results and --runs", "choose another --runs")
 """How to start again with a study of a file, and with one that grows."""
+ADVICE = "Move it out of the folder. If this study wrote it, its texts are scored again."
+"""What to do about a file that is not a result; it may be somebody's own."""
 DECIMALS = 4
 """Of the scores of documents."""
 MAY_DIFFER = {
@@ -88,6 +93,13 @@ class Result:
     def key(self) -> tuple[Training, str]:
         """What it is the result of."""
         return self.training, self.writing
+
+
+class Confirmed(NamedTuple):
+    """The contents of ``confirmed.json`` and ``always.json``."""
+
+    rows: dict[str, tuple[str, ...]]
+    seeds: list[int]
 
 
 Results = Mapping[tuple[Training, str], Result]
@@ -216,14 +228,15 @@ class ResultFolder:
         path = inside(self.path, data.name, file)
         if not path.exists():
             return None
-        saved = read_object(path, "Restore it: it says which rows the test set was used for.")
-        if saved.get("seeds") != list(self.study.confirmation):
+        advice = "Restore it: it says which rows the test set was used for."
+        saved: Confirmed = typed(Confirmed, read_object(path, advice), path, advice)
+        if saved.seeds != list(self.study.confirmation):
             raise UserError(
-                f"the confirmation seeds of {data.name} were {saved.get('seeds')} and are "
+                f"the confirmation seeds of {data.name} were {saved.seeds} and are "
                 f"{list(self.study.confirmation)} now. More seeds after a look at the test scores make p too small: "
                 f"put them back, or start again with other --results and --runs. ({path})"
             )
-        return {row: tuple(setting) for row, setting in saved["rows"].items()}
+        return saved.rows
 
     def raise_if_others_confirmed(
         self, data: DataSet, rows: Mapping[str, tuple[str, ...]] | None, file: str = CONFIRMED
@@ -314,13 +327,32 @@ def _study_of(folder: Path) -> str | None:
 
 def _read(path: Path) -> Result:
     """A result from its file."""
-    advice = "Delete it; its texts are scored again."
-    content = read_object(inside(path.parent.parent, path.parent.name, path.name), advice)
+    import numpy as np
+
+    content = read_object(inside(path.parent.parent, path.parent.name, path.name), ADVICE)
+    what = f"{path} is not a result of a study"
+    training = typed(Training, {name: content.pop(name) for name in Training._fields if name in content}, what, ADVICE)
+    result: Result = typed(Result, {"training": training, **content}, what, ADVICE)
     try:
-        own = {name: content.pop(name) for name in Training._fields}
-        return Result(Training(**{**own, "setting": tuple(own["setting"])}), **content)
-    except (KeyError, TypeError):
-        raise UserError(f"{path} is not a result of a study. {advice}") from None
+        documents = np.array([nan if value is None else value for value in result.documents])
+        whole = documents.dtype.kind in "if" and len(documents) in (0, result.count) and not np.isinf(documents).any()
+    except ValueError:  # rows of several lengths
+        whole = False
+    for name, right in {
+        "split": training.split in (VALIDATION, TEST),
+        "attempt": re.fullmatch(r"[0-9]{0,19}", result.attempt),
+        "documents": whole,
+    }.items():
+        if not right:
+            raise UserError(f"{what}: {name} has a value that no study writes. {ADVICE}")
+    return replace(
+        result,
+        failed=escape.name(result.failed),
+        generation=escape.name(result.generation),
+        version=escape.name(result.version),
+        signatures={metric: escape.name(text) for metric, text in result.signatures.items()},
+        made_of={name: escape.name(text) for name, text in result.made_of.items()},
+    )
 
 
 def _changes(result: Result, now: Mapping[str, Any]) -> list[str]:
@@ -345,10 +377,15 @@ def _checked(path: Path, study: Study) -> Result | None:
             f"{path} is a result of {what}, which the study does not have any more. Put it back, or move the file "
             "out of the folder."
         )
+    if not (result.failed or result.documents) and result.writing == study.data(training.set).writing:
+        raise UserError(f"{path} has no scores of documents. {ADVICE}")
     if not is_row and SYSTEM_ROW in result.facts:
         return None
     alike = training if is_row else training._replace(objective=study.baseline)
-    now = study.facts(alike, result.writing) | ({} if is_row else {"objective": training.objective})
+    try:
+        now = study.facts(alike, result.writing) | ({} if is_row else {"objective": training.objective})
+    except UserError as reason:
+        raise UserError(f"{path} is not a result of this study: {reason}") from None
     changed = _changes(result, now)
     if changed and result.failed:
         return None
@@ -372,6 +409,10 @@ def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], P
     for key, result in results.items():
         facts = {f"fingerprint of {name}": value for name, value in result.made_of.items()}
         facts |= {f"signature of {name}": value for name, value in result.signatures.items()}
+        if result.documents:
+            each = result.documents[0]
+            shape = f"{len(result.documents)}" + (f" × {len(each)}" if isinstance(each, list) else "")
+            facts[f"number of {result.training.split} documents"] = shape
         for name, value in facts.items():
             own = " ".join(str(result.facts.get(key, "")) for key in MAY_DIFFER.get(name, ()))
             before, other = first.setdefault((result.training.set, name, own), (value, result))

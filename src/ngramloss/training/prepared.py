@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from ngramloss.errors import UserError
 from ngramloss.storage.files import read_object
+from ngramloss.storage.typed import typed
 
 
 class Stopped(Exception):
@@ -113,40 +113,17 @@ class Prepared:
             Stopped: it contains the error of the first process.
             UserError: it is damaged, or a file of something else.
         """
-        content = read_object(path, "Start the training again.")
+        advice = "Start the training again."
+        content = read_object(path, advice)
         if "error" in content:
             raise Stopped(content["error"])
         names = {key: name for name, key in _KEYS.items()}
-        try:
-            prepared: Prepared = _typed(cls, {names.get(key, key): value for key, value in content.items()}, "it")
-            if "train" not in prepared.splits:
-                raise TypeError("splits has no train")
-        except TypeError as reason:
-            raise UserError(f"{path} is not what a training prepares: {reason}. Start the training again.") from None
+        what = f"{path} is not what a training prepares"
+        prepared: Prepared = typed(cls, {names.get(key, key): value for key, value in content.items()}, what, advice)
+        if "train" not in prepared.splits:
+            raise UserError(f"{what}: splits has no train. {advice}")
         return prepared
 
 
 _KEYS = {"continued_from": "continue"}
 """Fields with another name in the file."""
-
-
-def _typed(kind: Any, value: Any, name: str) -> Any:
-    """A value from JSON as a field of this type. Raises ``TypeError`` with its name if it cannot be one."""
-    inner = get_args(kind)
-    if get_origin(kind) is UnionType:
-        return None if value is None else _typed(inner[0], value, name)
-    if get_origin(kind) is Mapping and isinstance(value, dict):
-        return {key: _typed(inner[1], item, f"{name}.{key}") for key, item in value.items()}
-    if get_origin(kind) is tuple and isinstance(value, list):
-        return tuple(_typed(inner[0], item, name) for item in value)
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        types = get_type_hints(kind)
-        if wrong := sorted(types.keys() ^ value.keys()):
-            raise TypeError(f"{name} should have {', '.join(types)}; missing or unknown: {', '.join(wrong)}")
-        made: Any = kind
-        return made(**{field: _typed(types[field], value[field], field) for field in types})
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if type(value) is not kind:
-        raise TypeError(f"{name} cannot be {value!r}")
-    return value
