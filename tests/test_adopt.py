@@ -14,7 +14,7 @@ import pytest
 import torch
 from models import PAD, V, batch, tiny
 from torch.testing import assert_close
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments
 
 import ngramloss as ng
 from ngramloss.errors import UserError
@@ -803,9 +803,31 @@ def test_log_parts_averages_where_the_trainer_gives_no_counts(tmp_path):
     assert log["loss"] == pytest.approx(log["ce"] + log["matches(2)"], abs=1e-4)
 
 
-def test_log_parts_comes_before_whoever_reports(tmp_path):
-    from transformers import TrainerCallback
+@pytest.mark.parametrize("family", FAMILIES)
+def test_last_parts_are_means_of_each_batch_whatever_the_loss_is_divided_by(family, tmp_path):
+    class Collects(TrainerCallback):
+        def on_substep_end(self, *args, model, **kwargs):
+            seen.append({name: value.item() for name, value in ng.last_parts(model).items()})
 
+        on_step_end = on_substep_end
+
+    seen, model, loss_fn = [], attach(tiny(family), OBJECTIVE), ng.JointLoss(OBJECTIVE)
+    it = trainer(model, family, tmp_path, callbacks=[Collects(), ng.LogParts()], gradient_accumulation_steps=4)
+    it.args.per_device_train_batch_size = it._train_batch_size = 1
+    it.train()
+    for row in rows(family)[:4]:
+        model(**collated([row]), num_tokens=60, num_sequences=7.0)
+        seen.append({name: value.item() for name, value in ng.last_parts(model).items()})
+    logits, labels = own_logits(family), collated(rows(family))["labels"]  # [4, T, V], [4, T]
+    labels = labels if family == "bart" else shifted(labels)  # [4, T]
+    wanted = [loss_fn.with_parts(logits[at : at + 1], labels[at : at + 1])[1] for at in range(4)]
+    assert seen == [pytest.approx({name: value.item() for name, value in parts.items()}) for parts in wanted * 2]
+    counts = (labels[:4] != -100).sum(-1).tolist()
+    mean = sum(parts["ce"] * count for parts, count in zip(seen[:4], counts, strict=True)) / sum(counts)
+    assert it.state.log_history[0]["ce"] == pytest.approx(mean)
+
+
+def test_log_parts_comes_before_whoever_reports(tmp_path):
     seen = []
 
     class Reporter(TrainerCallback):

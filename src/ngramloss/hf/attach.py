@@ -186,10 +186,10 @@ def detach(model: ModelT) -> ModelT:
 def last_parts(model: Module) -> dict[str, Tensor]:
     """Each term of the last loss, unweighted and detached, as ``{"ce": ..., "matches(2)": ...}``, for logging.
 
-    The values belong to the last call in this thread. Under a Trainer they are this micro-batch's share of the step's
-    terms, and add up over the step.
+    The values belong to the last call in this thread. They are means over the tokens or sequences of this batch, also
+    where the loss is divided by those of a step of several batches, as a Trainer does.
     """
-    return last_call(model).parts
+    return _known_state(model).loss.means()
 
 
 def attached_loss(model: Module) -> JointLoss:

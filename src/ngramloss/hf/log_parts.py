@@ -98,19 +98,11 @@ class LogParts(TrainerCallback):
             self._evaluates, self._evaluated = kwargs.get("eval_dataloader"), {}
         step_loss = self._step_loss(kwargs["model"])
         call = step_loss.last
-        if call.labels is None or call is self._last:  # a batch without labels computes no loss
+        if call is self._last:  # a batch without labels computes no loss
             return
         self._last = call
-        loss_fn = step_loss.loss_fn
-        if call.parts.keys() != {part.name for part in loss_fn.parts}:
-            evaluated = (loss_fn.without("twins"), loss_fn.without("candidates", "twins"))
-            loss_fn = next(each for each in evaluated if call.parts.keys() == {part.name for part in each.parts})
-        counts = loss_fn.denominators(call.labels, call.packed).float()  # [parts]
-        denominators = {"token": call.num_tokens, "sequence": call.num_sequences}
-        for part, count in zip(loss_fn.parts, counts.unbind(), strict=True):
-            divisor = count if denominators[part.per] is None else denominators[part.per]
-            value = torch.stack([call.parts[part.name] * divisor, count])  # [2]
-            self._evaluated[part.name] = self._evaluated.get(part.name, 0) + value
+        for name, (value, count) in step_loss.sums().items():
+            self._evaluated[name] = self._evaluated.get(name, 0) + torch.stack([value, count])  # [2]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the terms to the logs and to ``state.log_history``."""

@@ -170,6 +170,27 @@ class StepLoss:
         """The last call in this thread; in compiled code, of any thread: it cannot write thread-local values."""
         return self._newest if self._newest_was_traced or self._thread.call is None else self._thread.call
 
+    def sums(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Each part of the last call as a sum over its tokens or sequences, and how many these are, [] each."""
+        call, loss_fn = self.last, self.loss_fn
+        if call.labels is None:
+            return {}
+        if call.parts.keys() != {part.name for part in loss_fn.parts}:
+            evaluated = (loss_fn.without("twins"), loss_fn.without("candidates", "twins"))
+            loss_fn = next(each for each in evaluated if call.parts.keys() == {part.name for part in each.parts})
+        counts = loss_fn.denominators(call.labels, call.packed).float()  # [parts]
+        denominators, sums = {"token": call.num_tokens, "sequence": call.num_sequences}, {}
+        for part, count in zip(loss_fn.parts, counts.unbind(), strict=True):
+            given = denominators[part.per]
+            sums[part.name] = call.parts[part.name] * (count if given is None else given), count
+        return sums
+
+    def means(self) -> dict[str, Tensor]:
+        """Each part of the last call as a mean over its own tokens or sequences, whatever the loss is divided by."""
+        if self.last.num_tokens is None and self.last.num_sequences is None:
+            return self.last.parts
+        return {name: value / count.clamp_min(1) for name, (value, count) in self.sums().items()}
+
     def _remember(self, call: LastCall) -> None:
         self._newest, self._newest_was_traced = call, torch.compiler.is_compiling()
         if not torch.compiler.is_compiling():

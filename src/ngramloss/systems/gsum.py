@@ -28,7 +28,7 @@ from ngramloss.generation import shares
 from ngramloss.generation.job import Job, read_sources
 from ngramloss.generation.predictions import write_by_writer
 from ngramloss.generation.writer import load_model, writer_of
-from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
+from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_call
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.metrics.oracle import greedy_oracle
 from ngramloss.models import loading
@@ -218,7 +218,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     def loss(batch: Batch, counts: Tensor) -> Loss:
         """The batch's share of the objective, and of each term, unweighted."""
         total: Tensor = model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
-        return Loss(total, last_parts(model))
+        return Loss(total, last_call(model).parts)
 
     def validate() -> dict[str, float]:
         """The objective on validation data, with the weights that its terms have at the end: one measure for all."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_parts
+from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_call
 from ngramloss.hf.diagnosing import diagnostics
 from ngramloss.hf.heads import has_dropout, has_encoder
 from ngramloss.hf.shared_prompts import why_not_shared
@@ -207,7 +207,7 @@ def run(job: Job, here: Processes) -> Outcome:
             loss = model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
         scaled = loss * here.count  # gradients are averaged over processes
         (scaled if scaler is None else scaler.scale(scaled)).backward()
-        return torch.stack([loss.detach(), *last_parts(model).values()])
+        return torch.stack([loss.detach(), *last_call(model).parts.values()])
 
     # The steps
     steps, largest = _plan(
