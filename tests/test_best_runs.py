@@ -185,13 +185,13 @@ def test_a_metric_of_a_plugin_may_say_that_lower_is_better(place, tmp_path, caps
     plugin.write_text(plugin.read_text().replace("float(len(text))", "-float(len(text))"))
     assert finished(arguments)[0] == 2
     assert train(*arguments[1:]) == 2
-    assert "the code of the metric 'length' has changed since" in capsys.readouterr().err
+    assert "has changed since (plugin metric length: " in capsys.readouterr().err
     plugin.write_text(plugin.read_text().replace("-float(len(text))", "float(len(text))"))
     assert finished(arguments)[0] == 0
     logged = scores(tmp_path / "a", "length")
     card = (tmp_path / "a" / "card.md").read_text()
     assert f"(lowest validation length, {min(logged.values()):.4f})" in card
-    assert "* metric `length` of a plugin, source " in card
+    assert "* `plugin metric length`, source " in card
 
 
 def test_a_score_that_cannot_be_computed_ends_the_command_before_training(place, tmp_path, capsys):

@@ -796,7 +796,7 @@ def test_a_run_is_not_continued_with_other_candidates(place, finished):
     code, err = run_train(place, run)
     file.write_text(before)
     assert code == 2
-    assert "the candidates have changed since" in err
+    assert "has changed since (candidates: " in err
     code, err = run_train(place, run)
     assert code == 0, err[-2000:]
 

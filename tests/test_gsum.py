@@ -309,7 +309,7 @@ def test_a_changed_guidance_is_not_continued_with(here, tmp_path, capsys):
     write_rows(tmp_path / "data" / "train.jsonl", rows["train"])
     capsys.readouterr()
     assert cli.main(short) == 2
-    assert "has changed since: guidance (train)" in capsys.readouterr().err
+    assert "has changed since (train guidance: " in capsys.readouterr().err
 
 
 def test_any_bart_is_a_beginning(here, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import models
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -318,22 +320,65 @@ def test_a_longer_training_continues_a_finished_one(tmp_path):
     assert_same_training(longer._replace(log=[]), trained(schedule="constant_with_warmup")._replace(log=[]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"objective": "ce"}, r"objective: 'ce \+ matches\(2\)' → 'ce'"),
-        ({"learning_rate": 1e-5}, r"learning_rate: .* → 1e-05"),
-        ({"data": rows(7)}, r"rows: '.* \(.*\)' → '7 \(.*\)'"),
-        ({"data": rows(24, seed=2)}, r"rows: "),
-    ],
-)
-def test_another_training_in_the_same_folder_is_refused(tmp_path, changes, named, messages):
-    first = {"objective": "ce + matches(2)", "data": rows(24), "max_steps": 2}
+def with_column(count=8, **columns):
+    """Rows with one more column, whose first value is given."""
+    return [row | {name: [value] * len(row["labels"]) for name, value in columns.items()} for row in rows(count)]
+
+
+def last_changed(made, name, value):
+    return [*made[:-1], made[-1] | {name: value}]
+
+
+def dropping(p):
+    torch.manual_seed(0)
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(**models.BART | {"dropout": p}))
+
+
+LARGE = rows(250)
+COMPARED = rows_with_candidates(8)
+COMPARED[-1] |= {"candidates": [[5, 6], [7]], "gains": [0.5, 0.25]}
+VALIDATED = {"validation": rows(2), "eval_every": 1}
+CHANGED = {
+    "objective: .* → ce": ({"objective": "ce + matches(2)"}, {"objective": "ce"}),
+    "learning_rate: .* → 1e-05": ({}, {"learning_rate": 1e-5}),
+    "precision: auto → bf16": ({}, {"precision": "bf16"}),
+    r"rows: 22 \(.*\) → 7 ": ({}, {"data": 7}),
+    "rows: a late label": ({"data": LARGE}, {"data": last_changed(LARGE, "labels", [5, 5])}),
+    "rows: weights": ({"data": with_column(weights=1.0)}, {"data": with_column(weights=0.5)}),
+    "rows: lm_logp": ({"objective": "margin", "data": with_column(lm_logp=-1.0)}, {"data": with_column(lm_logp=-2.0)}),
+    "rows: gains": ({"objective": RANKED, "data": COMPARED}, {"data": last_changed(COMPARED, "gains", [0.25, 0.5])}),
+    "rows: candidates": (
+        {"objective": RANKED, "data": COMPARED},
+        {"data": last_changed(COMPARED, "candidates", [[5, 6], [8]])},
+    ),
+    "best: ce → matches": (VALIDATED | {"objective": "ce + matches(2)"}, {"best": "matches(2)"}),
+    "validation rows: ": (VALIDATED, {"validation": rows(2, seed=2)}),
+    r"config.dropout: 0.1 → 0.3; dropout: \{.*'0.1'.* → ": ({"model": dropping(0.1)}, {"model": dropping(0.3)}),
+}
+
+
+@pytest.mark.parametrize("named", CHANGED)
+def test_another_training_in_the_same_folder_is_refused(tmp_path, named, messages):
+    first, changes = CHANGED[named]
+    first = {"objective": "ce", "max_steps": 1} | first
     trained(tmp_path, **first)
-    with pytest.raises(UserError, match=f"has checkpoints of another training .*{named}.* Choose another folder"):
+    with pytest.raises(UserError, match=rf"was started with has changed since \({named.partition(': ')[0]}") as refused:
         trained(tmp_path, **first | changes)
-    assert trained(tmp_path, **first | {"max_steps": 3, "log_every": 1}).outcome.continued_from == 2
-    assert f"continuing {tmp_path} from step 2." in messages
+    assert "→" not in named or re.search(named, str(refused.value))
+    assert "). Restore it to continue, or choose another folder." in str(refused.value)
+    again = first | {"model": None, "max_steps": 2, "log_every": 2, "keep": 1}
+    if "model" in first:  # loaded, as a caller may do who has lost the first one
+        again["model"] = type(first["model"]).from_pretrained(tmp_path / "checkpoint-1")
+    assert trained(tmp_path, **again).outcome.continued_from == 1
+    assert f"continuing {tmp_path} from step 1." in messages
+
+
+def test_rows_are_the_same_as_lists_and_as_arrays(tmp_path):
+    made = [{**row, "kind": None, "name": "é"} for row in with_column(weights=0.5)]
+    given = {"objective": "ce"}
+    trained(tmp_path, data=made, max_steps=1, **given)
+    arrays = [row | {"input_ids": np.array(row["input_ids"]), "labels": torch.tensor(row["labels"])} for row in made]
+    assert trained(tmp_path, data=arrays, max_steps=2, **given).outcome.continued_from == 1
 
 
 def test_a_checkpoint_is_a_model_with_the_weights_of_its_step(tmp_path):
@@ -370,7 +415,8 @@ def test_a_signal_ends_training_after_a_step_that_is_saved(tmp_path, number):
         if step == 2:
             os.kill(os.getpid(), number)
 
-    outcome = run(folder=tmp_path, on_step=interrupt, save_every=100, objective=OBJECTIVE)
+    settings = Train(**SETTINGS | {"save_every": 100})
+    outcome = ng.train(tiny(), None, rows(22), settings, objective=OBJECTIVE, folder=tmp_path, on_step=interrupt)
     assert outcome[:4] == (3, 6, False, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
     assert not checkpoints.facts(tmp_path / "checkpoint-3")["finished"]

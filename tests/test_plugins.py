@@ -191,7 +191,7 @@ def test_a_run_with_an_objective_from_outside_generates_and_scores_without_it(fi
     two = [*TINY, "--set", "train.max_steps=2"]
     assert main([*two, "--plugin", "mine.py"]) == 0
     card = (files / "run" / "card.md").read_text()
-    assert "* objective `halves` of a plugin, source " in card
+    assert "* `plugin objective halves`, source " in card
     assert '"halves": 0.5' in (files / "run" / "log.jsonl").read_text()
     OBJECTIVES._added.clear()
     capsys.readouterr()
@@ -214,10 +214,9 @@ def test_a_run_is_not_continued_with_other_code(files, capsys, monkeypatch):
     assert (files / "run" / "checkpoints" / "checkpoint-1").is_dir()
     capsys.readouterr()
     assert main([*three, "--plugin", "mine.py"]) == 2
-    assert "the code of the objective 'halves' has changed since run was started" in (
-        message := capsys.readouterr().err
-    )
-    assert "Restore the old plugin to continue, or start over with --fresh." in message
+    message = capsys.readouterr().err
+    assert "what run was started with has changed since (plugin objective halves: " in message
+    assert "Restore it to continue, or start over with --fresh." in message
 
 
 def test_scores_of_a_changed_metric_are_computed_anew(files, capsys):
@@ -376,7 +375,7 @@ def test_a_run_is_not_continued_if_a_helper_has_changed(files, capsys, monkeypat
     forget_modules()
     capsys.readouterr()
     assert main(command) == 2
-    assert "the code of the objective 'halves' has changed since run was started" in capsys.readouterr().err
+    assert "has changed since (plugin objective halves: " in capsys.readouterr().err
 
 
 def source_of(files, text):

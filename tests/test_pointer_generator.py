@@ -564,7 +564,10 @@ def test_a_training_is_not_continued_on_other_words(undisturbed, here, tmp_path,
     assert finished(arguments, sabotage="saving:4")[0] == -9
     write_rows(tmp_path / "data" / "train.jsonl", copying_rows(NAMES, 24))
     assert cli.main(arguments) == 2
-    assert "has changed since: train, words. Restore it to continue" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has changed since (train data: " in said
+    assert "; words: " in said
+    assert "Restore it to continue" in said
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,7 @@ def test_other_data_do_not_continue_a_run(place, tmp_path):
     write_split(tmp_path / "data" / "train.jsonl", "train", 41)
     code, _, err = finished(command(tmp_path, tmp_path / "run"))
     assert code == 2
-    assert "the train data have changed since" in err
+    assert "has changed since (train data: " in err
     assert "Traceback" not in err
 
 

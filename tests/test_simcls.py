@@ -192,6 +192,7 @@ def undisturbed(place):
 def test_a_reranker_is_a_run_like_any_other(undisturbed):
     assert {path.name for path in undisturbed.iterdir()} == {
         "recipe.toml",
+        "prepared.json",
         "log.jsonl",
         "checkpoints",
         "card.md",
@@ -247,7 +248,7 @@ def test_another_file_of_candidates_does_not_continue_a_run(undisturbed, here, t
     finally:
         file.write_text(before)
     assert "what" in (message := capsys.readouterr().err)
-    assert "has changed since: candidates (train)." in message
+    assert "has changed since (train candidates: " in message
 
 
 def apply(*arguments):
@@ -400,7 +401,7 @@ def test_a_reranker_has_the_task_of_its_candidates(undisturbed, here, tmp_path, 
 def test_another_metric_than_the_reranker_s_is_said(undisturbed, here, tmp_path, capsys):
     run = shutil.copytree(undisturbed, tmp_path / "run")
     for file in run.glob("checkpoints/*/data.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"metric": ROUGE}))
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"metric": json.dumps(ROUGE)}))
     for metric, is_other in ((CHRF, True), (ROUGE, False)):
         made = folder_of("validation.jsonl", tmp_path / metric["name"], data="data", split="validation", metric=metric)
         assert apply(run, made, "--out", tmp_path / f"out-{metric['name']}") == 0
@@ -495,7 +496,7 @@ def test_gains_of_one_training_have_one_metric(here, tmp_path, capsys):
     (train / "candidates.json").write_text(json.dumps({"data": "data", "split": "train", "metric": CHRF}))
     shutil.rmtree(tmp_path / "run" / "model")
     assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 2
-    assert "has changed since: metric." in capsys.readouterr().err
+    assert "has changed since (metric: " in capsys.readouterr().err
 
 
 def test_equal_gains_are_said_and_refused_if_all_are(here, tmp_path, capsys):

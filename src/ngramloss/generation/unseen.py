@@ -104,7 +104,7 @@ def trained_sources(model: str, split: Split) -> set[str] | None:
     if _run(base) is not None:
         earlier = trained_sources(base, split)
         return None if earlier is None else found | earlier
-    was_folder = "commit" not in prepared.get("model_files", {"commit": ""}) and base != "scratch"
+    was_folder = "model: commit" not in prepared.get("made_of", {"model: commit": ""}) and base != "scratch"
     return None if was_folder and not Path(base).expanduser().is_dir() else found  # None: it may have been a run's
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -46,16 +47,15 @@ def has_encoder(model: Any) -> bool:
     return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
-def has_dropout(model: Any) -> bool:
-    """Whether something in a model is dropped at random for each row: its modules or their attributes say so.
+def dropouts(model: Any) -> Iterator[float]:
+    """The probabilities at which something in a model is dropped for each row: its modules or their attributes say so.
 
     Layer drop does not count: it leaves out a layer for all rows of a batch.
     """
-    return any(
-        (isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0)
-        or any("dropout" in name and isinstance(p, float) and p > 0 for name, p in vars(module).items())
-        for module in model.modules()
-    )
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            yield module.p
+        yield from (p for name, p in vars(module).items() if "dropout" in name and isinstance(p, float))
 
 
 def adds_tokens(model: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.hf.beside import KEYS, taken_beside
 from ngramloss.hf.calls import ignored_smoothing, packs_without_trace, refuse_predictions_of_twins
-from ngramloss.hf.heads import bare, has_dropout
+from ngramloss.hf.heads import bare, dropouts
 from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.stats import GIVEN, IGNORE_INDEX, Packing, packing
@@ -243,7 +243,7 @@ class StepLoss:
     def warn_without_dropout(self, model: Any) -> None:
         """Warn once if twins are equal because the model drops nothing."""
         if self._drops is None:
-            self._drops = has_dropout(model)
+            self._drops = any(dropouts(model))
         if not self._drops:
             self._warn_once(
                 f"this {type(model).__name__} has no dropout, so unless something else adds noise, such as NEFTune, "

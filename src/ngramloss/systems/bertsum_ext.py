@@ -40,7 +40,8 @@ from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 from ngramloss.systems.loop import Task, batches, mean_over_rows
 from ngramloss.systems.registry import system_of
-from ngramloss.training.prepare import model_identity, read_splits
+from ngramloss.training.identity import base_made_of
+from ngramloss.training.prepare import read_splits
 from ngramloss.version import installed
 
 NAME = "bertsum_ext"
@@ -316,9 +317,9 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         lambda batch, counts: mean_over_rows([penalty(model(batch), batch["labels"])], counts),
         validate if "validation" in splits else None,
         {
-            **{split: of_split.fingerprint for split, of_split in splits.items()},
-            "model_files": model_identity(settings.model, config),
-            "sentencex": installed("sentencex"),
+            **{f"{split} data": of_split.fingerprint for split, of_split in splits.items()},
+            **base_made_of(settings.model, config),
+            "sentencex": str(installed("sentencex")),
         },
         used,
     )

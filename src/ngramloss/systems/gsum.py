@@ -46,7 +46,8 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.systems.bertsum_ext import load_extraction
 from ngramloss.systems.loop import Task, batches
 from ngramloss.systems.registry import read_system
-from ngramloss.training.prepare import model_identity, read_splits
+from ngramloss.training.identity import base_made_of
+from ngramloss.training.prepare import read_splits
 
 NAME = "gsum"
 ORACLE = "oracle"
@@ -204,12 +205,12 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         trust_remote_code=trust_remote_code,
     )
     model = _ready(settings, tokenizer, trust_remote_code=trust_remote_code)
-    rows, used, identity = {}, [], {}
+    rows, used, made_of = {}, [], {}
     for split, of_split in splits.items():
         shape = shape_of(settings.data, settings.task, settings.model, model.config, tokenizer, column=of_split.column)
         made = make_guidance(of_split, settings.data, settings.task, options)
-        rows[split], identity[f"guidance ({split})"] = _tokenised(of_split, made, tokenizer, shape)
-        identity[split] = of_split.fingerprint
+        rows[split], made_of[f"{split} guidance"] = _tokenised(of_split, made, tokenizer, shape)
+        made_of[f"{split} data"] = of_split.fingerprint
         used += _used(split, rows[split], made, settings)
     padder = Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))
     pad = partial(pad_rows, padder)
@@ -239,7 +240,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         [part.name for part in objective.parts],
         loss,
         validate if "validation" in splits else None,
-        {**identity, "model_files": model_identity(settings.model, config)},
+        made_of | base_made_of(settings.model, config),
         used,
         objective=objective,
     )

@@ -56,7 +56,7 @@ class Task(NamedTuple):
         loss: a batch on the device, and the labels and rows of the whole step, [2] → the batch's share of each part of
             the step's loss, weighted, [parts]; or the share of the loss, and of its parts without their weights.
         validate: → the loss and scores on validation data, in the model's evaluation mode; None if there are none.
-        identity: what the training may only be continued with.
+        made_of: what the training is made of → its fingerprint: what it may only be continued with.
         used: what is used of the data, in sentences.
         optimiser: the model → its optimiser; None: AdamW.
         before_step: called before each step with its number, the number of all steps and the optimiser → what else the
@@ -72,7 +72,7 @@ class Task(NamedTuple):
     terms: Sequence[str]
     loss: Callable[[Batch, Tensor], Tensor | Loss]
     validate: Callable[[], dict[str, float]] | None
-    identity: Mapping[str, Any]
+    made_of: Mapping[str, str]
     used: Sequence[str] = ()
     optimiser: Callable[[Any], torch.optim.Optimizer] | None = None
     before_step: Callable[[int, int, torch.optim.Optimizer], Mapping[str, float]] = lambda number, total, optimiser: {}

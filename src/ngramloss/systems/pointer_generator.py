@@ -45,8 +45,6 @@ from ngramloss.systems.pointer_model import (
     search,
 )
 from ngramloss.systems.pointer_words import UNKNOWN, cached_tokenizer, extended_ids, join_words, split_words
-from ngramloss.terms.parser import parse
-from ngramloss.terms.term import plugin_sources
 from ngramloss.training.prepare import read_splits, recommend_ce
 
 COVERAGE = "coverage"
@@ -176,9 +174,8 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         loss,
         validate if "validation" in splits else None,
         {
-            **{name: split.fingerprint for name, split in splits.items()},
+            **{f"{name} data": split.fingerprint for name, split in splits.items()},
             "words": tokenizer_fingerprint(tokenizer),
-            "plugins": plugin_sources(parse(settings.objective)),
         },
         used,
         (lambda model: _adagrad(model, settings, options)) if options["optimizer"] == "adagrad" else None,

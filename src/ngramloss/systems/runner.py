@@ -8,23 +8,21 @@ import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ngramloss.errors import UserError
 from ngramloss.output.console import logger
 from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
-from ngramloss.storage.files import read_object, whole_folder, write_whole
+from ngramloss.storage.files import whole_folder, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.systems.candidate_sets import whole_paths
 from ngramloss.systems.loop import Job, Task, run
-from ngramloss.systems.registry import Written, check_recipe
+from ngramloss.systems.registry import SYSTEMS, Written, check_recipe
 from ngramloss.training import checkpoints
 from ngramloss.training.card import PACKAGES
 from ngramloss.training.claim import claim, locked
-from ngramloss.training.identity import IDENTITY
+from ngramloss.training.identity import IDENTITY, PLUGIN, objectives_made_of, raise_unless_same
 from ngramloss.training.loop import total_steps
 from ngramloss.training.prepare import read_splits
 from ngramloss.training.processes import start_processes
@@ -57,11 +55,13 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
         task: Task = system.entry.function("task")(settings, system.options, trust_remote_code=trust_remote_code)
         for sentence in task.used:
             logger.info(sentence)
+        made_of = {**task.made_of, **_code_made_of(settings, system)}
         if newest is not None:
-            _raise_unless_same(folder, newest, task.identity)
+            raise_unless_same(newest, made_of, folder=folder)
+        write_whole(run_folder.prepared, json.dumps({"made_of": made_of}, indent=1))
         step, finished = began, newest is not None and checkpoints.facts(newest)["finished"]
         if not finished:
-            step, finished = _run(settings, run_folder, system, task, newest)
+            step, finished = _run(settings, run_folder, system, task, made_of, newest)
         if finished:
             why = _finish(settings, run_folder, system, task)
             logger.info(f"finished at step {step}: {run_folder.model}{why}")
@@ -70,7 +70,21 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     return Outcome(folder, finished, step, began)
 
 
-def _run(settings: Recipe, run_folder: RunFolder, system: Written, task: Task, newest: Path | None) -> tuple[int, bool]:
+def _code_made_of(settings: Recipe, system: Written) -> dict[str, str]:
+    """Fingerprints of the code of plugins that compute the loss."""
+    objectives = objectives_made_of(settings.objective) if system.entry.takes_objective else {}
+    own = {f"{PLUGIN} system {system.name}": SYSTEMS.source(system.name)} if SYSTEMS.origin(system.name) else {}
+    return objectives | own
+
+
+def _run(
+    settings: Recipe,
+    run_folder: RunFolder,
+    system: Written,
+    task: Task,
+    made_of: Mapping[str, str],
+    newest: Path | None,
+) -> tuple[int, bool]:
     """Run the loop. Returns the last step, and whether the training is finished."""
     here, steps = start_processes(), total_steps(settings.train, len(task.examples))
     began = checkpoints.step(newest) if newest else 0
@@ -83,7 +97,7 @@ def _run(settings: Recipe, run_folder: RunFolder, system: Written, task: Task, n
             settings.train,
             higher=system.entry.bests.get(settings.train.best, False),
             folder=run_folder.checkpoints,
-            saved_with={IDENTITY: json.dumps(task.identity)},
+            saved_with={IDENTITY: json.dumps(made_of)},
             continued_from=newest,
             **logs,
         )
@@ -92,17 +106,6 @@ def _run(settings: Recipe, run_folder: RunFolder, system: Written, task: Task, n
         except checkpoints.CheckpointError as reason:
             raise OSError(f"{reason} {after_full_disk(run_folder, here)}") from reason
     return state.step, state.step >= steps or state.ended_early
-
-
-def _raise_unless_same(folder: Path, checkpoint: Path, identity: Mapping[str, Any]) -> None:
-    """Raise unless a checkpoint was trained on the same data, by the same encoder's files."""
-    saved = read_object(checkpoint / IDENTITY, f"Delete {checkpoint} to continue from the previous checkpoint.")
-    now = json.loads(json.dumps(identity))
-    if changed := sorted(name for name in {*saved, *now} if saved.get(name) != now.get(name)):
-        raise UserError(
-            f"what {folder} was started with has changed since: {', '.join(changed)}. Restore it to continue, or start "
-            "over with --fresh."
-        )
 
 
 def _finish(settings: Recipe, run_folder: RunFolder, system: Written, task: Task) -> str:

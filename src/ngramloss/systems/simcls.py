@@ -50,8 +50,7 @@ from ngramloss.systems.candidate_sets import (
 )
 from ngramloss.systems.loop import Task, batches, mean_over_rows
 from ngramloss.systems.registry import read_system
-from ngramloss.training.identity import IDENTITY
-from ngramloss.training.prepare import model_identity
+from ngramloss.training.identity import IDENTITY, base_made_of
 
 NAME = "simcls"
 METRIC = "metric"
@@ -199,11 +198,11 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         count = len(rows["validation"])
         return {"loss": total / count, "gain": gain / count}
 
-    identity = {
-        **{split: of_split.fingerprint for split, of_split in sets.items()},
-        **{f"candidates ({split})": of_split.candidates.fingerprint for split, of_split in sets.items()},
-        METRIC: metric,
-        "model_files": model_identity(settings.model, config),
+    made_of = {
+        **{f"{split} data": of_split.fingerprint for split, of_split in sets.items()},
+        **{f"{split} candidates": of_split.candidates.fingerprint for split, of_split in sets.items()},
+        METRIC: json.dumps(metric),
+        **base_made_of(settings.model, config),
     }
     return Task(
         encoder,
@@ -213,7 +212,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         Penalties._fields,
         lambda batch, counts: mean_over_rows(parts_of(scores_of(batch), batch["gains"]), counts),
         validate if "validation" in sets else None,
-        identity,
+        made_of,
         used,
     )
 
@@ -360,7 +359,8 @@ def metric_of(run: RunFolder) -> dict[str, Any]:
     """The metric of the gains that a reranker was trained on; empty if it is not known."""
     saved = next(iter(sorted(run.checkpoints.glob(f"*/{IDENTITY}"))), None)
     if saved is not None:
-        found: dict[str, Any] = read_object(inside(run.checkpoints, saved.parent.name, saved.name)).get(METRIC) or {}
+        metric = read_object(inside(run.checkpoints, saved.parent.name, saved.name)).get(METRIC)
+        found: dict[str, Any] = json.loads(metric or "{}")
         return found
     own = recipe.load(str(run.recipe), objective=False)
     return next((about[METRIC] for path in _trained_on(own) if METRIC in (about := about_of(path))), {})

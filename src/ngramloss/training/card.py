@@ -14,6 +14,7 @@ from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
 from ngramloss.terms.parser import parse
 from ngramloss.training.best import best_of, weights_text
+from ngramloss.training.identity import PLUGIN
 from ngramloss.training.online import gain_online, writes_texts
 from ngramloss.training.prepared import Prepared, PreparedCandidates, PreparedLanguageModel
 from ngramloss.version import __version__, installed
@@ -91,9 +92,9 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
         "",
         *(f"* {name} {number}" for name, number in versions.items()),
         *(
-            f"* {noun} {as_code(name)} of a plugin, source {source or 'unknown'}"
-            for noun, code in (("objective", prepared.plugins), ("metric", prepared.metrics))
-            for name, source in code.items()
+            f"* {as_code(name)}, source {source or 'unknown'}"
+            for name, source in prepared.made_of.items()
+            if name.startswith(PLUGIN)
         ),
         "",
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",

@@ -1,123 +1,189 @@
-"""a checkpoint and a prepared run → a sentence if the run was started with other data, another model or other code."""
+"""what a training is made of → a fingerprint of each thing, and a sentence if it would continue with another one."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
+import json
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ngramloss.errors import UserError
+from ngramloss.hf.heads import bare, dropouts
+from ngramloss.loss import JointLoss
+from ngramloss.models.adapters import has_adapters
 from ngramloss.output.console import logger
-from ngramloss.recipe import Train
-from ngramloss.storage.files import read_object
-from ngramloss.training.prepared import Prepared
+from ngramloss.recipe import Model, Train
+from ngramloss.storage.files import fingerprint, read_object
+from ngramloss.storage.run_folder import model_files, weight_files
+from ngramloss.terms.parser import parse
+from ngramloss.terms.term import plugin_sources
 
-LOOKED_AT = 100
-"""Rows of a training in Python that are compared when it is continued."""
+if TYPE_CHECKING:
+    from ngramloss.training.online import OwnTexts
+
+IDENTITY = "data.json"
+"""The file of a checkpoint that has what the training is made of: name → fingerprint."""
+PLUGIN, COMMIT = "plugin", "commit"
+"""How the names of plugins begin; what stands for all files of a model on the hub."""
+
 MAY_CHANGE = (
-    "epochs", "max_steps", "max_tokens", "precision", "log_every", "eval_every", "save_every", "keep", "average", "ema",
-    "best", "best_limit", "best_beams", "best_options", "early_stopping", "eval_batch_size", "gradient_checkpointing",
-    "capture", "compile", "fsdp", "memory", "report_to",
+    "epochs", "max_steps", "max_tokens", "log_every", "eval_every", "save_every", "keep", "average", "best_limit",
+    "best_beams", "best_options", "early_stopping", "eval_batch_size", "gradient_checkpointing", "capture", "compile",
+    "fsdp", "memory", "report_to",
 )  # fmt: skip
 """Settings that may differ when a training in Python is continued: its length, and what does not change its steps."""
-IDENTITY = "data.json"
-"""The file of a checkpoint that has ``Prepared.identity``."""
+_OF_SAVING = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
+"""What saving, loading and gradient checkpointing change in a configuration."""
+
+_OF_ADAPTERS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 
-def raise_unless_same(folder: Path, checkpoint: Path, prepared: Prepared, *, may_change: Collection[str] = ()) -> None:
-    """Raise unless a checkpoint was trained on what is prepared now.
+def raise_unless_same(
+    checkpoint: Path,
+    made_of: Mapping[str, Any],
+    *,
+    folder: Path,
+    otherwise: str = "start over with --fresh",
+    may_change: Collection[str] = (),
+) -> None:
+    """Raise unless a checkpoint was trained with the same things as the training that would continue it.
 
     Args:
-        folder: the run folder, for the message.
         checkpoint: the one to continue from.
-        prepared: what the training would continue with.
-        may_change: metrics of plugins of which other code is only said.
+        made_of: what the training would continue with.
+        folder: of the training, for the message.
+        otherwise: what else to do, for the message.
+        may_change: names whose change is only reported.
     """
     saved = read_object(checkpoint / IDENTITY, f"Delete {checkpoint} to continue from the previous checkpoint.")
-    _raise_unless_same_data(folder, saved, prepared)
-    _raise_unless_same_model(folder, saved, prepared)
-    _raise_unless_same_code(folder, saved, prepared, may_change)
-
-
-def training_identity(settings: Train, objective: str, examples: Any) -> dict[str, Any]:
-    """What a training in Python must keep to be continued: its objective, its settings, and its rows."""
-    looked_at = range(0, len(examples), max(len(examples) // LOOKED_AT, 1))
-    digest = hashlib.sha256()
-    for row in looked_at:
-        for name in ("input_ids", "labels"):
-            digest.update(np.asarray(examples[row][name], dtype=np.int64).tobytes() + b"|")
-    kept = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
-    return {"objective": objective, **kept, "rows": f"{len(examples):,} ({digest.hexdigest()[:8]})"}
-
-
-def raise_unless_same_training(checkpoint: Path, identity: Mapping[str, Any]) -> None:
-    """Raise unless a checkpoint has this :func:`training_identity`. Those of earlier versions have none."""
-    saved = read_object(checkpoint / IDENTITY) if (checkpoint / IDENTITY).exists() else identity
-    changed = [name for name, value in identity.items() if saved.get(name, value) != value]
+    now = json.loads(json.dumps(made_of))
+    changed = [name for name in {**now, **saved} if name not in saved or name not in now or saved[name] != now[name]]
+    for name in [name for name in changed if name in may_change]:
+        logger.warning(f"warning: the {name} has changed since {folder} was started. From now on the new one is used.")
+        changed.remove(name)
     if changed:
+        listed = "; ".join(f"{name}: {saved.get(name, 'none')} → {now.get(name, 'none')}" for name in changed)
         raise UserError(
-            f"{checkpoint.parent} has checkpoints of another training ("
-            + "; ".join(f"{name}: {saved[name]!r} → {identity[name]!r}" for name in changed)
-            + "). Choose another folder, delete this one, or train with the same settings to continue it."
+            f"what {folder} was started with has changed since ({listed}). Restore it to continue, or {otherwise}."
         )
 
 
-def _raise_unless_same_data(folder: Path, saved: Mapping[str, Any], prepared: Prepared) -> None:
-    for name, fingerprint in prepared.fingerprints.items():
-        if saved.get(name) != fingerprint:
-            what = {"candidates": "candidates have", "language_model": "language model has"}.get(name)
-            restored = "it" if name == "language_model" else "them"
-            raise UserError(
-                f"the {what or f'{name} data have'} changed since {folder} was started (fingerprint {fingerprint}, not "
-                f"{saved.get(name)}). Restore {restored} to continue, or start over with --fresh."
-            )
+def base_made_of(model: Model, config: Any) -> dict[str, str]:
+    """Fingerprints of the files that a recipe's model and its tokenizer are loaded from."""
+    base = model.encoder or model.name
+    found = {} if base == "scratch" else files_made_of("model", base, config)
+    own = model_files(Path(model.tokenizer)) if model.tokenizer else {}
+    return found | {f"tokenizer: {name}": mark for name, mark in own.items()}
 
 
-def _raise_unless_same_model(folder: Path, saved: Mapping[str, Any], prepared: Prepared) -> None:
-    """Raise if the model has another configuration or tokenizer than when the run was started.
-
-    Its weights may have changed: they are read from the checkpoint. Checkpoints of earlier versions lack the hashes.
-    """
-    if names := _changed(saved.get("model_files"), prepared.model_files):
-        raise UserError(
-            f"files of the model have changed since {folder} was started ({names}). Restore them to continue, or "
-            "start over with --fresh."
-        )
-    if names := _changed(saved.get("tokens"), prepared.tokens):
-        raise UserError(
-            f"the tokens ({names}) are not those with which {folder} was started, although the texts are: the "
-            "tokenizer has changed, or the version of the package that splits sentences. Restore it to continue, or "
-            "start over with --fresh."
-        )
+def files_made_of(what: str, name: str, config: Any) -> dict[str, str]:
+    """Fingerprints of the files of a model's folder, with its weights; of a model on the hub, its commit."""
+    folder = Path(name)
+    weights = weight_files(folder)
+    found = model_files(folder) | ({"weights": fingerprint(weights)} if weights else {})
+    return {f"{what}: {part}": mark for part, mark in (found or {COMMIT: str(config._commit_hash)}).items()}
 
 
-def _changed(before: Any, now: Mapping[str, str]) -> str:
-    """The names whose values differ; empty if it is not known what they were."""
-    if not isinstance(before, dict):
-        return ""
-    return ", ".join(sorted(name for name in {*before, *now} if before.get(name) != now.get(name)))
+def objectives_made_of(objective: str) -> dict[str, str]:
+    """Fingerprints of the code of an objective's terms that come from plugins."""
+    return {f"{PLUGIN} objective {name}": source for name, source in plugin_sources(parse(objective)).items()}
 
 
-def _raise_unless_same_code(
-    folder: Path, saved: Mapping[str, Any], prepared: Prepared, may_change: Collection[str]
-) -> None:
-    """Raise if an objective or a metric of a plugin is not the one that the run was started with."""
-    for key, noun, code in (("plugins", "objective", prepared.plugins), ("metrics", "metric", prepared.metrics)):
-        before = saved.get(key)
-        before = before if isinstance(before, dict) else {}
-        for name, source in code.items():
-            if before.get(name, source) != source:
-                if key == "metrics" and name in may_change:
-                    logger.warning(
-                        f"warning: the code of the metric {name!r} has changed since {folder} was started. From now on "
-                        "texts gain what the new code says."
-                    )
-                    continue
-                raise UserError(
-                    f"the code of the {noun} {name!r} has changed since {folder} was started (fingerprint {source}, "
-                    f"not {before[name]}). Restore the old plugin to continue, or start over with --fresh."
-                )
+def python_made_of(
+    model: Any,
+    examples: Any,
+    settings: Train,
+    objective: str,
+    *,
+    validation: Any = None,
+    teacher: Any = None,
+    own_texts: OwnTexts | None = None,
+) -> dict[str, Any]:
+    """What a training in Python is made of, as :func:`ngramloss.train` gets it → its value or fingerprint."""
+    loss_fn = JointLoss(objective)
+    found: dict[str, Any] = {"objective": objective} | objectives_made_of(objective)
+    found |= {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
+    found |= {"rows": _rows_mark(examples), "validation rows": _rows_mark(validation)}
+    found |= {f"config.{name}": value for name, value in _config_of(model).items()}
+    found["dropout"] = {str(p): count for p, count in sorted(Counter(dropouts(model)).items())}
+    found["trained weights"] = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    if has_adapters(model):
+        kinds = {name: config.to_dict() for name, config in model.peft_config.items()}
+        found["adapters"] = {name: {key: each.get(key) for key in _OF_ADAPTERS} for name, each in kinds.items()}
+    if has_adapters(model) or loss_fn.compares_with_start:  # checkpoints do not have these weights
+        found["weights before training"] = _weights_mark(model)
+    if teacher is not None:
+        found["teacher"] = {"config": _mark(_config_of(teacher)), "weights": _weights_mark(teacher)}
+    if own_texts is not None:
+        found |= {f"own texts: {name}": value for name, value in dataclasses.asdict(own_texts.settings).items()}
+        found |= {f"generation: {name}": value for name, value in dataclasses.asdict(own_texts.generation).items()}
+        found["gains"] = _code_mark(own_texts.gains)
+    return found
+
+
+def _rows_mark(rows: Any) -> str:
+    """The number of rows, and a hash of every column of every row."""
+    if rows is None:
+        return "none"
+    digest = hashlib.sha256()
+    try:
+        for row in range(len(rows)):
+            for name, value in sorted(rows[row].items()):
+                digest.update(f"{name}:".encode())
+                _add(digest, value)
+    except (TypeError, KeyError, AttributeError):
+        return "unreadable"  # the loop says what is wrong
+    return f"{len(rows):,} ({digest.hexdigest()[:12]})"
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Add a value of a row to a hash: numbers, texts, or lists of them. A list counts as the same array."""
+    try:
+        array = np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value)
+    except ValueError:  # rows of different lengths
+        array = np.empty(0, object)
+    if array.dtype.kind in "biuf":
+        number = np.float64 if array.dtype.kind == "f" else np.int64
+        digest.update(f"{list(array.shape)}".encode() + array.astype(number).tobytes())
+    elif isinstance(value, list | tuple):
+        digest.update(f"[{len(value)}".encode())
+        for each in value:
+            _add(digest, each)
+    else:
+        digest.update(f"{value!r},".encode())
+
+
+def _config_of(model: Any) -> dict[str, Any]:
+    """The settings of a model, without what changes when it is saved and loaded."""
+    settings = json.loads(json.dumps(bare(model).config.to_dict(), default=str))
+    kept = {name: value for name, value in settings.items() if name not in _OF_SAVING}
+    return kept | {"dtype of the weights": str(next(model.parameters()).dtype)}
+
+
+def _weights_mark(model: Any) -> str:
+    """A hash of all weights and buffers, without those of adapters: a start is the model without them."""
+    digest, adapted = hashlib.sha256(), has_adapters(model)
+    for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+        if not (adapted and weight.requires_grad):
+            digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
+            digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:12]
+
+
+def _code_mark(function: Any) -> str:
+    """A hash of the source of a function; the name of what has none."""
+    try:
+        return _mark(inspect.getsource(function))
+    except (TypeError, OSError):
+        return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _mark(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

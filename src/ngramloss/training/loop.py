@@ -22,7 +22,7 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_call
 from ngramloss.hf.diagnosing import diagnostics
-from ngramloss.hf.heads import has_dropout, has_encoder
+from ngramloss.hf.heads import dropouts, has_encoder
 from ngramloss.hf.shared_prompts import why_not_shared
 from ngramloss.hf.teachers import frozen_start
 from ngramloss.hf.unmasked import as_if_captured
@@ -42,14 +42,13 @@ from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.steps.twins import twins
 from ngramloss.training import averaging, checkpoints, compiling
 from ngramloss.training.best import Best, is_better
-from ngramloss.training.identity import IDENTITY, raise_unless_same_training, training_identity
+from ngramloss.training.identity import IDENTITY, python_made_of, raise_unless_same
 from ngramloss.training.log import Log
 from ngramloss.training.online import FreshTexts, OwnTexts, warn_unless_exact, writing_copy
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.schedules import learning_rate
 from ngramloss.training.sharding import raise_unless_shardable, shard
 from ngramloss.training.stopping import Stopping
-from ngramloss.training.teacher import raise_unless_same_teacher, teacher_mark
 from ngramloss.training.validation import terms_on
 
 
@@ -74,8 +73,6 @@ class State:
     averages: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """At the end: ``average`` and ``ema`` → ``value``, what selects the best of a validation, None if nothing does; and
     ``steps``, those of whose weights it is the mean."""
-    teacher: str = ""
-    """The mark of what terms such as ``distill`` and ``keep`` compare with; empty if none does."""
 
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
         """Keep the best value of a validation, or end a training that has not improved for long.
@@ -169,7 +166,6 @@ def run(job: Job, here: Processes) -> Outcome:
     # Before any checkpoint is read: a start is the model before training.
     teacher = frozen_start(model) if objective.compares_with_start else job.teacher
     writes = None if job.own_texts is None else writing_copy(model, precision)
-    mark = "" if teacher is None else teacher_mark(teacher)
     attach(model, objective.with_ce().terms, memory=settings.memory, teacher=teacher)
     loss_fn = attached_loss(model)
     loss_fn.progress = 0.0
@@ -215,13 +211,12 @@ def run(job: Job, here: Processes) -> Outcome:
     )
     if not steps.total:
         raise UserError("there are no examples to train on.")
-    state = State(teacher=mark)
+    state = State()
     scaler = torch.amp.GradScaler(here.device.type) if precision == "fp16" else None
     if job.continued_from is not None:
         state = State(**checkpoints.restore(job.continued_from, model, optimiser, sharded=settings.fsdp))
         if ema is not None:
             ema.restore(job.continued_from)
-        raise_unless_same_teacher(state.teacher, mark)
         if fresh is not None:
             fresh.restore(job.continued_from)
         if scaler is not None:
@@ -368,8 +363,8 @@ def train(
         settings: how to train, as in the section ``train`` of a recipe.
         objective: as in :class:`JointLoss`.
         validation: rows to validate on every ``eval_every`` steps.
-        folder: where to save checkpoints; a training in a folder with checkpoints continues from the last, with the
-            same objective, settings and rows. Only ``epochs``, ``max_steps`` and what does not change steps may differ.
+        folder: where to save checkpoints; a training in a folder with checkpoints continues from the last, if all that
+            it is made of is the same. Only ``epochs``, ``max_steps`` and what does not change steps may differ.
         teacher: the model that ``distill`` compares with, as in :func:`attach`. ``keep`` takes none: it compares with
             ``model`` as it is passed here, so a continued training must be given that model again.
         own_texts: what the model writes while it is trained, as in the section ``online`` of a recipe.
@@ -401,11 +396,13 @@ def train(
         warn_unless_exact(loss_fn, own_texts.settings)
     here = start_processes()
     checkpoint_folder = None if folder is None else Path(folder)
-    newest, identity = None, {}
+    newest, made_of = None, {}
     if checkpoint_folder is not None:
-        newest, identity = _newest(checkpoint_folder, here), training_identity(settings, objective, examples)
+        newest = _newest(checkpoint_folder, here)
+        given = {"validation": validation, "teacher": teacher, "own_texts": own_texts}
+        made_of = python_made_of(model, examples, settings, objective, **given)
     if newest is not None:
-        raise_unless_same_training(newest, identity)
+        raise_unless_same(newest, made_of, folder=newest.parent, otherwise="choose another folder")
         logger.info(f"continuing {folder} from step {checkpoints.step(newest)}.")
     job = Job(
         model,
@@ -416,7 +413,7 @@ def train(
         validation=validation if settings.eval_every else None,
         best=Best(settings.best),
         folder=checkpoint_folder,
-        saved_with={IDENTITY: json.dumps(identity)} if identity else {},
+        saved_with={IDENTITY: json.dumps(made_of)} if made_of else {},
         continued_from=newest,
         on_step=on_step,
         teacher=teacher,
@@ -556,7 +553,7 @@ def check_twins(objective: JointLoss, settings: Train) -> None:
 
 def raise_without_dropout(model: Any, objective: JointLoss) -> None:
     """Raise if nothing distinguishes twins."""
-    if not has_dropout(model):
+    if not any(dropouts(model)):
         raise UserError(
             f"this {type(model).__name__} has no dropout, so twins are equal: {str(objective)!r} would learn nothing "
             "from comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for adapters, or "

@@ -23,6 +23,7 @@ from ngramloss.data.prompts import read_alike, template_of
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.loss import JointLoss
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
@@ -32,12 +33,12 @@ from ngramloss.recipe import SOURCE, Model, Recipe, Train
 from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
-from ngramloss.storage.run_folder import RunFolder, model_files
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.terms.parser import parse
 from ngramloss.terms.registry import OBJECTIVES
-from ngramloss.terms.term import plugin_sources, refuse_unweighted
+from ngramloss.terms.term import refuse_unweighted
 from ngramloss.training.best import best_of
-from ngramloss.training.identity import raise_unless_same
+from ngramloss.training.identity import PLUGIN, base_made_of, files_made_of, objectives_made_of, raise_unless_same
 from ngramloss.training.language_model import NAME as LM_LOGP
 from ngramloss.training.language_model import load_language_model, prepare_numbers, terms_of_language_model
 from ngramloss.training.loop import precision_of
@@ -155,18 +156,23 @@ def prepare(
     compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape)
     lm, numbers = _ask_language_model(settings, tokens, tokenizer, here, trust_remote_code=trust_remote_code)
     beside = {name: {**weights.get(name, {}), **numbers.get(name, {})} for name in tokens}
-    folders = {name: rows.folder for name, rows in tokens.items()}
+    made_of = {f"{name} data": split.fingerprint for name, split in splits.items()}
+    made_of |= {f"{name} tokens": tokens_fingerprint(rows.folder) for name, rows in tokens.items()}
     if compared is not None:
-        folders["candidates"] = compared.tokens
+        made_of |= {"candidates": compared.fingerprint, "candidates tokens": tokens_fingerprint(compared.tokens)}
+    if lm is not None:
+        made_of["language model"] = lm.fingerprint
+    made_of |= base_made_of(settings.model, config)
+    if (teacher := settings.train.teacher) and JointLoss(settings.objective).needs_teacher:
+        theirs = loading.load_config(Model(name=teacher), trust_remote_code=trust_remote_code)
+        made_of |= files_made_of("teacher", teacher, theirs)
+    made_of |= objectives_made_of(settings.objective) | _metrics_made_of(settings)
     prepared = Prepared(
         splits={name: _described(splits[name], rows, beside[name]) for name, rows in tokens.items()},
         used=tuple(used),
         candidates=compared,
         language_model=lm,
-        model_files=model_identity(settings.model, config),
-        tokens={name: tokens_fingerprint(folder) for name, folder in folders.items()},
-        plugins=plugin_sources(parse(settings.objective)),
-        metrics=_metric_source(settings),
+        made_of=made_of,
         tokenizer=str(tokenizer_folder or settings.model.tokenizer or settings.model.encoder or settings.model.name),
         column=train.column,
         continued_from=newest,
@@ -175,7 +181,8 @@ def prepare(
     )
     if newest is not None:
         gains = {gain_online(settings).metric} if writes_texts(settings) else set()
-        raise_unless_same(run.path, newest, prepared, may_change=gains - {best_of(settings).metric})
+        may_change = {f"{PLUGIN} metric {name}" for name in gains - {best_of(settings).metric}}
+        raise_unless_same(newest, prepared.made_of, folder=run.path, may_change=may_change)
     return prepared, judged
 
 
@@ -364,16 +371,7 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 # What the run is recognised by
 
 
-def model_identity(model: Model, config: Any) -> dict[str, str]:
-    """Hashes of the files that model and tokenizer are loaded from; of a model on the hub, its commit."""
-    if model.name == "scratch" and not model.encoder:
-        return model_files(Path(model.tokenizer)) if model.tokenizer else {}
-    if files := model_files(Path(model.encoder or model.name)):
-        return files
-    return {"commit": str(config._commit_hash)}
-
-
-def _metric_source(settings: Recipe) -> dict[str, str]:
+def _metrics_made_of(settings: Recipe) -> dict[str, str]:
     """The metrics of plugins that select the best checkpoint or score the model's texts → a hash of their code."""
     names = [best_of(settings).metric, *([gain_online(settings).metric] if writes_texts(settings) else [])]
-    return {name: METRICS.source(name) for name in names if name and METRICS.origin(name)}
+    return {f"{PLUGIN} metric {name}": METRICS.source(name) for name in names if name and METRICS.origin(name)}

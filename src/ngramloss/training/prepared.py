@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ngramloss.errors import UserError
 from ngramloss.storage.files import read_object
@@ -73,32 +72,14 @@ class Prepared:
     """What is used of the data, in sentences."""
     candidates: PreparedCandidates | None
     language_model: PreparedLanguageModel | None
-    model_files: Mapping[str, str]
-    tokens: Mapping[str, str]
-    """Split, or "candidates" → the fingerprint of its tokens."""
-    plugins: Mapping[str, str]
-    """Objective of a plugin → a hash of its code."""
-    metrics: Mapping[str, str]
-    """Metric of a plugin → a hash of its code."""
+    made_of: Mapping[str, str]
+    """What the training is made of → its fingerprint; each checkpoint has this, too."""
     tokenizer: str
     column: str
     """The source column of the training split; empty if it has no name."""
     continued_from: Path | None
     trust_remote_code: bool
     machine: Machine
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """What the run is trained on → its fingerprint."""
-        more = {name: getattr(self, name) for name in ("candidates", "language_model")}
-        given = {name: part.fingerprint for name, part in more.items() if part is not None}
-        return {name: split.fingerprint for name, split in self.splits.items()} | given
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What each checkpoint says of the data, the model and the code that it was trained with."""
-        fields = ("plugins", "metrics", "model_files", "tokens")
-        return {**self.fingerprints, **{field: getattr(self, field) for field in fields}}
 
     def to_json(self) -> str:
         """The text of ``prepared.json``."""

@@ -141,7 +141,7 @@ def _run(
             best=best,
             score=_generated_score(settings, here, validation, tokenizer, judged),
             folder=run.checkpoints,
-            saved_with={IDENTITY: json.dumps(prepared.identity)},
+            saved_with={IDENTITY: json.dumps(prepared.made_of)},
             continued_from=newest,
             teacher=teacher,
             own_texts=own_texts(settings, read_scored(settings, prepared)) if writes_texts(settings) else None,

@@ -1,25 +1,18 @@
-"""``train.teacher`` of a recipe → the teacher's folder, the loaded teacher, and a mark by which to know it again."""
+"""``train.teacher`` of a recipe → the teacher's folder and the loaded teacher."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from typing import Any
-
-import torch
 
 from ngramloss.data.tokens import same_ids
 from ngramloss.errors import UserError
 from ngramloss.loss import JointLoss
 from ngramloss.models import loading
-from ngramloss.models.adapters import has_adapters
 from ngramloss.output.console import logger
 from ngramloss.recipe import Model, Recipe
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training.claim import whole_name
-
-SAMPLED = 64
-"""How many numbers of each weight are in a teacher's mark."""
 
 
 def resolve_teacher(settings: Recipe, run: RunFolder) -> Recipe:
@@ -64,25 +57,3 @@ def load_teacher(settings: Recipe, tokenizer: Any, *, trust_remote_code: bool) -
             "the same data and model.vocabulary."
         )
     return loading.load(named, own, trust_remote_code=trust_remote_code).eval().requires_grad_(False)
-
-
-def teacher_mark(teacher: Any) -> str:
-    """A hash of some numbers of each weight. Those of adapters do not count: a start is the model without them."""
-    found = hashlib.sha256()
-    for name, weight in teacher.named_parameters():
-        if has_adapters(teacher) and weight.requires_grad:
-            continue
-        flat = weight.detach().flatten()
-        chosen = flat[:: max(len(flat) // SAMPLED, 1)].to("cpu", torch.float32)
-        found.update(f"{name} {list(weight.shape)}".encode() + chosen.numpy().tobytes())
-    return found.hexdigest()[:16]
-
-
-def raise_unless_same_teacher(saved: str, mark: str) -> None:
-    """Raise if a training would be continued with another teacher, or another start, than it began with."""
-    if saved != mark:
-        raise UserError(
-            "the teacher is not the one that this training began with: its weights are different. For distill, restore "
-            "train.teacher; keep compares with the model as it was before training, so load that, not a checkpoint. Or "
-            "start over with --fresh."
-        )
