@@ -13,6 +13,8 @@ from transformers import AutoTokenizer
 
 from ngramloss import cli, recipe
 from ngramloss.data import newswire
+from ngramloss.generation.job import job
+from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.publish import publish
 from ngramloss.storage.files import fingerprint
 
@@ -71,11 +73,11 @@ def card_of(folder):
     return ModelCard((folder / "README.md").read_text())
 
 
-def run_program(folder, capsys):
-    """Run the program of the card with the folder in place of the repository. Returns what it prints."""
+def run_program(folder, capsys, names=None):
+    """Run the program of the card with the folder in place of the repository, in these names. Returns what it prints."""
     (program,) = re.findall(r"```python\n(.+?)```", (folder / "README.md").read_text(), re.S)
     capsys.readouterr()
-    exec(re.sub(r'"[\w-]+/[\w.-]+"', repr(str(folder)), program), {})
+    exec(re.sub(r'"[\w-]+/[\w.-]+"', repr(str(folder)), program), {} if names is None else names)
     return capsys.readouterr().out
 
 
@@ -167,19 +169,35 @@ def test_a_decoder_only_model_is_published_merged_with_its_adapter_beside_it(her
     ],
     ids=["template", "none", "chat"],
 )
-def test_the_program_of_the_card_asks_as_training_did(here, capsys, settings, line):
+def test_the_program_of_the_card_writes_what_generate_writes(here, capsys, settings, line):
     run = here / "runs" / "adapters"
     (run / "recipe.toml").write_text(recipe.dump(recipe.changed(recipe.load(str(run / "recipe.toml")), settings)))
+    template = (
+        "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}<think>\n\n</think>\n\n"
+        "{{ m.content }}</s>{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    config = json.loads((run / "model" / "tokenizer_config.json").read_text())
+    (run / "model" / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
     publish(run, here / "out")
-    text = (here / "out" / "README.md").read_text()
-    assert line in text
-    if "chat" not in settings[0]:
-        run_program(here / "out", capsys)
-        return
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    config = json.loads((here / "out" / "tokenizer_config.json").read_text())
-    (here / "out" / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
-    run_program(here / "out", capsys)
+    assert line in (here / "out" / "README.md").read_text()
+    (here / "one.jsonl").write_text(json.dumps({"article": "The text that the model reads.", "highlights": "x"}))
+    ran("generate", run, "--data", f"test={here / 'one.jsonl'}", "--out", here / "texts")
+    (row,) = (here / "texts" / "predictions.jsonl").read_text().splitlines()
+    names = {}
+    assert run_program(here / "out", capsys, names) == json.loads(row)["prediction"] + "\n"
+    work = job(str(run))
+    (ids,) = writer_of(work, *load_model(work)).ids(["The text that the model reads."])
+    assert names["batch"]["input_ids"].tolist() == [ids]
+
+
+def test_the_card_says_what_its_program_leaves_out_if_the_model_has_code_of_its_own(here):
+    run = here / "runs" / "adapters"
+    settings = recipe.changed(recipe.load(str(run / "recipe.toml")), ["data.prompt=chat"])
+    (run / "recipe.toml").write_text(recipe.dump(settings))
+    (run / "model" / "modeling_own.py").write_text("raise SystemExit")
+    publish(run, here / "out")
+    assert "leaves out what the chat template may write before an answer" in (here / "out" / "README.md").read_text()
 
 
 def test_scores_against_other_references_are_not_the_runs(here, capsys):

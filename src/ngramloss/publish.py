@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data.origins import BUILT_IN, Files, Hub, canonical, origin
-from ngramloss.data.prompts import first_ids, template_of
+from ngramloss.data.prompts import first_ids, prompt_of, template_of
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, scores_of
 from ngramloss.models.adapters import ADAPTER
@@ -351,6 +351,10 @@ def _use(settings: Recipe, run: RunFolder, repo: str, *, is_causal: bool) -> str
         notes.append(f"The weights have the LoRA adapter merged into them; the adapter alone is in `{ADAPTER}/`.")
     if any(run.model.glob("*.py")):
         notes.append("The model has code of its own, which runs only with `trust_remote_code=True`: read it first.")
+        if any("apply_chat_template" in line for line in lines):
+            notes.append(
+                "This program leaves out what the chat template may write before an answer, as an empty thought."
+            )
     return "\n".join(
         [
             "## Use",
@@ -378,14 +382,20 @@ def _seq2seq_lines(settings: Recipe) -> list[str]:
     ]
 
 
-def _tokenised(run: RunFolder) -> list[str]:
-    """The lines that turn a prompt into ids, without a token behind it that some tokenizers add by themselves."""
+def _tokenizer(run: RunFolder) -> Any:
+    """The tokenizer of a run; None if the model has code of its own, which does not run here."""
     from transformers import AutoTokenizer
 
+    if any(run.model.glob("*.py")):
+        return None
+    return AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
+
+
+def _tokenised(tokenizer: Any) -> list[str]:
+    """The lines that turn a prompt into ids, without a token behind it that some tokenizers add by themselves."""
     plain = ['batch = tokenizer(prompt, return_tensors="pt")']
-    if any(run.model.glob("*.py")):  # code of its own, which does not run here
+    if tokenizer is None:
         return plain
-    tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
     first, bare = first_ids(tokenizer), tokenizer("a", add_special_tokens=False)["input_ids"]
     if list(tokenizer("a")["input_ids"]) == [*first, *bare]:
         return plain
@@ -394,15 +404,18 @@ def _tokenised(run: RunFolder) -> list[str]:
 
 
 def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
-    data = settings.data
+    data, tokenizer = settings.data, _tokenizer(run)
     column = str(read_object(run.prepared).get("column", "")) if run.prepared.is_file() else ""
     if data.prompt == CHAT or column == "messages":
         asked = f"{json.dumps(data.instruction + chr(10) * 2, ensure_ascii=False)} + " if data.instruction else ""
+        begun = ""
+        if tokenizer is not None:
+            lead = prompt_of(data, settings.task, column, tokenizer, [tokenizer.eos_token_id]).lead
+            begun = f" + {json.dumps(lead, ensure_ascii=False)}" if lead else ""
         prompt = [
             f'messages = [{{"role": "user", "content": {asked}source}}]',
-            "batch = tokenizer.apply_chat_template(",
-            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
-            ")",
+            f"prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False){begun}",
+            'batch = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")',
         ]
     elif data.prompt == NO_SOURCE:
         return [
@@ -416,7 +429,7 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
         parts = [json.dumps(text, ensure_ascii=False) for text in (before, after)]
         prompt = [
             f"prompt = {f'{parts[0]} + ' if before else ''}source{f' + {parts[1]}' if after else ''}",
-            *_tokenised(run),
+            *_tokenised(tokenizer),
         ]
     return [
         'source = "The text that the model reads."',
