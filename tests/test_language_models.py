@@ -1,10 +1,12 @@
 """Decoder-only models from a recipe to scores: train, continue, generate, candidates, adapters."""
 
 import json
+import shutil
 
 import pytest
 import tiny_tokenizers
 import torch
+from clocks import clock_at
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ngramloss import cli, recipe
@@ -278,6 +280,30 @@ def chat_model(tmp_path):
     LlamaForCausalLM(config).save_pretrained(tmp_path / "chat")
     tokenizer.save_pretrained(tmp_path / "chat")
     return tmp_path / "chat"
+
+
+def test_a_training_continues_on_another_day_with_the_prompts_of_its_first(chat_model, tmp_path, monkeypatch, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    tokenizer.chat_template = "On {{ strftime_now('%d %b %Y') }}: " + tokenizer.chat_template
+    tokenizer.save_pretrained(chat_model)
+    file, run = recipe_file(tmp_path, more='prompt = "chat"'), RunFolder(tmp_path / "run")
+    longer = ("--set=data.max_source=200", f"--set=model.name={chat_model}")
+    clock_at(monkeypatch, 2026, 2, 3)
+    ran("train", file, "--run", run.path, *longer)
+    tokens, log = json.loads(run.prepared.read_text())["made_of"]["train tokens"], lines(run.log)
+    shutil.rmtree(run.model)
+    shutil.rmtree(run.checkpoints / "checkpoint-4")
+    clock_at(monkeypatch, 2026, 2, 4)
+    ran("train", file, "--run", run.path, *longer)
+    assert "continuing" in capsys.readouterr().err
+    made_of = json.loads(run.prepared.read_text())["made_of"]
+    assert (made_of["date in prompts"], made_of["train tokens"]) == ("2026-02-03", tokens)
+    losses = [[line["loss"] for line in each if "loss" in line] for each in (log, lines(run.log))]
+    assert losses[0] == losses[1]
+    ran("generate", run.path)
+    assert json.loads(run.generation.read_text())["shape"]["prompt"]["before"].startswith("On 03 Feb 2026: ")
+    ran("train", file, "--run", tmp_path / "later", *longer)
+    assert json.loads((tmp_path / "later" / "prepared.json").read_text())["made_of"]["date in prompts"] == "2026-02-04"
 
 
 def test_conversations_are_trained_on_and_their_last_answer_is_what_is_seen(chat_model, tmp_path, capsys):

@@ -7,17 +7,18 @@ from functools import cache
 
 import pytest
 import tiny_tokenizers
+from clocks import clock_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import CHATML, gpt_like
 from tokenizers import normalizers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ngramloss import recipe
 from ngramloss.data import Example, load, prompts
 from ngramloss.data.candidate_tokens import tokenise_candidates
 from ngramloss.data.candidates import Candidates
-from ngramloss.data.prompts import completion_ids, prompt_ids, prompt_of
+from ngramloss.data.prompts import completion_ids, fix_date, prompt_ids, prompt_of
 from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.data.tokens import prompt_ids as model_input
 from ngramloss.errors import UserError
@@ -201,6 +202,40 @@ TALK = [
     {"role": "user", "content": "The dog?"},
     {"role": "assistant", "content": "It ran home."},
 ]
+
+
+ANSWERED = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+CLOCKS = {
+    "Llama 3": "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    '{%- set date_string = strftime_now("%d %b %Y") %}{%- else %}{%- set date_string = "26 Jul 2024" %}{%- endif %}'
+    "{%- endif %}\n  {% if true %}Today: {{ date_string }}\n{% endif %}" + ANSWERED,
+    "Mistral": '\n\n{%- set today = strftime_now("%Y-%m-%d") %}{%- set before = strftime_now("%d") | int - 1 %}'
+    "{{ today }} {{ before }}" + ANSWERED,
+    "inside": "  {% macro head() %}{{ strftime_now(format='%A, %-d %B %y') }}{% endmacro %}"
+    "{% for m in messages %}{{ head() }}{% endfor %}" + ANSWERED,
+}
+
+
+@pytest.mark.parametrize("name", [*CLOCKS, "none"])
+def test_a_template_with_a_day_writes_what_it_writes_on_that_day(monkeypatch, tmp_path, name):
+    clock_at(monkeypatch, 2026, 2, 3)
+    tokenizer = gpt_like(template=CLOCKS.get(name, CHATML))
+    today = tokenizer.apply_chat_template(TALK, tokenize=False)
+    clock_at(monkeypatch, 2027, 11, 30)
+    assert (tokenizer.apply_chat_template(TALK, tokenize=False) == today) == (name == "none")
+    assert fix_date(tokenizer, "2026-02-03") == ("" if name == "none" else "2026-02-03")
+    assert tokenizer.apply_chat_template(TALK, tokenize=False) == today
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert fix_date(loaded) == fix_date(tokenizer), "one that has a day keeps it"
+    assert loaded.apply_chat_template(TALK, tokenize=False) == today
+
+
+def test_each_of_several_templates_gets_the_day():
+    tokenizer = gpt_like(template={"default": CLOCKS["Llama 3"], "tool_use": CHATML})
+    assert fix_date(tokenizer, "2026-02-03") == "2026-02-03"
+    assert "Today: 03 Feb 2026\n" in tokenizer.apply_chat_template(TALK, tokenize=False)
+    assert tokenizer.chat_template["tool_use"] == CHATML
 
 
 def talk(tokenizer, messages=TALK, longest=(1000, 1000)):

@@ -7,8 +7,10 @@ messages this holds for every answer, also in generation.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import chain, islice
 from typing import Any
 
@@ -151,6 +153,40 @@ def _chat(instruction: str, tokenizer: Any, stops: Sequence[int], *, messages: b
     stop = tuple(dict.fromkeys([ending[at], *stops]))
     text = template if isinstance(template, str) else json.dumps(template)
     return Prompt(before, after + lead, lead, tuple(ending[: at + 1]), stop, text, messages)
+
+
+_MACRO = re.compile(r"{% macro strftime_now\(format\) %}{# (\S+) #}")
+"""How a chat template begins that writes one day, and this day."""
+
+
+def fix_date(tokenizer: Any, day: str = "") -> str:
+    """Let a chat template that reads the clock, such as Llama 3's, write one day, so that prompts stay the same.
+
+    The template gets a function of its own in place of the clock, so it writes this day wherever it is loaded.
+
+    Args:
+        tokenizer: has the template, which is changed. A template that has a day keeps it.
+        day: YYYY-MM-DD, by default today.
+
+    Returns:
+        The day that the template writes; empty if it writes none.
+    """
+    template = getattr(tokenizer, "chat_template", None) or ""
+    several = template if isinstance(template, dict) else {"": template}
+    dated = {name: _dated(each, date.fromisoformat(day) if day else date.today()) for name, each in several.items()}
+    if dated != several:
+        tokenizer.chat_template = dated if isinstance(template, dict) else dated[""]
+    return next((found[1] for each in dated.values() if (found := _MACRO.match(each))), "")
+
+
+def _dated(template: str, day: date) -> str:
+    """A chat template that writes this day if it reads the clock."""
+    if "strftime_now" not in template or "macro strftime_now(" in template:
+        return template
+    codes = dict.fromkeys(re.findall("%-?[aAbBcdeFHIjmMpSUwWxXyY]", template))
+    written = "".join(f" | replace({code!r}, {day.strftime(code)!r})" for code in codes)
+    # Hugging Face's settings leave out the line break after a tag.
+    return f"{{% macro strftime_now(format) %}}{{# {day} #}}{{{{ format{written} }}}}{{% endmacro %}}\n{template}"
 
 
 def _written(tokenizer: Any, messages: Sequence[Message], *, ask: bool = False) -> str:

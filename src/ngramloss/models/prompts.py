@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from ngramloss.data.messages import MESSAGES
-from ngramloss.data.prompts import Prompt, prompt_of
+from ngramloss.data.prompts import Prompt, fix_date, prompt_of
 from ngramloss.data.tokens import Shape
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import bare
 from ngramloss.models.loading import is_causal, stop_ids
-from ngramloss.recipe import Data, Model
+from ngramloss.recipe import CHAT, Data, Model
 
 
-def shape_of(data: Data, task: str, model: Model, config: Any, tokenizer: Any, *, column: str = "") -> Shape:
+def shape_of(
+    data: Data, task: str, model: Model, config: Any, tokenizer: Any, *, column: str = "", day: str = ""
+) -> Shape:
     """The settings for turning texts into the tokens of this model. Those of a decoder-only model have a prompt.
 
     Args:
@@ -23,8 +25,11 @@ def shape_of(data: Data, task: str, model: Model, config: Any, tokenizer: Any, *
         config: the model's configuration.
         tokenizer: the model's tokenizer.
         column: the name of the source column, :attr:`Split.column`, if it is known.
+        day: which a chat template that reads the clock writes, by default today.
     """
     if is_causal(config):
+        if column == MESSAGES or data.prompt == CHAT:
+            fix_date(tokenizer, day)
         return Shape.of(data, prompt_of(data, task, column, tokenizer, stop_ids(model, config, tokenizer)))
     if data.prompt:
         raise UserError(f"data.prompt: {model.name} is an encoder-decoder. Text before its sources is data.prefix.")

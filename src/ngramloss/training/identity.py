@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 IDENTITY = "data.json"
 """The file of a checkpoint that has what the training is made of: name → fingerprint."""
-PLUGIN, COMMIT = "plugin", "commit"
-"""How the names of plugins begin; what stands for all files of a model on the hub."""
+PLUGIN, COMMIT, DAY = "plugin", "commit", "date in prompts"
+"""How the names of plugins begin; what stands for all files of a model on the hub; what a chat template writes."""
 
 MAY_CHANGE = (
     "epochs", "max_steps", "max_tokens", "log_every", "eval_every", "save_every", "keep", "average", "best_limit",

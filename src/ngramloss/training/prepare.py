@@ -19,7 +19,7 @@ from ngramloss.data.label_weights import NAME as WEIGHTS
 from ngramloss.data.label_weights import has_label_weights, prepare_weights
 from ngramloss.data.messages import MESSAGES
 from ngramloss.data.overview import overview
-from ngramloss.data.prompts import read_alike, template_of
+from ngramloss.data.prompts import fix_date, read_alike, template_of
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
@@ -31,14 +31,22 @@ from ngramloss.models.prompts import shape_of
 from ngramloss.output.console import logger
 from ngramloss.recipe import SOURCE, Model, Recipe, Train
 from ngramloss.storage import heartbeat as heart
-from ngramloss.storage.files import write_whole
+from ngramloss.storage.files import object_or_empty, write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.terms.parser import parse
 from ngramloss.terms.registry import OBJECTIVES
 from ngramloss.terms.term import refuse_unweighted
 from ngramloss.training.best import best_of
-from ngramloss.training.identity import PLUGIN, base_made_of, files_made_of, objectives_made_of, raise_unless_same
+from ngramloss.training.identity import (
+    DAY,
+    IDENTITY,
+    PLUGIN,
+    base_made_of,
+    files_made_of,
+    objectives_made_of,
+    raise_unless_same,
+)
 from ngramloss.training.language_model import NAME as LM_LOGP
 from ngramloss.training.language_model import load_language_model, prepare_numbers, terms_of_language_model
 from ngramloss.training.loop import precision_of
@@ -148,7 +156,8 @@ def prepare(
     )
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
     config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
-    shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column)
+    day = str(object_or_empty(newest / IDENTITY).get(DAY, "")) if newest is not None else ""
+    shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column, day=day)
     tokens = _tokenise(settings, splits, tokenizer, shape)
     weights = _weigh(splits, tokens, tokenizer, shape)
     used = [*_overview(settings, splits, tokens, shape), *_about_weights(settings, splits["train"], weights)]
@@ -162,6 +171,8 @@ def prepare(
         made_of |= {"candidates": compared.fingerprint, "candidates tokens": tokens_fingerprint(compared.tokens)}
     if lm is not None:
         made_of["language model"] = lm.fingerprint
+    if shape.prompt is not None and shape.prompt.chat_template and (day := fix_date(tokenizer)):
+        made_of[DAY] = day
     made_of |= base_made_of(settings.model, config)
     if (teacher := settings.train.teacher) and JointLoss(settings.objective).needs_teacher:
         theirs = loading.load_config(Model(name=teacher), trust_remote_code=trust_remote_code)

@@ -37,7 +37,7 @@ from ngramloss.terms.term import check_names
 from ngramloss.training import card, checkpoints, loop
 from ngramloss.training.best import best_of, better_average, loss_note, tie_note, weights_text
 from ngramloss.training.claim import claim, locked
-from ngramloss.training.identity import IDENTITY
+from ngramloss.training.identity import DAY, IDENTITY
 from ngramloss.training.language_model import resolve_language_model
 from ngramloss.training.log import LogFile, show_lines
 from ngramloss.training.online import own_texts, writes_texts
@@ -173,7 +173,8 @@ def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool
     model = loading.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
     _raise_unless_it_fits(model, tokenizer, settings)
     loading.prepare_generation(model, settings.generation)
-    shape = shape_of(data, settings.task, settings.model, model.config, tokenizer, column=prepared.column)
+    given = {"column": prepared.column, "day": prepared.made_of.get(DAY, "")}
+    shape = shape_of(data, settings.task, settings.model, model.config, tokenizer, **given)
     if shape.prompt is None:
         align_start(model, tokenizer, name=settings.model.name, training=True)
     else:
