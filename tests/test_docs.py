@@ -353,6 +353,33 @@ def check_written(words):
         pytest.fail(f"nothing is known of {program}: mark the block with <!-- needs … -->, or add it to SHELL.")
 
 
+def outputs():
+    """Pages, what each command of theirs writes, a folder that is not a report, and the command; and files and their text."""
+    for page, block, _ in blocks():
+        if (block["mark"] or "").startswith("file "):
+            yield page, block["mark"].removeprefix("file "), block["text"]
+    for parameter in [*commands(run=True), *commands(run=False)]:
+        page, words, shown = parameter.values
+        program, verb, *_ = arguments = shlex.split(words, comments=True)
+        if program != "ngramloss" or shown.startswith("error: "):
+            continue
+        if verb in ("train", "generate", "candidates", "new"):
+            options = vars(parser().parse_args(arguments[1:]))
+            yield page, options.get("run" if verb == "train" else "folder" if verb == "new" else "out"), arguments
+        elif verb == "study":
+            name = arguments[2].removesuffix(".toml")
+            yield from ((page, folder, arguments[2]) for folder in (name, f"runs/{name}"))
+
+
+def test_pages_can_be_followed_in_one_folder():
+    """What is already there was written by the same command: another is refused, or it would mix two pages."""
+    written = {}
+    for page, name, how in outputs():
+        written.setdefault(name, {}).setdefault(str(how), set()).add(called(page))
+    del written[None]  # the command chooses the folder
+    assert not {name: ways for name, ways in written.items() if len(ways) > 1 and len(set().union(*ways.values())) > 1}
+
+
 @pytest.fixture(scope="module")
 def left():
     """Page → what its last program defined and registered, for one that goes on."""
