@@ -1,7 +1,8 @@
 """The documentation keeps its word: its commands run and print what it shows, its Python runs, its links lead somewhere.
 
-The commands of a page run one after the other, in one process and in a folder of the page's own. A block marked ``<!-- needs … -->`` is only
-read: its options must exist. One marked ``<!-- file NAME -->`` is put into the folder first. What takes long is made
+The commands of a page run one after the other, in one process and in a folder of the page's own. In ``console`` blocks
+each follows a prompt, and what it prints comes next; ``shell`` blocks are commands to paste. A block marked ``<!-- needs … -->``
+is only read: its options must exist. One marked ``<!-- file NAME -->`` is put into the folder first. What takes long is made
 smaller by further options (:func:`smaller`); then words are compared, not numbers.
 """
 
@@ -103,11 +104,12 @@ def called(page):
 
 
 def commands(*, run):
-    for page, block, line in blocks("console"):
+    for page, block, line in blocks("console", "shell"):
         if bool(ONLY_READ.fullmatch(block["mark"] or "")) == run:
             continue
-        for command in COMMAND.finditer(block["text"]):
-            at = line + block["text"].count("\n", 0, command.start())
+        text = block["text"] if block["kind"] == "console" else re.sub(r"^(?=\S)", "$ ", block["text"], flags=re.M)
+        for command in COMMAND.finditer(text):
+            at = line + text.count("\n", 0, command.start())
             words = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command["words"].replace("\\\n", " "))
             if run or words.startswith(("ngramloss ", "torchrun ", "make ")):
                 yield pytest.param(page, words, command["shown"], id=f"{called(page)}:{at}")
@@ -444,6 +446,16 @@ def test_the_guide_says_why_a_block_is_not_run():
         f"{called(page)}:{line}" for page, block, line in blocks() if page in guide and block["mark"] == "not run"
     ]
     assert not silent, "say what is needed: <!-- needs … -->"
+
+
+def test_blocks_of_the_first_pages_that_show_no_output_can_be_pasted():
+    first = {ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in TUTORIAL)}
+    shown = {
+        f"{called(page)}:{line}": [command["shown"].strip() for command in COMMAND.finditer(block["text"])]
+        for page, block, line in blocks("console")
+        if page in first
+    }
+    assert not [where for where, texts in shown.items() if not any(texts)], "write ```shell, without prompts"
 
 
 def test_python_that_is_not_run_can_be_compiled():
