@@ -42,7 +42,7 @@ def main(objective: str) -> None:
         source = torch.randint(0, DIGITS, (64, LENGTH))
         labels = source.flip(1)
         hidden = model(source, labels)
-        loss, parts = loss_fn.from_hidden_with_parts(hidden, model.head.weight, labels, bias=model.head.bias)
+        loss, parts = loss_fn.from_hidden_with_parts(hidden, model.head, labels)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

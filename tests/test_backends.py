@@ -76,7 +76,8 @@ def test_low_rank_columns_are_columns_of_the_weight_and_only_what_is_trained_get
         inputs = {"hidden": wide, "weight": whole[:, :12], "low_rank": whole[:, 12:]}
         inputs = {name: tensor.detach().clone().requires_grad_(name in trained) for name, tensor in inputs.items()}
         products.clear()
-        loss = loss_fn.from_hidden(**inputs, labels=labels, scale=0.7)
+        options = {"low_rank": inputs["low_rank"], "scale": 0.7}
+        loss = loss_fn.from_hidden(inputs["hidden"], inputs["weight"], labels, **options)
         loss.backward()
         torch.testing.assert_close(loss.detach(), expected[0], atol=2e-6, rtol=1e-4)  # sums in another order
         truth = {"hidden": expected[1], "weight": expected[2][:, :12], "low_rank": expected[2][:, 12:]}

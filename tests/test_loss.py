@@ -100,6 +100,35 @@ def test_from_hidden_equals_the_loss_of_the_heads_logits(head):
     assert torch.equal(loss_fn.from_hidden(hidden, weight, labels, bias=bias, scale=scale, softcap=softcap), loss)
 
 
+@pytest.mark.parametrize("backend", ["plain", "chunked"])
+def test_from_hidden_takes_the_head_with_its_bias_and_trains_both(backend):
+    torch.manual_seed(2)
+    head, hidden, labels = torch.nn.Linear(5, 6).double(), torch.randn(4, 9, 5).double(), example()[1]
+    loss_fn = JointLoss(EVERYTHING, backend=backend)
+    losses = loss_fn.from_hidden(hidden, head, labels), loss_fn(head(hidden), labels)
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, [*head.parameters()]) for loss in losses))
+    if backend == "plain":
+        compiled = torch.compile(lambda: loss_fn.from_hidden(hidden, head, labels), backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(), losses[0])
+
+
+def test_a_head_that_is_more_than_a_weight_and_a_bias_is_refused():
+    hooked, replaced = torch.nn.Linear(5, 6), torch.nn.Linear(5, 6)
+    hooked.register_forward_hook(lambda *given: None)
+    replaced.forward = lambda rows: rows
+    other = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(5, 6))
+    for head, error, message in (
+        (other, TypeError, r"takes the output head, a torch\.nn\.Linear, or its weight, got Sequential"),
+        (replaced, TypeError, r"got Linear: its logits may be others"),
+        (hooked, ng.UserError, r"the head has hooks, which from_hidden would not call"),
+    ):
+        with pytest.raises(error, match=message):
+            JointLoss("ce").from_hidden(torch.zeros(2, 3, 5), head, GOOD[1])
+    with pytest.raises(ng.UserError, match=r"the head has a bias of its own, so `bias` is only for a weight"):
+        JointLoss("ce").from_hidden(torch.zeros(2, 3, 5), torch.nn.Linear(5, 6), GOOD[1], bias=torch.zeros(6))
+
+
 def test_from_hidden_follows_autocast():
     generator = torch.Generator().manual_seed(2)
     _, labels = example()
@@ -408,7 +437,7 @@ def test_bad_logits_or_labels_are_explained(logits, labels, error, message):
 def test_a_bad_head_or_count_is_explained(change, error, message):
     given = {"hidden": torch.zeros(2, 3, 4), "weight": torch.zeros(5, 4), "labels": GOOD[1]} | change
     with pytest.raises(error, match=message):
-        JointLoss("ce").from_hidden(**given)
+        JointLoss("ce").from_hidden(given.pop("hidden"), given.pop("weight"), **given)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])

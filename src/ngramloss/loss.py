@@ -165,19 +165,19 @@ class JointLoss(torch.nn.Module):
         )
 
     def from_hidden(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
+        self, hidden: Tensor, head: torch.nn.Linear | Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
         teacher: Teacher | Tensor | None = None, **given: Tensor | None,
     ) -> Tensor:
-        """Compute the loss from hidden states [B, T, D] and the head's weight [V, D]: the same value as from logits.
+        """Compute the loss from hidden states [B, T, D] and the output head: the same value as from its logits.
 
         Args:
             hidden: the head's input.
-            weight: the head's weight.
+            head: the module, whose bias is used too, or a weight [V, D].
             labels: as in :meth:`forward`, like all arguments that are not named here.
-            bias: added to the logits, V numbers.
+            bias: added to the logits, V numbers; only for a weight.
             scale: multiplies the hidden states.
             softcap: bounds the logits by ``softcap·tanh(logits / softcap)``.
             positions: compute the head only there, as found by ``ngramloss.stats.labelled(labels, segments)``, which
@@ -185,13 +185,13 @@ class JointLoss(torch.nn.Module):
             low_rank: further columns of the weight, [V, r], as in ``ngramloss.stats.token_stats_from_hidden``.
         """
         return self.from_hidden_with_parts(
-            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
+            hidden, head, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
             num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
             low_rank=low_rank, teacher=teacher, **given,
         ).total
 
     def from_hidden_with_parts(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, *,
+        self, hidden: Tensor, head: torch.nn.Linear | Tensor, labels: Tensor, *,
         bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
         num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
         segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
@@ -199,6 +199,7 @@ class JointLoss(torch.nn.Module):
     ) -> Loss:
         """Compute the loss from hidden states, with its parts. Arguments are those of :meth:`from_hidden`."""
         self.refuse_terms_of_logits("from_hidden")
+        weight, bias = _weight_and_bias(head, bias)                      # [V, D], [V]
         packed = packing_of(labels, segments)
         stats = token_stats_from_hidden(
             hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=self.needs, check=self.check,
@@ -530,6 +531,23 @@ def _temperature(terms: Iterable[Term]) -> float:
         raise UserError(f"{' + '.join(map(str, compared))} compares at several temperatures, and one sweep has one. "
                         "Write distill once.")
     return found.pop() if found else 1.0
+
+
+def _weight_and_bias(head: torch.nn.Linear | Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The parameters of an output head: of a plain ``Linear``, or the weight and bias that were given."""
+    if isinstance(head, Tensor):
+        return head, bias
+    name = type(head).__name__
+    if getattr(type(head), "forward", None) is not torch.nn.Linear.forward or "forward" in vars(head):
+        raise TypeError(f"from_hidden takes the output head, a torch.nn.Linear, or its weight, got {name}: its logits "
+                        "may be others than those of a weight and a bias. Compute them, and call JointLoss(...)"
+                        "(logits, labels). A head with LoRA is supported by attach(model, ...).")
+    if head._forward_hooks or head._forward_pre_hooks:
+        raise UserError("the head has hooks, which from_hidden would not call. Remove them, or compute the logits and "
+                        "call JointLoss(...)(logits, labels).")
+    if bias is not None:
+        raise UserError("the head has a bias of its own, so `bias` is only for a weight. Leave it out.")
+    return head.weight, head.bias
 
 
 def _denominator(name: str, given: Count | None, like: Tensor) -> Tensor | None:

@@ -390,7 +390,7 @@ class _State:
                 positions = positions.to(made.device)  # [N]
             settings: dict[str, Any] = {**head._asdict(), "candidates": compared, "positions": positions}
             settings |= {**given, **compared_with}
-            score = functools.partial(loss_fn.from_hidden_with_parts, made, **settings)
+            score = functools.partial(loss_fn.from_hidden_with_parts, made, settings.pop("weight"), **settings)
         if packed is not None:
             packed = Packing(*(part.to(made.device) for part in packed))
         aligned = aligned.to(made.device)  # [B, T]

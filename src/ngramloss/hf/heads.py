@@ -79,7 +79,8 @@ def head_module(model: Module) -> Module:
     if not isinstance(module, Module):
         raise UnsupportedModelError(
             f"{name} has no output head: expected a Hugging Face model whose get_output_embeddings() is a module, "
-            f"got {module!r}. Call JointLoss(...).from_hidden(hidden, weight, labels) in your own forward instead."
+            f"got {module!r}. Call JointLoss(...).from_hidden(hidden, head, labels) in your own forward instead: "
+            "head is the module."
         )
     module = running_module(module)
     refuse_unknown_adapter(name, module)
