@@ -153,6 +153,25 @@ def test_checkpoints_of_stops_and_of_good_validations_are_not_averaged(tmp_path)
     assert_near(of_folder(tmp_path / "average", tiny), expected)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: None,
+        lambda saved: dict(enumerate(saved)),
+        lambda saved: saved[:-1],
+        lambda saved: [torch.zeros(3), *saved[1:]],
+        lambda saved: [saved[0].to_sparse(), *saved[1:]],
+        lambda saved: [1.0, *saved[1:]],
+    ],
+    ids=["nothing", "object", "short", "shape", "sparse", "number"],
+)
+def test_a_moving_average_of_other_weights_is_refused(change, tmp_path):
+    average = averaging.MovingAverage(tiny(), 0.9)
+    torch.save(change(average.values), tmp_path / "ema.pt")
+    with pytest.raises(UserError, match=r"ema\.pt has not the shapes of the model's weights\. Delete the checkpoint"):
+        average.restore(tmp_path)
+
+
 def test_a_checkpoint_without_the_moving_average_is_not_continued(tmp_path):
     trained(tmp_path, stop=5)
     with pytest.raises(UserError, match=r"checkpoint-4 has no moving average of the weights that can be read\. Delete"):

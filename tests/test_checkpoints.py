@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import zlib
@@ -11,14 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from ngramloss.errors import UserError
 from ngramloss.storage import checksums
 from ngramloss.training import checkpoints
 from ngramloss.training.checkpoints import SEAL, copy_model, fault, find, prune, seal
-from ngramloss.training.loop import State
+from ngramloss.training.loop import State, restored
 from ngramloss.training.processes import Processes
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -108,7 +109,7 @@ def test_a_seal_of_garbage_seals_nothing(tmp_path, garbage):
         ({}, True),
         ({"finished": True}, True),
         ({"best_step": 1, "best": 0.5}, True),
-        ({"best": "x"}, True),
+        ({"best": "x"}, False),
         ({"finished": "yes"}, False),
         ({"finished": None}, False),
         ({"best_step": 1}, False),
@@ -439,8 +440,90 @@ def test_a_state_that_is_no_object_is_a_sentence(tmp_path):
     model, optimiser = in_training()
     path = save(tmp_path, model, optimiser)
     (path / "state.json").write_text("[1")
-    with pytest.raises(UserError, match=r"state\.json.*Delete .*checkpoint-3 to continue from the previous"):
+    with pytest.raises(UserError, match=r"state\.json.*Delete the checkpoint to continue from the previous"):
         checkpoints.restore(path, model, optimiser, sharded=False)
+
+
+STATES = {
+    "step": ["3", None, True, 10**30, 4, -1],
+    "updates": ["x", [], -1, 9],
+    "best": ["x", [], 1e999],
+    "best_step": [1.5, {}],
+    "ended_early": [None, 0],
+    "scale": ["x", math.nan, 0.0],
+    "scale_grows_in": [1.5, -1],
+    "averages": [[], {"ema": 3}, {"ema": {"value": "x", "steps": []}}],
+    "something else": [1],
+}
+
+
+def test_every_wrong_value_in_a_state_is_refused_with_the_name_of_the_file(tmp_path):
+    model, optimiser = in_training()
+    path = save(tmp_path, model, optimiser)
+    content = json.loads((path / "state.json").read_text())
+    assert restored(path, model, optimiser, sharded=False) == STATE
+    for field, values in STATES.items():
+        for value in values:
+            (path / "state.json").write_text(json.dumps(content | {field: value}))
+            with pytest.raises(UserError, match=r"checkpoint-3/state\.json.*Delete the checkpoint"):
+                restored(path, model, optimiser, sharded=False)
+
+
+def of_the_first(**changes):
+    """A change of what an optimiser has of its first parameter."""
+    return lambda saved: {**saved, "state": {**saved["state"], 0: {**saved["state"][0], **changes}}}
+
+
+MOMENTS = {
+    "nothing": lambda saved: None,
+    "a list": lambda saved: [saved],
+    "no state": lambda saved: {"param_groups": saved["param_groups"]},
+    "another state": lambda saved: {**saved, "state": [1]},
+    "a name": lambda saved: {**saved, "state": {"x": saved["state"][0]}},
+    "a parameter more": lambda saved: {**saved, "state": {9999: saved["state"][0]}},
+    "a number for a parameter": lambda saved: {**saved, "state": {0: 3}},
+    "a moment less": lambda saved: {**saved, "state": {0: {"step": torch.tensor(1.0)}}},
+    "another shape": of_the_first(exp_avg=torch.zeros(3)),
+    "a sparse tensor": lambda saved: of_the_first(exp_avg=saved["state"][0]["exp_avg"].to_sparse())(saved),
+    "whole numbers": lambda saved: of_the_first(exp_avg_sq=saved["state"][0]["exp_avg_sq"].long())(saved),
+    "a text": of_the_first(exp_avg="x"),
+    "many steps": of_the_first(step=torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("change", MOMENTS)
+def test_an_optimisers_state_that_is_not_of_these_weights_is_refused(change, tmp_path):
+    model, optimiser = in_training()
+    path = save(tmp_path, model, optimiser)
+    saved = torch.load(path / "optimizer.pt")
+    torch.save(MOMENTS[change](saved), path / "optimizer.pt")
+    with pytest.raises(
+        UserError, match=r"checkpoint-3/optimizer\.pt is not of this optimiser: .*Delete the checkpoint"
+    ):
+        checkpoints.restore(path, model, optimiser, sharded=False)
+
+
+def test_an_optimiser_keeps_the_settings_of_this_training(tmp_path):
+    model, optimiser = in_training()
+    path = save(tmp_path, model, optimiser)
+    before = optimiser.state_dict()
+    torch.save({**before, "param_groups": [{"params": "x", "betas": 3}]}, path / "optimizer.pt")
+    checkpoints.restore(path, model, optimiser, sharded=False)
+    assert optimiser.state_dict()["param_groups"] == before["param_groups"]
+
+
+def test_damaged_tensors_and_weights_of_another_shape_are_refused(tmp_path):
+    model, optimiser = in_training()
+    path = save(tmp_path, model, optimiser)
+    weights = load_file(path / "model.safetensors")
+    for name in ("final_logits_bias", next(iter(dict(model.named_parameters())))):  # a buffer and a weight
+        save_file({**weights, name: torch.zeros(3)}, path / "model.safetensors")
+        with pytest.raises(UserError, match=rf"checkpoint-3 are not those of Bart.*: {name} should have the shape"):
+            checkpoints.restore(path, model, optimiser, sharded=False)
+    for name in ("model.safetensors", "optimizer.pt"):
+        (path / name).write_bytes(b"no tensors")
+        with pytest.raises(UserError, match=rf"{name} is damaged"):
+            checkpoints.restore(path, model, optimiser, sharded=False)
 
 
 def test_weights_of_another_model_are_refused(tmp_path):

@@ -643,6 +643,33 @@ def test_a_checkpoint_without_the_texts_that_wait_is_damaged_and_an_earlier_one_
     assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0)
 
 
+def test_waiting_texts_that_this_training_cannot_have_written_are_refused(tmp_path):
+    texts = fresh(samples=2, refresh=2)
+    texts._draw([0, 1], 0)
+    (tmp_path / FILE).write_text(texts.saved(1)[FILE])
+    texts.restore(tmp_path)
+    good = json.loads(texts.saved(1)[FILE])
+    row = good["rows"]["0"]
+    wrong = [
+        {"first": "x"},
+        {"rows": [row]},
+        {"rows": {"x": row}},
+        {"rows": {"99": row}},
+        *(
+            {"rows": {"0": row | {"candidates": value}}}
+            for value in (None, [[1]], [[1], ["x"]], [[1], [9999]], [[1], [-1]])
+        ),
+        {"rows": {"0": row | {"candidates": [[1], [1] * 99]}}},
+        *({"rows": {"0": row | {"gains": value}}} for value in ("x", [1.0], [1.0, None], [1.0, 1e999])),
+        {"rows": {"0": row | {"unended": None}}},
+        {"rows": {"0": row | {"baseline": 1.0}}},
+    ]
+    for change in wrong:
+        (tmp_path / FILE).write_text(json.dumps(good | change))
+        with pytest.raises(UserError, match=r"online\.json.*Delete the checkpoint"):
+            texts.restore(tmp_path)
+
+
 def test_a_longer_training_continues_one_that_ended_between_two_refreshes(tmp_path):
     trained_online(tmp_path, online={"refresh": 4}, max_steps=2)
     again = trained_online(tmp_path, online={"refresh": 4}, max_steps=6)

@@ -146,10 +146,14 @@ def save(model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> 
 
 def restore(model: Any, folder: Path) -> None:
     """Give a model with adapters the weights of those that :func:`save` wrote."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     peft = needed("peft", "model.lora", "lora")
-    found = peft.set_peft_model_state_dict(model, load_file(folder / ADAPTER / "adapter_model.safetensors"))
+    try:
+        found = peft.set_peft_model_state_dict(model, load_file(folder / ADAPTER / "adapter_model.safetensors"))
+    except (SafetensorError, RuntimeError) as reason:  # damaged, or other shapes
+        raise UserError(f"the adapter in {folder} is not this model's: {' '.join(str(reason).split())}") from reason
     wrong = [*found.unexpected_keys, *(name for name in found.missing_keys if ".lora_" in name)]
     if wrong:
         raise UserError(f"the adapter in {folder} is another one: {wrong[0]} is in only one of them.")

@@ -30,6 +30,7 @@ from ngramloss.training.loop import (
     optimiser_of,
     precision_of,
     raise_if_diverged,
+    restored,
     scheduled_weights,
     seed_step,
     total_steps,
@@ -115,7 +116,7 @@ def run(job: Job, here: Processes) -> State:
         raise UserError("there are no examples to train on.")
     state = State()
     if job.continued_from is not None:
-        state = State(**checkpoints.restore(job.continued_from, model, optimiser, sharded=False))
+        state = restored(job.continued_from, model, optimiser, sharded=False)
     warmups = warmups_of(settings, steps.total)
     runner = StepRunner(model, share, device=here.device, why_not_captured="systems run eagerly")
     log = Log(job.logs, task.terms, steps, here, since=state.step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,12 +49,14 @@ class MovingAverage:
         """Take the values that were saved with a checkpoint. Nothing that is read can run code."""
         path = checkpoint / checkpoints.EMA
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, pickle.UnpicklingError) as reason:
+            saved = checkpoints.read_tensors(path)
+        except OSError as reason:
             raise UserError(
-                f"{checkpoint} has no moving average of the weights that can be read. Delete it to continue from the "
-                "previous checkpoint, or start over with --fresh."
+                f"{checkpoint} has no moving average of the weights that can be read. {checkpoints.AGAIN}"
             ) from reason
+        alike = type(saved) is list and len(saved) == len(self.values)
+        if not alike or not all(map(checkpoints.is_dense, saved, (own.shape for own in self.values))):
+            raise UserError(f"{path} has not the shapes of the model's weights. {checkpoints.AGAIN}")
         for own, value in zip(self.values, saved, strict=True):
             own.copy_(value)
 

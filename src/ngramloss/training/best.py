@@ -91,10 +91,8 @@ def _validations(history: Iterable[Mapping[str, Any]], key: str) -> dict[int, fl
 
 
 def is_better(value: float, than: float | None, *, higher: bool) -> bool:
-    """Whether a value is better than another, or the first; NaN never is."""
-    if than is None:
-        return not math.isnan(value)
-    return value > than if higher else value < than
+    """Whether a value is better than another, or the first; NaN and infinity never are."""
+    return math.isfinite(value) and (than is None or (value > than if higher else value < than))
 
 
 def better_average(best: Best, facts: Mapping[str, Any]) -> str:

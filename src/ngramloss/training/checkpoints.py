@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
-import pickle
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ngramloss.errors import UserError
 from ngramloss.storage import checksums
 from ngramloss.storage.checksums import SEAL, damage, seal
 from ngramloss.storage.files import inside, read_object, remove
+from ngramloss.storage.typed import typed
 
 if TYPE_CHECKING:
     from ngramloss.training.loop import State
@@ -27,6 +29,26 @@ FOREIGN_STATE = "trainer_state.json"
 _NOT_MODEL = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|trainer_state|training_args|pytorch_model_fsdp|whole|data|state|ema|online)(\.|_\d)"
 )
+
+
+AGAIN = "Delete the checkpoint to continue from the previous one, or start over with --fresh."
+
+
+class Average(TypedDict):
+    """What is known of a mean of weights: what selects the best of a validation, and the steps of the weights."""
+
+    value: float | None
+    steps: list[int]
+
+
+class Facts(TypedDict):
+    """What a checkpoint's seal says of the training."""
+
+    step: int
+    best_step: int | None
+    best: float | None
+    finished: bool
+    averages: dict[str, Average]
 
 
 class CheckpointError(OSError):
@@ -112,25 +134,65 @@ def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
 
 def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> dict[str, Any]:
     """Load weights and optimiser of a checkpoint. Returns the saved state. Nothing that is read can run code."""
-    import torch
-
     from ngramloss.training.sharding import restore_whole
 
-    again = f"Delete {checkpoint} to continue from the previous checkpoint."
-    saved = read_object(checkpoint / STATE, again)
-    try:
-        moments = torch.load(checkpoint / OPTIMISER, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as reason:  # torch refuses to unpickle anything but tensors and plain numbers
-        raise UserError(
-            f"the optimiser's state in {checkpoint} contains more than tensors and plain numbers, so it was not "
-            "loaded. Delete the checkpoint to continue from the previous one, or start over with --fresh."
-        ) from reason
+    saved, moments = read_object(checkpoint / STATE, AGAIN), read_tensors(checkpoint / OPTIMISER)
     if sharded:
+        _raise_unless_moments(moments, optimiser, dict(model.named_parameters()), checkpoint)
         restore_whole(model, optimiser, read_weights(checkpoint, model), moments)
     else:
         load_weights(checkpoint, model)
-        optimiser.load_state_dict(moments)
+        own = optimiser.state_dict()["param_groups"]
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        _raise_unless_moments(moments, optimiser, dict(enumerate(parameters)), checkpoint)
+        optimiser.load_state_dict({"state": moments["state"], "param_groups": own})
     return saved
+
+
+def read_tensors(path: Path) -> Any:
+    """What torch saved in a file of a checkpoint, on the CPU. Nothing that is read can run code."""
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as reason:  # torch refuses more than tensors and plain numbers; a damaged file may raise anything
+        raise UserError(
+            f"{path} is damaged or contains more than tensors and plain numbers, so it was not loaded. {AGAIN}"
+        ) from reason
+
+
+def _raise_unless_moments(moments: Any, optimiser: Any, parameters: Mapping[Any, Any], checkpoint: Path) -> None:
+    """Raise unless an optimiser's saved state has what it keeps of each of these parameters, in their shapes."""
+    import torch
+
+    first = next(iter(parameters.values()))
+    trial = torch.nn.Parameter(torch.zeros(2, 3, device=first.device, dtype=first.dtype))
+    trial.grad = torch.zeros_like(trial)
+    same = copy.copy(optimiser)
+    same.state, same.param_groups = defaultdict(dict), [{**optimiser.param_groups[0], "params": [trial]}]
+    same.step()
+    kept = same.state[trial]
+    states = moments.get("state") if isinstance(moments, dict) else None
+    wrong = "it has no state" if not isinstance(states, dict) else ""
+    for key, state in (states or {}).items() if not wrong else ():
+        if key not in parameters or not isinstance(state, dict) or state.keys() != kept.keys():
+            wrong = f"parameter {key!r} should have {', '.join(kept)}"
+        for name, value in () if wrong else state.items():
+            shape = parameters[key].shape if getattr(kept[name], "shape", None) == trial.shape else ()
+            if torch.is_tensor(kept[name]) and not is_dense(value, shape):
+                wrong = f"{name} of parameter {key!r} should be a tensor of the shape {list(shape)}"
+    if wrong:
+        raise UserError(f"{checkpoint / OPTIMISER} is not of this optimiser: {wrong}. {AGAIN}")
+
+
+def is_dense(value: Any, shape: Sequence[int]) -> bool:
+    """Whether a value is a dense tensor of real numbers of this shape."""
+    import torch
+
+    is_real = torch.is_tensor(value) and value.layout == torch.strided and value.is_floating_point()
+    return is_real and value.shape == torch.Size(shape)
 
 
 def load_weights(checkpoint: Path, model: Any) -> None:
@@ -145,16 +207,26 @@ def load_weights(checkpoint: Path, model: Any) -> None:
 
 def read_weights(checkpoint: Path, model: Any) -> dict[str, Any]:
     """The weights of a checkpoint, on the CPU. Raises if they are not those of this model."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     weights: dict[str, Any] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
-        weights |= load_file(path)
+        try:
+            weights |= load_file(path)
+        except SafetensorError as reason:
+            raise UserError(f"{path} is damaged: {reason}. {AGAIN}") from reason
     parameters = dict(model.named_parameters(remove_duplicate=False))
     saved_ids = {id(parameters[name]) for name in weights if name in parameters}  # tied weights are saved once
     for name, parameter in parameters.items():
         if parameter.requires_grad and id(parameter) not in saved_ids:
             raise UserError(f"the weights in {checkpoint} are not those of {type(model).__name__}: {name} is missing.")
+    for name, value in model.state_dict().items():
+        if name in weights and weights[name].shape != value.shape:
+            raise UserError(
+                f"the weights in {checkpoint} are not those of {type(model).__name__}: {name} should have the shape "
+                f"{list(value.shape)}."
+            )
     return weights
 
 
@@ -179,14 +251,13 @@ def find(folder: Path) -> Found:
 def fault(checkpoint: Path) -> str:
     """The reason why a checkpoint is incomplete or damaged; empty if it is fine."""
     try:
-        why = damage(inside(checkpoint.parent, checkpoint.name))
+        if why := damage(inside(checkpoint.parent, checkpoint.name)):
+            return why
+        known = facts(checkpoint)
+        typed(Facts, {name: known[name] for name in Facts.__annotations__}, f"its {SEAL} cannot be read")
     except UserError as reason:
         return str(reason).rstrip(".")
-    if why:
-        return why
-    known = facts(checkpoint)
-    best = known["best_step"] is None or (type(known["best_step"]) is int and type(known["best"]) in (int, float))
-    return "" if best and isinstance(known["finished"], bool) else f"its {SEAL} cannot be read"
+    return f"its {SEAL} cannot be read: best has no value" if None is known["best"] != known["best_step"] else ""
 
 
 def facts(checkpoint: Path) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from ngramloss.steps.plan import MULTIPLE, Joined, Plan, fitted_grid, most_lengt
 from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.steps.twins import twins
+from ngramloss.storage.typed import typed
 from ngramloss.training import averaging, checkpoints, compiling
 from ngramloss.training.best import Best, is_better
 from ngramloss.training.identity import IDENTITY, python_made_of, raise_unless_same
@@ -70,9 +71,8 @@ class State:
     """What fp16 multiplies the loss with."""
     scale_grows_in: int = 0
     """Steps since the scale last changed."""
-    averages: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    """At the end: ``average`` and ``ema`` → ``value``, what selects the best of a validation, None if nothing does; and
-    ``steps``, those of whose weights it is the mean."""
+    averages: dict[str, checkpoints.Average] = dataclasses.field(default_factory=dict)
+    """At the end: of ``average`` and ``ema``."""
 
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
         """Keep the best value of a validation, or end a training that has not improved for long.
@@ -91,6 +91,17 @@ class State:
         patience = settings.early_stopping * settings.eval_every
         self.ended_early = patience > 0 and self.step - (self.best_step or 0) >= patience
         return self.ended_early
+
+
+def restored(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> State:
+    """Give model and optimiser what a checkpoint has of them, and return its state. Raises if it is not one of them."""
+    saved = checkpoints.restore(checkpoint, model, optimiser, sharded=sharded)
+    path = checkpoint / checkpoints.STATE
+    state: State = typed(State, saved, path, checkpoints.AGAIN)
+    in_order = state.step >= state.updates >= 0 and state.scale > 0 and state.scale_grows_in >= 0
+    if not in_order or state.step != checkpoints.facts(checkpoint)["step"]:
+        raise UserError(f"{path} is not of this checkpoint: step {state.step}. {checkpoints.AGAIN}")
+    return state
 
 
 class Outcome(NamedTuple):
@@ -214,7 +225,7 @@ def run(job: Job, here: Processes) -> Outcome:
     state = State()
     scaler = torch.amp.GradScaler(here.device.type) if precision == "fp16" else None
     if job.continued_from is not None:
-        state = State(**checkpoints.restore(job.continued_from, model, optimiser, sharded=settings.fsdp))
+        state = restored(job.continued_from, model, optimiser, sharded=settings.fsdp)
         if ema is not None:
             ema.restore(job.continued_from)
         if fresh is not None:
@@ -447,7 +458,7 @@ def _averages(
     ema: averaging.MovingAverage | None,
     validate: Callable[[], dict[str, float]],
     log: Log,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, checkpoints.Average]:
     """Validate the averages of the weights as a checkpoint is, and write each as a model beside the checkpoints.
 
     Returns:
@@ -468,7 +479,7 @@ def _averages(
             found[averaging.AVERAGE] = averaging.mean_weights(model, others), steps
     if ema is not None:
         found[averaging.EMA] = ema.values, [state.step]
-    kept = {}
+    kept: dict[str, checkpoints.Average] = {}
     for name, (weights, steps) in found.items():
         value: float | None = None
         with averaging.exchanged(model, weights):
@@ -476,7 +487,7 @@ def _averages(
                 values = {key.removeprefix("eval_"): value for key, value in validate().items()}
                 log.write_validation(state.step, {f"{name}_{key}": value for key, value in values.items()})
                 measured = values.get(job.best.name, math.nan)
-                value = None if math.isnan(measured) else measured
+                value = measured if math.isfinite(measured) else None
             if here.first:
                 checkpoints.save_model(folder / name, model, job.tokenizer)
         kept[name] = {"value": value, "steps": steps}

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -43,7 +43,9 @@ from ngramloss.steps.padding import Step
 from ngramloss.steps.plan import Grid, Joined, Lengths, Plan, open_grid
 from ngramloss.steps.planned import ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.storage.files import read_object
+from ngramloss.storage.typed import typed
 from ngramloss.training.best import has_own_model, options_of
+from ngramloss.training.checkpoints import AGAIN
 from ngramloss.training.processes import Processes
 from ngramloss.training.validation import unchanged
 
@@ -280,6 +282,25 @@ def _raise_unless_finite(
                 raise UserError(f"the gain of a text of row {row} is {value}: {text!r:.200}. Gains are from 0 to 1.")
 
 
+class _Drawn(TypedDict):
+    candidates: list[list[int]]
+    gains: list[float]
+    unended: int
+
+
+class Drawn(_Drawn, total=False):
+    """The texts of a source, what they gain, how many have no end, and what the greedy text gains if that is needed."""
+
+    baseline: float
+
+
+class Saved(NamedTuple):
+    """The texts that a checkpoint has, and the steps that were done when they were written."""
+
+    first: int
+    rows: dict[int, Drawn]
+
+
 class FreshTexts:
     """Examples with the texts that the model has written of them, and the steps that train on these.
 
@@ -326,8 +347,8 @@ class FreshTexts:
             if self.needs.greedy_text or self.needs.baseline:
                 self.greedy = _writer(self.copy or model, Options(beams=1), own.generation)
         self.search = (self.sampler or self.greedy).search  # type: ignore[union-attr]  # one of them is there
-        self.drawn: dict[int, dict[str, Any]] = {}
-        """Row → ``candidates``, ``gains``, perhaps ``baseline``, and ``unended``, how many texts have no end."""
+        self.drawn: dict[int, Drawn] = {}
+        """Row → its texts."""
         self.first = 0
         """Steps that were done when these texts were written."""
         self.failed: Exception | None = None
@@ -449,14 +470,14 @@ class FreshTexts:
         self._seconds += time.perf_counter() - began
         self._texts += sum(map(len, found))
 
-    def _drawn(self, texts: Sequence[tuple[list[int], bool]], values: Sequence[float]) -> dict[str, Any]:
+    def _drawn(self, texts: Sequence[tuple[list[int], bool]], values: Sequence[float]) -> Drawn:
         first = int(self.greedy is not None and not self.needs.greedy_text)  # it is only a baseline
-        made = {
+        made: Drawn = {
             "candidates": [ids for ids, _ in texts[first:]],
             "gains": [float(value) for value in values[first:]],
             "unended": sum(not ended for _, ended in texts[first:]),
         }
-        return made | ({"baseline": float(values[0])} if self.needs.baseline else {})
+        return made | {"baseline": float(values[0])} if self.needs.baseline else made
 
     # Checkpoints
 
@@ -475,8 +496,21 @@ class FreshTexts:
         """Take the texts of the steps after a checkpoint from it, if they were written before."""
         if not (checkpoint / FILE).exists():  # nothing waits: its seal would know of a file that is missing
             return
-        saved = read_object(checkpoint / FILE, f"Delete {checkpoint} to continue from the previous checkpoint.")
-        self.first, self.drawn = saved["first"], {int(row): drawn for row, drawn in saved["rows"].items()}
+        path, number = checkpoint / FILE, self.texts - 1
+        saved: Saved = typed(Saved, read_object(path, AGAIN), path, AGAIN)
+        tokens = range(self.model.get_input_embeddings().weight.shape[0])
+        for row, drawn in saved.rows.items():
+            texts = drawn["candidates"]
+            longest = max([0, *map(len, texts)])
+            if not (
+                row < len(self)
+                and len(texts) == len(drawn["gains"]) == number
+                and longest < self.search.max_length
+                and all(token in tokens for text in texts for token in text)
+                and ("baseline" in drawn) == self.needs.baseline
+            ):
+                raise UserError(f"{path}: rows.{row} has not the texts of this training. {AGAIN}")
+        self.first, self.drawn = saved.first, saved.rows
 
     # The log
 
@@ -538,8 +572,8 @@ class FreshTexts:
     def _remark(self) -> None:
         """Warn, one time each, if the texts of all processes teach nothing, or do not end. Every process calls this."""
         first = int(self.needs.greedy_text)
-        baselines = ["baseline"] * self.needs.baseline
-        compared = [[*each["gains"][first:], *(each[name] for name in baselines)] for each in self.drawn.values()]
+        baselines = [[each["baseline"]] if self.needs.baseline else [] for each in self.drawn.values()]
+        compared = [each["gains"][first:] + own for each, own in zip(self.drawn.values(), baselines, strict=True)]
         written = sum(len(each["gains"]) for each in self.drawn.values())
         ended = written - sum(each["unended"] for each in self.drawn.values())
         counts = [len(compared), sum(len({*group}) > 1 for group in compared), written, ended]
