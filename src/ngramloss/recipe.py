@@ -383,6 +383,20 @@ def dump(recipe: Recipe) -> str:
     return "\n".join(lines) + "\n"
 
 
+def trained_by(folder: str) -> str:
+    """The command that trains the run of a built-in recipe, if this is its folder or its model's; or an empty string.
+
+    >>> trained_by("runs/lm-demo-ce/model"), trained_by("runs/bertsum-ext-demo/model")
+    ('ngramloss train lm-demo', 'ngramloss train bertsum-ext-demo --run runs/bertsum-ext-demo')
+    """
+    parts = Path(folder).parts
+    if len(parts) < 2 or parts[0] != "runs":
+        return ""
+    if parts[1] in builtin():
+        return f"ngramloss train {parts[1]} --run runs/{parts[1]}"
+    return next((f"ngramloss train {name}" for name in builtin() if load(name).slug == parts[1]), "")
+
+
 def differences(recipe: Recipe, other: Recipe) -> list[str]:
     """The settings in which two recipes differ, as ``train.seed: 1 → 2``."""
     pairs = zip(flat(recipe), flat(other), strict=True)

@@ -18,7 +18,7 @@ import torch
 from ngramloss.errors import UserError
 from ngramloss.metrics.pretrained import quiet_loading
 from ngramloss.models.settings import check_settings, try_out
-from ngramloss.recipe import Generation, Model
+from ngramloss.recipe import Generation, Model, trained_by
 from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import FULL, cache_folder, is_file_name, read_object
 
@@ -476,6 +476,10 @@ class explained:
                 "Give a folder that save_pretrained wrote, a hub id (the hub must be reachable), or model.name = "
                 '"scratch" for a new model.'
             )
+        if len(folder.parts) > 2 and not folder.exists():  # a hub id has one or two
+            reason = "there is no such folder"
+        if not folder.exists() and (command := trained_by(self.name)):
+            advice = f"Train it first: {command}."
         if "couldn't connect to" in reason and not folder.is_dir():
             reason = "there is no such folder, and the Hugging Face hub cannot be reached"
         reason = reason[:300].rstrip(".")

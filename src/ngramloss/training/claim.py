@@ -16,16 +16,27 @@ from ngramloss.training import checkpoints
 
 
 @contextmanager
-def locked(run: RunFolder, rank: int) -> Iterator[None]:
-    """Create the folder and keep it locked; only the first process does this."""
+def locked(run: RunFolder, rank: int, processes: int = 1) -> Iterator[None]:
+    """Create the folder and keep it locked; only the first process does this.
+
+    A start that fails before anything is trained leaves nothing. Other processes may still read why, so it does then.
+    """
     if rank:
         yield
         return
     if run.path.is_file():
         raise UserError(f"{run.path} is a file, but --run needs a folder. It is created if it does not exist.")
+    made, new = not run.path.exists(), not run.recipe.exists()
     run.path.mkdir(parents=True, exist_ok=True)
     with run.lock(option="--run"):
-        yield
+        try:
+            yield
+        except BaseException:
+            if new and processes == 1 and {*run.content()} <= {run.recipe.name, run.prepared.name}:
+                run.clear()
+                if made:
+                    run.path.rmdir()
+            raise
 
 
 def claim(settings: Recipe, run: RunFolder, *, fresh: bool, check: Callable[[], object] = lambda: None) -> Path | None:

@@ -73,7 +73,7 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     known = settings.model.name != "scratch" or bool(settings.model.encoder)
     if rank == 0 and known and (fresh or not run.finished):  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
-    with locked(run, rank):
+    with locked(run, rank, processes):
         newest = claim(settings, run, fresh=fresh, check=lambda: read_splits(settings)) if rank == 0 else None
         _check(settings, processes)
         here = start_processes()
