@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -746,6 +747,69 @@ def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys
     assert len({one.p_bootstrap, one.p_randomisation}) == 2
     assert cli.main(["score", str(tmp_path / "a")]) == 0
     assert f"a: generation|model:{tmp_path / 'a'}|weights:01231|" in capsys.readouterr().out
+
+
+# How outputs were decoded
+
+
+def decoded(folder, search, *, max_source=512, prompt=None, precision="fp32", **texts):
+    """A run whose predictions were decoded so, as ``generate`` records it."""
+    made = run(folder, **texts)
+    about = json.loads((made / "generation.json").read_text())
+    about |= {"generation": search, "shape": {"max_source": max_source, "prefix": "", "prompt": prompt}}
+    about |= {"engine": {"name": "hf", "precision": precision}}
+    (made / "generation.json").write_text(json.dumps(about))
+    return made
+
+
+def test_every_difference_in_decoding_is_named_above_the_table(tmp_path, capsys):
+    search = {"num_beams": 4, "length_penalty": 2.0, "max_length": 62, "repetition_penalty": 1.2}
+    template = {"before": "Text:\n", "after": "\nTL;DR:", "lead": None}
+    folders = [
+        decoded(tmp_path / "run", search),
+        decoded(tmp_path / "base", {"max_new_tokens": 20}, max_source=1024, prompt=template, precision="bf16"),
+    ]
+    warning = (
+        "warning: decoded differently, which may change scores by itself: max_source 512 (run) against 1024 (base); "
+        "prompt none (run) against Text:\\n{source}\\nTL;DR: (base); precision fp32 (run) against bf16 (base); "
+        "num_beams 4 (run) against 1 (base); max_length 62 (run) against 20 (base); "
+        "repetition_penalty 1.2 (run) against 1 (base)."
+    )
+    assert score(capsys, *folders)["decoded_differently"] == [warning]
+    for form, stream in (("--metrics=rouge", "out"), ("--csv", "err"), ("--latex", "err")):
+        assert cli.main(["score", *map(str, folders), form, "--samples", "20"]) == 0
+        assert getattr(capsys.readouterr(), stream).startswith(f"{warning}\n")
+    assert cli.main(["report", *map(str, folders), "--samples", "20", "-o", str(tmp_path / "page")]) == 0
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert page.index(warning) < page.index("Table of results")
+    (shown,) = re.findall(r"<tr><th[^>]*>generation.generation.num_beams</th>(.*?)</tr>", page)
+    assert re.findall("<td[^>]*>(.*?)</td>", shown) == ["4", "1"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"num_beams": 1, "length_penalty": 1.0, "min_length": 0, "max_length": 20, "no_repeat_ngram_size": 0},
+        {"max_length": 20, "length_penalty": 2, "early_stopping": True, "temperature": 0.5},
+        {"max_new_tokens": 20, "repetition_penalty": 1.0, "do_sample": False, "renormalize_logits": None},
+    ],
+)
+def test_a_missing_value_is_its_default_and_settings_without_effect_do_not_count(tmp_path, other):
+    runs = [provenance.run(decoded(tmp_path / name, search)) for name, search in (("a", {}), ("b", other))]
+    (tmp_path / "lead").mkdir()
+    (tmp_path / "lead" / "generation.json").write_text('{"model": "lead-3"}')
+    runs.append(provenance.run(tmp_path / "lead"))  # no search wrote its texts
+    assert provenance.decoded_differently((each.label, provenance.written_by(each)) for each in runs) == []
+
+
+def test_what_all_systems_share_is_printed_once(tmp_path, capsys):
+    folders = [run(tmp_path / name, seed=seed) for seed, name in enumerate(("a", "b"), 1)]
+    assert cli.main(["score", *map(str, folders), "--samples", "20"]) == 0
+    *_, shared, a, b = capsys.readouterr().out.splitlines()
+    assert shared.startswith("generation|data:newswire|split:test|")
+    assert (a, b) == tuple(
+        f"{folder.name}: model:{folder}|weights:0123{seed}" for seed, folder in enumerate(folders, 1)
+    )
 
 
 # What a folder says

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -153,6 +154,20 @@ def test_a_study_without_results_has_a_page_that_says_so(path, drawn):
 
 
 # Tables, trainings, plan
+
+
+def test_rows_that_decoded_differently_are_named_above_the_table(path):
+    study = plan.read(path)
+    results = {
+        key: replace(result, generation=f"generation|engine:hf|num_beams:{1 + (key[0].objective == 'ce')}")
+        for key, result in made(study, SCORES).items()
+    }
+    every = stages_of(study, SCORES)
+    text = section(text_of(study, every, results), "set-0")
+    warning = "num_beams 2 (ce) against 1 (ce + matches(2), ce + rewards(2))."
+    assert 0 < text.index(warning) < text.index("<table")
+    printed = tables.as_text(tables.set_tables(study, every, results))
+    assert printed.index(warning) < printed.index("difference")
 
 
 def test_every_cell_that_is_printed_is_in_the_page(path, instant, capsys):

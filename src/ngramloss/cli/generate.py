@@ -55,7 +55,7 @@ def add(verbs: Verbs) -> None:
         "--like",
         metavar="RUN",
         help="read the documents of this run: its data set, columns and languages, and the split and the number of "
-        "documents of its predictions",
+        "documents of its predictions; decode with its search, precision, source limit and prompt",
     )
     generate.add_argument(
         "--num-return",

@@ -6,7 +6,7 @@ import argparse
 
 from ngramloss.cli.options import Verbs, add_scoring, output_file, score_from_options, systems_given, verb
 from ngramloss.errors import UserError
-from ngramloss.output.console import print_result
+from ngramloss.output.console import logger, print_result
 
 SCORE = """\
 Score the summaries or translations of one or more systems against references, with confidence intervals, and compare
@@ -68,5 +68,8 @@ def run(options: argparse.Namespace) -> int:
     form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
     if result.absent and not result.scores:
         raise UserError("nothing was scored.\n" + "\n".join(f"  {name}: {why}" for name, why in result.absent.items()))
+    if form not in (tables.as_text, tables.as_json):  # which have it themselves
+        for warning in result.decoded_differently:
+            logger.warning(warning)
     print_result(form(result))
     return 0

@@ -15,6 +15,7 @@ from ngramloss.data.prompts import read_alike
 from ngramloss.engine_registry import AUTO
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation.baselines import baseline_writer, is_baseline
+from ngramloss.generation.like import like_decoding, like_documents, read_like
 from ngramloss.output.console import logger
 from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.storage.files import read_object
@@ -152,9 +153,21 @@ def job(
             base.data, name=data, validation_fraction=0.0, test_fraction=0.0, leave_out=""
         )
         base = dataclasses.replace(base, data=theirs_only)
+    keys = [setting.partition("=")[0].strip() for setting in overrides]
+    decoded_like = False
     if like is not None:
-        base, of_run = _like(base, RunFolder(Path(like)))
-        split, limit = split or of_run.get("split"), limit or of_run.get("documents", 0)
+        compared, recorded = read_like(Path(like))
+        base = like_documents(base, compared)
+        if recorded.get("data") == compared.data.name:  # otherwise its predictions are of other documents
+            split, limit = split or recorded.get("split"), limit or recorded.get("documents", 0)
+        keeps = f"--preset {preset}" if preset else f"{model}, a run of {own.system}," if own and own.system else ""
+        decoded_like = not keeps and not is_baseline(model)
+        if keeps:
+            logger.info(f"only the documents are those of {like}: {keeps} has a search of its own.")
+        if decoded_like:
+            loading = None if own else Model(name=model)
+            more: dict[str, Any] = {"loading": loading, "trust_remote_code": trust_remote_code}
+            base = like_decoding(base, compared, recorded, given=keys, **more)
     split = split or "test"
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
@@ -166,10 +179,9 @@ def job(
                 f"was trained on would be held out. Train again with data.{key}, or choose other data with --data."
             )
     baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
-    keys = [setting.partition("=")[0].strip() for setting in overrides]
     only_how = ("generation.engine", "generation.precision")
     asked = [key.partition(".")[2] for key in keys if key.startswith("generation.") and key not in only_how]
-    searched = preset is not None or bool(asked)
+    searched = preset is not None or decoded_like or bool(asked)
     own_model = dataclasses.replace(own.model, name=str(run.model), encoder="", revision="main") if own else None
     return Job(
         model,
@@ -185,7 +197,7 @@ def job(
         settings.generation.engine,
         settings.generation.precision,
         settings.system if "system" in keys else "",
-        () if own or preset else tuple(asked),
+        () if own or preset or decoded_like else tuple(asked),
         "data.target" in keys and chosen.target not in ("", NO_TARGET),
     )
 
@@ -208,21 +220,6 @@ def source_column(work: Job, column: str) -> str:
             "joined. Name the columns as in training, or say which: --source. A template: --set data.prompt=…"
         )
     return trained
-
-
-OF_THE_MODEL = ("separator", "splitter", "language", "prefix", "prompt", "instruction", "max_source", "max_target")
-"""Settings of the data that say how a model reads documents; the others say which documents there are."""
-
-
-def _like(base: Recipe, run: RunFolder) -> tuple[Recipe, dict[str, Any]]:
-    """The settings with the data and the task of a run, and what it recorded of its own predictions, if it has some."""
-    if not run.recipe.is_file():
-        raise MissingFileError(f"--like takes a run's folder, and {run.path} has no {run.recipe.name}.")
-    theirs = recipe.load(str(run.recipe), objective=False)
-    data = dataclasses.replace(theirs.data, **{name: getattr(base.data, name) for name in OF_THE_MODEL})
-    recorded = read_object(run.generation) if run.generation.is_file() else {}
-    same = recorded.get("data") == theirs.data.name  # otherwise its predictions are of other documents
-    return dataclasses.replace(base, data=data, task=theirs.task), recorded if same else {}
 
 
 def check_model(work: Job, verb: str, *, groups: int = 1) -> None:

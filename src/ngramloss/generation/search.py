@@ -11,6 +11,34 @@ from ngramloss.errors import UserError
 
 PROBABILITY, MBR = RERANK = ("probability", "mbr")
 """What may order the texts of a document instead of the search: the model, or how much the texts agree."""
+USUAL = {
+    "num_beams": 1,
+    "length_penalty": 1.0,
+    "min_length": 0,
+    "max_length": 20,
+    "early_stopping": False,
+    "no_repeat_ngram_size": 0,
+}
+"""Settings that every search has, by Hugging Face's names, and the defaults of those that nobody set."""
+BESIDE = {
+    "min_new_tokens": None,
+    "max_new_tokens": None,
+    "repetition_penalty": 1.0,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "min_p": None,
+    "renormalize_logits": False,
+    "num_return_sequences": 1,
+    "rerank": None,
+}
+"""Further settings that change texts, likewise."""
+BEAMS, SAMPLING = ("length_penalty", "early_stopping"), ("temperature", "top_k", "top_p", "typical_p", "min_p")
+"""Settings that have no effect on a search without beams, and without samples."""
 HOW = {
     "groups": "groups of beams that avoid each other's tokens",
     "beams": "the best of one beam search",
@@ -105,6 +133,17 @@ class Search:
     def rows(self) -> int:
         """Texts of a document that are searched at the same time."""
         return self.texts if self.sample else self.num_beams
+
+
+def effective(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved settings of a search, with the defaults of what every search has; a length has one name.
+
+    >>> effective({"max_new_tokens": 9})["num_beams"], "max_length" in effective({"max_new_tokens": 9})
+    (1, False)
+    """
+    known = {name: value for name, value in saved.items() if value is not None}
+    names = [name for name in USUAL if not {name, name.replace("length", "new_tokens")} & known.keys()]
+    return known | {name: USUAL[name] for name in names}
 
 
 def check_options(options: Options) -> None:

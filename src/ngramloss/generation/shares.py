@@ -19,6 +19,7 @@ from ngramloss.data import Example
 from ngramloss.engine_registry import AUTO, ENGINES
 from ngramloss.errors import UserError
 from ngramloss.generation.batches import Budget, batches
+from ngramloss.generation.search import effective
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.storage import heartbeat
@@ -110,6 +111,10 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
             f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. "
             "Choose another --out, or delete them."
         )
+    if "engine" in before and isinstance(
+        search := before.get("generation"), dict
+    ):  # earlier versions saved no defaults
+        before["generation"] = effective(search)
     settings = json.loads(json.dumps(settings))  # as they are saved: a tuple becomes a list
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]

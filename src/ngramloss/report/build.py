@@ -71,7 +71,7 @@ def build_record(
     beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
     return Report(
         title=title or _title(result, groups),
-        notes=[*(notes or [_first_note(result, labels)]), *warnings],
+        notes=[*(notes or [_first_note(result, labels)]), *result.decoded_differently, *warnings],
         version=__version__,
         made=date.today().isoformat(),
         task=_task(result),

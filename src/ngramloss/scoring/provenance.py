@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.engine_registry import engine_packages
 from ngramloss.errors import UserError
 from ngramloss.generation.baselines import is_baseline
+from ngramloss.generation.search import BEAMS, BESIDE, SAMPLING, USUAL, effective
 from ngramloss.metrics.scores import signature
 from ngramloss.output import escape
 from ngramloss.recipe import TASKS
 from ngramloss.storage.files import parse_toml, read_json, whole_rows
 from ngramloss.storage.run_folder import RunFolder
 
-SEARCH = (
-    "num_beams",
-    "length_penalty",
-    "min_length",
-    "max_length",
-    "min_new_tokens",
-    "max_new_tokens",
-    "early_stopping",
-    "no_repeat_ngram_size",
-    "repetition_penalty",
-    "num_beam_groups",
-    "diversity_penalty",
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
-    "min_p",
-    "renormalize_logits",
-    "num_return_sequences",
-    "rerank",
-)
-"""Settings of a generation_config that change the output."""
+READING = ("max_source", "prefix", "prompt")
+"""How a model reads sources; beside the settings of the search, that is how outputs are decoded."""
+DECODING = (*READING, "precision", *USUAL, *BESIDE, "utility")
+"""What is compared of two systems, by its name in a signature."""
+SHOWN = 3
+"""Systems that a difference names, at most."""
+LONGEST = 40
+"""Characters of a prompt in a signature."""
 
 
 class Run(NamedTuple):
@@ -84,6 +72,8 @@ def run(folder: Path) -> Run:
     about = RunFolder(folder)
     recipe = _toml(about.recipe)  # first: a new training deletes the predictions before it writes its recipe
     generation = _json(about.generation)
+    if "engine" in generation:  # earlier versions did not save defaults
+        generation["generation"] = effective(_section(generation, "generation"))
     own = not recipe or about.wrote_predictions
     recipe = recipe if own else {}
     train = _section(recipe, "train")
@@ -158,7 +148,9 @@ def written_by(run: Run) -> str:
     }
     engine = _section(known, "engine")
     facts |= {"engine": engine.get("name"), "precision": engine.get("precision"), "seed": known.get("seed")}
-    search = {key: run.search[key] for key in SEARCH if run.search.get(key) is not None}
+    facts |= {name: text for name, text in _reading(_section(known, "shape")).items() if text}
+    search = {key: run.search[key] for key in (*USUAL, *BESIDE) if run.search.get(key) is not None}
+    search = {key: value for key, value in search.items() if key in USUAL or value != BESIDE[key]}
     if scores := _section(known, "utility").get("scores"):
         search["utility"] = "+".join(map(str, scores))
     versions = _section(known, "versions")
@@ -168,6 +160,74 @@ def written_by(run: Run) -> str:
         | {name: versions[name] for name in (*engine_packages(), "transformers", "ngramloss") if name in versions}
     )
     return escape.name(signature("generation", **fields))
+
+
+def _reading(shape: dict[str, Any]) -> dict[str, str]:
+    """How a model reads sources, as short texts without the signs of a signature."""
+    prompt = _section(shape, "prompt")
+    whole = "messages" if prompt.get("messages") else f"{prompt.get('before')}{{source}}{prompt.get('after')}"
+    texts = {**shape, "prompt": whole + str(prompt.get("lead") or "") if prompt else ""}
+    return {name: _short(str(texts.get(name) or "")) for name in READING}
+
+
+def _short(text: str) -> str:
+    """The text with line ends as ``\\n``; the end of a long one is a hash."""
+    plain = json.dumps(text, ensure_ascii=False)[1:-1].replace("|", "¦")
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}… {hashlib.sha256(text.encode()).hexdigest()[:7]}"
+
+
+def decoded_differently(signatures: Iterable[tuple[str, str]]) -> list[str]:
+    """A warning that names every difference in how outputs were decoded; none if there is no difference.
+
+    Args:
+        signatures: the name of each system, and its signature, as :func:`written_by` returns it. What it does not name
+            has its default. Texts that no search wrote are not compared.
+
+    Example:
+        >>> signatures = [("a", "generation|num_beams:4"), ("b", "generation|num_beams:1"), ("c", "generation|model:m")]
+        >>> decoded_differently(signatures)
+        ['warning: decoded differently, which may change scores by itself: num_beams 4 (a) against 1 (b).']
+    """
+    systems = [(name, _decoding(text)) for name, text in signatures]
+    found = []
+    for key in DECODING:
+        values: dict[str, dict[str, None]] = {}
+        for name, known in systems:
+            if key in known:
+                values.setdefault(known[key], {})[name] = None
+        if len(values) > 1:
+            each = (
+                f"{value} ({', '.join(names) if len(names) <= SHOWN else f'{len(names)} systems'})"
+                for value, names in values.items()
+            )
+            found.append(f"{key} {' against '.join(each)}")
+    return [f"warning: decoded differently, which may change scores by itself: {'; '.join(found)}."] if found else []
+
+
+def _decoding(text: str) -> dict[str, str]:
+    """What a signature says of decoding, with defaults, without what has no effect; empty without a search."""
+    parts = _parts(text)
+    if "num_beams" not in parts and "engine" not in parts:
+        return {}
+    known = {name: value for name, value in parts.items() if name in DECODING}
+    if "engine" in parts:  # a search of our own has no other settings than those that it names
+        known = _parts(signature("", **USUAL, **BESIDE)) | known
+    if "max_source" in parts:
+        known = {"prefix": "none", "prompt": "none"} | known
+    for length in ("min", "max"):
+        tokens = known.pop(f"{length}_new_tokens", "None")
+        known |= {f"{length}_length": tokens} if tokens != "None" else {}
+    without = (
+        *(BEAMS if known.get("num_beams") == "1" else ()),
+        *(SAMPLING if known.get("do_sample") != "yes" else ()),
+    )
+    return {name: value for name, value in known.items() if name not in without}
+
+
+def _parts(text: str) -> dict[str, str]:
+    """Name → value of a signature; equal numbers are equal texts."""
+    parts = dict(part.partition(":")[::2] for part in text.split("|")[1:])
+    return {name: value.removesuffix(".0") for name, value in parts.items()}
 
 
 def _section(table: dict[str, Any], name: str) -> dict[str, Any]:

@@ -90,6 +90,12 @@ class Result(NamedTuple):
     groups: Sequence[str] = ()
 
     @property
+    def decoded_differently(self) -> list[str]:
+        """A warning that names every difference in how the systems decoded, if there is one."""
+        pairs = zip(self.names, self.runs, strict=True)
+        return provenance.decoded_differently((name, provenance.written_by(run)) for name, run in pairs if run)
+
+    @property
     def described(self) -> dict[str, Score]:
         """Name of a score → its label, help and direction."""
         return {name: scores_of(metric)[name] for name, metric in self.metric_of.items()}

@@ -52,6 +52,7 @@ def record(result: Result) -> dict[str, Any]:
     return {
         "systems": systems,
         "documents": len(result.ids),
+        "decoded_differently": result.decoded_differently,
         "lower_is_better": _lower(result),
         "absent": result.absent,
         "left_out": result.left_out,
@@ -131,7 +132,8 @@ def seed_cell(seeds: Seeds, name: str, score: Score) -> Cell:
 
 def as_text(result: Result) -> str:
     """The table for a terminal, what the marks mean, spread over seeds, the audit, and every signature."""
-    lines = [tabular.as_text(table(result)), ""]
+    differently = result.decoded_differently
+    lines = [*differently, *[""] * bool(differently), tabular.as_text(table(result)), ""]
     over = "± half of the 95% interval over documents (bootstrap)."
     if len(result.ids) == 1:
         over = "±0.00: there is one document, so nothing is known of others. Score more of them for an interval."
@@ -152,8 +154,18 @@ def as_text(result: Result) -> str:
     lines += [f"{name}: {', '.join(odd)}." for name, odd in zip(result.names, result.audit, strict=True) if odd]
     lines += [f"{metric}: {note}" for metric, notes in result.notes.items() for note in notes]
     lines += [f"{metric} was left out: {why}" for metric, why in result.absent.items()]
-    written = [(name, provenance.written_by(run)) for name, run in zip(result.names, result.runs, strict=True) if run]
-    return "\n".join([*lines, *result.signatures.values(), *(f"{name}: {by}" for name, by in written if by)])
+    return "\n".join([*lines, *result.signatures.values(), *_written(result)])
+
+
+def _written(result: Result) -> list[str]:
+    """How each system's texts were written; what all of them share is in a line of its own."""
+    written = {name: provenance.written_by(run) for name, run in zip(result.names, result.runs, strict=True) if run}
+    parts = {name: text.split("|") for name, text in written.items() if text}
+    shared = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
+    if len(parts) < 2:
+        return [f"{name}: {'|'.join(own)}" for name, own in parts.items()]
+    own_parts = {name: "|".join(part for part in own if part not in shared) for name, own in parts.items()}
+    return ["|".join(shared), *(f"{name}: {own}" for name, own in own_parts.items())]
 
 
 def as_markdown(result: Result) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ngramloss.metrics.registry import Score, scores_of
 from ngramloss.output import escape, tabular
 from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark, signed
-from ngramloss.scoring import significance
+from ngramloss.scoring import provenance, significance
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
 from ngramloss.study.results import Result, Results, documents_of
 from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left
@@ -57,12 +57,14 @@ class Shown(NamedTuple):
         table: the table.
         failures: a sentence for each seed that failed.
         notes: what its columns are.
+        warnings: what stands above the table.
     """
 
     title: str
     table: Table
     failures: Sequence[str] = ()
     notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 class SetTables(NamedTuple):
@@ -164,14 +166,19 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
         if any(row.scores or row.failed for row in screened):
             title = f"screened on validation data, {primary}"
             table = _screened(study, of_set, screened, results)
-            own = own._replace(screened=Shown(title, table, _failures(screened), _parts(made, VALIDATION)))
+            decoded = _decoded(made, data.writing, VALIDATION)
+            own = own._replace(screened=Shown(title, table, _failures(screened), _parts(made, VALIDATION), decoded))
         if any(row.scores or row.failed for row in rows):
             title = f"{'confirmed' if study.screening else 'compared'} on test data, {primary}, {seeds}"
             notes = [*_parts(made, TEST), *_engines(made), *_legend(family, study)]
             own = own._replace(
-                confirmed=Shown(title, _confirmed(rows), _failures(rows), notes),
+                confirmed=Shown(title, _confirmed(rows), _failures(rows), notes, _decoded(made, data.writing, TEST)),
                 others=[
-                    Shown(f"all scores of {writing} on test data", _others(study, rows, writing, results))
+                    Shown(
+                        f"all scores of {writing} on test data",
+                        _others(study, rows, writing, results),
+                        warnings=_decoded(made, writing, TEST),
+                    )
                     for writing in study.writings
                 ],
             )
@@ -187,7 +194,8 @@ def as_text(sets: Sequence[SetTables], *, markdown: bool = False) -> str:
             # In a terminal, the minus that other programs read.
             text = tabular.as_markdown(shown.table).text if markdown else tabular.as_text(shown.table).replace("−", "-")
             notes = [*shown.failures, *shown.notes]
-            parts.append("\n".join([f"{own.data.name}: {shown.title}", "", text, *(["", *notes] if notes else [])]))
+            head = [f"{own.data.name}: {shown.title}", *shown.warnings]
+            parts.append("\n".join([*head, "", text, *(["", *notes] if notes else [])]))
         if own.confirmed:
             parts.append("\n".join([*(signature for _, signature in own.signatures), own.speeds]))
     return "\n\n".join(parts) if parts else "There are no results yet."
@@ -421,6 +429,12 @@ def _engines(own: Sequence[Result]) -> list[str]:
         return []
     listed = " and ".join(f"{name} ({count})" for name, count in sorted(engines.items()))
     return [f"Texts were written by different engines, {listed}: where probabilities are close, they may differ."]
+
+
+def _decoded(own: Sequence[Result], writing: str, split: str) -> list[str]:
+    """A warning if rows decoded differently, although a study gives all of them the same settings."""
+    shown = [result for result in own if (result.writing, result.training.split) == (writing, split)]
+    return provenance.decoded_differently((result.training.objective, result.generation) for result in shown)
 
 
 def _parts(own: Sequence[Result], split: str) -> list[str]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.generation.sampling import sampled, text_seeds
-from ngramloss.generation.search import Options, Search
+from ngramloss.generation.search import Options, Search, effective
 from ngramloss.models.loading import generation_changes, is_causal
 from ngramloss.output.console import logger
 from ngramloss.recipe import Generation
@@ -216,7 +216,9 @@ def _counts_prompts(config: Any) -> bool:
 
 def search_facts(model: Any, search: Search) -> dict[str, Any]:
     """The settings of a search that are saved with its texts."""
-    facts: dict[str, Any] = _changed_config(model, search.changes).to_diff_dict()
+    config = _changed_config(model, search.changes)
+    own = {"max_length": search.max_length} if config.max_new_tokens is None else {}
+    facts: dict[str, Any] = effective({**own, **config.to_diff_dict()})
     facts.pop("transformers_version", None)
     if search.groups > 1:
         facts |= {"num_beam_groups": search.groups, "diversity_penalty": search.diversity}
