@@ -23,6 +23,7 @@ from ngramloss.recipe import Data
 from ngramloss.steps.padding import Padder
 from ngramloss.systems import gsum
 from ngramloss.systems.registry import read_system
+from ngramloss.terms import OBJECTIVES
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -294,6 +295,24 @@ def test_the_log_has_every_term_and_the_card_says_what_was_trained(undisturbed):
 
 def test_the_last_weights_are_validated_whatever_the_number_of_steps(by_oracle):
     assert [line["step"] for line in rows_of(by_oracle / "log.jsonl") if "eval_loss" in line] == [2, 3]
+
+
+def test_a_changed_plugin_is_not_continued_with(here, tmp_path, capsys):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import ngramloss as ng\n"
+        "def flat(stats, labels):\n    return stats.lse[:, 0] * 0 + 1\n"
+        "ng.OBJECTIVES['flat'] = ng.Objective(flat, least_n=None)\n"
+    )
+    arguments = ["train", "tiny.toml", "--run", str(tmp_path / "run"), "--plugin", str(plugin)]
+    arguments += ["--set", "objective=ce + flat", "--set", "train.max_steps=1"]
+    assert cli.main(arguments) == 0
+    shutil.rmtree(tmp_path / "run" / "model")
+    OBJECTIVES._added.clear()
+    plugin.write_text(plugin.read_text().replace("+ 1", "+ 2"))
+    capsys.readouterr()
+    assert cli.main(arguments) == 2
+    assert "has changed since (plugin objective flat: " in capsys.readouterr().err
 
 
 def test_a_changed_guidance_is_not_continued_with(here, tmp_path, capsys):

@@ -56,6 +56,7 @@ def write_rows(path, rows):
 
 RANKED = ("data.candidates=compared", "data.id=none", "objective=ce + risk")
 """Rows have no ids, so candidates belong to them by their numbers."""
+TAUGHT = ("train.teacher=teacher", "objective=ce + distill")
 
 
 def train(*settings, run="run"):
@@ -96,7 +97,9 @@ def made(tmp_path_factory, own_cache):
         written[0]["candidates"][1] = "eaeaea"  # tokens that a changed tokenizer changes
         write_rows(folder / "compared" / "candidates.jsonl", written)
         assert train(*RANKED, run="ranked") == 0
-    for run in ("run", "ranked"):
+        shutil.copytree(folder / "base", folder / "teacher")
+        assert train(*TAUGHT, run="taught") == 0
+    for run in ("run", "ranked", "taught"):
         shutil.rmtree(folder / run / "model")
         for step in (2, 3):
             shutil.rmtree(folder / run / "checkpoints" / f"checkpoint-{step}")
@@ -107,8 +110,9 @@ def made(tmp_path_factory, own_cache):
 def place(made, tmp_path, monkeypatch):
     """A copy of that folder, in which paths are the same."""
     monkeypatch.chdir(shutil.copytree(made, tmp_path / "place"))
-    settings = tmp_path / "place" / "ranked" / "recipe.toml"
-    settings.write_text(settings.read_text().replace(str(made), str(tmp_path / "place")))  # the path of the candidates
+    for run in ("ranked", "taught"):  # the paths of the candidates and of the teacher
+        settings = tmp_path / "place" / run / "recipe.toml"
+        settings.write_text(settings.read_text().replace(str(made), str(tmp_path / "place")))
     return tmp_path / "place"
 
 
@@ -147,6 +151,13 @@ def test_a_run_is_not_continued_if_one_thing_has_changed(place, capsys, changed)
     assert f"{changed}: " in said
     assert RESTORE in said
     assert not (place / "run" / "model").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "weights"])
+def test_a_run_is_not_continued_with_another_teacher(place, capsys, name):
+    {**MODEL_FILES, "weights": change_weights}[name](place / "teacher")
+    assert train(*TAUGHT, run="taught") == 2
+    assert f"has changed since (teacher: {name}: " in capsys.readouterr().err
 
 
 def test_a_model_on_the_hub_is_known_by_its_commit():

@@ -955,6 +955,20 @@ def test_conversations_are_refused(place, capsys):
     assert "online: the model would write one text behind a prompt" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"online": {"samples": 4}}, "own texts: samples: 3 → 4"),
+        ({"gains": lambda rows, texts: [[0.0] * 3]}, "gains: "),
+    ],
+)
+def test_a_training_in_python_is_not_continued_with_other_texts_of_its_own(tmp_path, changed, named):
+    trained_online(tmp_path, max_steps=1)
+    with pytest.raises(UserError, match=rf"has changed since \({named}"):
+        trained_online(tmp_path, max_steps=2, **changed)
+    assert trained_online(tmp_path, max_steps=2).outcome.continued_from == 1
+
+
 @pytest.mark.parametrize("best", [[], ["train.best=counted", "train.eval_every=2"]], ids=["gains", "selects, too"])
 def test_a_corrected_plugin_continues_the_run_with_a_warning_unless_it_selects_weights(place, capsys, best):
     plugin = place / "mine.py"

@@ -255,6 +255,15 @@ def test_a_continued_training_of_adapters_keeps_to_the_same_start(tmp_path):
     assert whole.log[-1]["keep"] > 1e-6
 
 
+def test_adapters_are_not_continued_on_another_base(tmp_path):
+    pytest.importorskip("peft")
+    trained(tmp_path, model=adapted(), objective="ce", data=joined_rows(22), max_steps=1)
+    other = adapted()
+    next(weight for weight in other.parameters() if not weight.requires_grad).data[-1, -1] += 1
+    with pytest.raises(ng.UserError, match=r"has changed since \(weights before training: "):
+        trained(tmp_path, model=other, objective="ce", data=joined_rows(22), max_steps=2)
+
+
 def work(folder, **changes):
     """What one process of two does."""
     got = trained(Path(folder, "checkpoints"), model=tiny(), objective=DISTILL, teacher=wide(), **changes)
