@@ -39,8 +39,6 @@ class Published(NamedTuple):
 
     folder: Path
     repo: str
-    scores: int
-    """How many scores the card has."""
 
 
 class Evaluation(NamedTuple):
@@ -49,7 +47,7 @@ class Evaluation(NamedTuple):
     Attributes:
         run: what wrote the texts.
         metrics: metric → its signature and the names of its scores.
-        corpus: name of a score → value and interval.
+        corpus: name of a score → value and interval, also of metrics that are left out.
     """
 
     run: provenance.Run
@@ -81,7 +79,7 @@ def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> Pu
         text = _card(settings, run, config, evaluation, repo=repo, license=license)
         (partial / CARD).write_text(text, encoding="utf-8")
     _warn_of_paths(settings)
-    return Published(out, repo, len(evaluation.corpus) if evaluation else 0)
+    return Published(out, repo)
 
 
 def _finished(run: RunFolder) -> Recipe:
@@ -194,9 +192,7 @@ def _evaluation(run: RunFolder) -> Evaluation | None:
                 )
                 for metric, keyed in own.items()
             }
-            named = {name for keyed in own.values() for name in keyed.scores.values}
-            corpus = {name: score for name, score in saved.corpus.items() if name in named}
-            return Evaluation(provenance.run(run.path), metrics, corpus)
+            return Evaluation(provenance.run(run.path), metrics, saved.corpus)
         reason = saved.damage or f"the texts have no scores yet: ngramloss score {run.path}"
     logger.warning(f"warning: the card has no scores, because {reason}.")
     return None
