@@ -262,6 +262,14 @@ def test_candidates_that_cannot_be_read_are_refused(changes, sentence):
         model(**batch("bart") | candidates() | changes)
 
 
+def test_a_batch_without_room_for_candidates_has_no_greedy_text():
+    given = batch("bart")
+    B = len(given["labels"])
+    none = {"candidates": torch.zeros(B, 0, 3).long(), "gains": torch.zeros(B, 0), "greedy": torch.zeros(B, 0).bool()}
+    with pytest.raises(UserError, match=r"reads the model's own greedy text, and these candidates do not say which"):
+        attach(tiny("bart"), "ce + bag(1):student").train()(**given, **none)
+
+
 def test_candidates_that_nothing_would_read_are_refused():
     with pytest.raises(UserError, match="no term of 'ce' compares them"):
         attach(tiny("bart"), "ce")(**batch("bart"), **candidates())

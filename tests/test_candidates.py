@@ -177,6 +177,7 @@ def test_candidates_that_do_not_say_what_they_are_of_are_taken_with_a_remark(tmp
     remark = REMARK.format(tmp_path / "candidates.jsonl")
     assert check(tmp_path, SOURCES_OF, row=lambda _: {}) == remark
     assert check(tmp_path, SOURCES_OF, row=lambda _: {"source": 7}) == remark
+    assert check(tmp_path, SOURCES_OF, row=lambda _: {"reference": "Another one."}) == remark, "other keys are not read"
     some = check(tmp_path, SOURCES_OF, row=lambda example: text_hashes(example) if example.id < "2" else {})
     assert some.startswith("8 of 12 rows"), "of rows with and without, the latter are counted"
 

@@ -499,7 +499,7 @@ def test_gains_that_no_step_can_train_on_are_refused_and_nothing_is_saved_before
     ("objective", "gain", "said"),
     [
         ("ce + policy", lambda first: 0.5 * first, True),  # one sample has nothing to be compared with
-        ("ce + policy + credit(1)", lambda first: 0.5 * first, True),  # nor is it with the greedy text
+        ("ce + policy + bag(1):student", lambda first: 0.5 * first, True),  # nor is it with the greedy text
         ("ce + policy(baseline=greedy)", lambda first: 0.5, True),
         ("ce + policy(baseline=greedy)", lambda first: 0.5 * first, False),
         ("ce + credit(1)", lambda first: 0.5, False),  # it reads no gains

@@ -268,6 +268,21 @@ def test_the_longest_message_is_cut(tokenizer):
         talk(tokenizer, longest=(5, 99))
 
 
+def test_an_earlier_answer_is_not_cut_although_it_is_the_longest_message(tokenizer):
+    talk = [TALK[1], {"role": "assistant", "content": SOURCE * 3}, {"role": "user", "content": SOURCE}]
+    prompt = prompt_of(Data(), "summarisation", "messages", tokenizer, STOPS)
+    (whole,) = model_input([json.dumps(talk)], tokenizer, Shape.of(Data(), prompt))
+    (inputs,) = model_input([json.dumps(talk)], tokenizer, Shape.of(Data(max_source=len(whole) - 5), prompt))
+    assert len(inputs) == len(whole) - 5
+    assert f"assistant\n{SOURCE * 3}<|im_end|>" in tokenizer.decode(inputs)
+
+
+def test_an_answer_that_quotes_its_end_is_learnt_to_its_own_end(tokenizer):
+    quoting = {"role": "assistant", "content": "Write <|im_end|> there."}
+    _, labels, _ = talk(tokenizer, [TALK[1], quoting])
+    assert tokenizer.decode(labels) == "Write <|im_end|> there.<|im_end|>"
+
+
 def test_a_chat_template_that_rewrites_earlier_messages_is_refused_for_several_answers():
     thinking = CHATML.replace(
         "{{ message['content'] }}",

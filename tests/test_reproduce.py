@@ -125,6 +125,8 @@ def test_a_plan_for_the_papers_data_is_the_papers_recipe(tmp_path):
     assert (plan.baselines, plan.metrics) == (("lead-3",), ("rouge", "bleu", "chrf", "shape"))
     assert reproduce.deviations(plan) == []
     assert reproduce.make_plan("table3", tmp_path, data="cnndm").set.base.data.name == "cnn_dailymail"
+    printed = [reproduce.make_plan(table, tmp_path, data="xsum").paper_data for table in ("table2", "table3")]
+    assert printed == ["xsum", "cnn_dailymail"], "the paper's ablation is of one data set"
 
 
 def test_a_plan_is_a_study_that_tests_all_its_rows(tmp_path):
