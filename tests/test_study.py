@@ -1238,6 +1238,25 @@ def test_show_needs_no_torch_and_no_model(path, instant, capsys):
     assert without_speeds(done.stdout).splitlines()[:20] == text.splitlines()[:20]
 
 
+def test_show_ends_with_the_error_that_a_run_begins_with_if_data_of_what_is_left_are_missing(path, instant, capsys):
+    """A recipe of another folder names its data as seen from the folder in which the command runs."""
+    Path("below/data").mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        Path(f"below/data/{split}.jsonl").touch()
+    Path("below/small.toml").write_text('base = "demo"\n[data]\nname = "data"\n')
+    changed(path, ('recipe = "demo"', 'recipe = "below/small.toml"'))
+    for options in (["--show"], []):
+        code, _, err = shown(capsys, *options)
+        assert code == 2
+        assert "error: set news: unknown data set 'data'." in err
+        assert f"Files are looked up from {Path.cwd()}, where this command runs." in err
+    assert shown(capsys, "--show")[1] == "There are no results yet.\n"
+    Path("below/data").rename("data")
+    text = whole(capsys)
+    Path("data").rename("away")
+    assert whole(capsys, "--show") == text  # nothing is left, so nothing is missing
+
+
 @pytest.mark.parametrize(("name", "rows", "comparisons"), [("ngram-terms", 9, 9), ("pairs", 10, 6)])
 def test_the_results_of_our_studies_are_complete_and_of_their_files(name, rows, comparisons, monkeypatch):
     monkeypatch.chdir(ROOT)
