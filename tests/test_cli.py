@@ -4,9 +4,12 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import tomllib
+import weakref
 from importlib.metadata import version
 from pathlib import Path
 
@@ -859,6 +862,27 @@ def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
         training["outcome"] = outcome
         assert main(["train", "demo"]) == code
         assert capsys.readouterr().err == told
+
+
+def test_ctrl_c_in_a_callback_of_python_stops_the_command(monkeypatch, capsys):
+    """Python prints and ignores what is raised in a callback of a weak reference, as matplotlib has many."""
+
+    class Key:
+        pass
+
+    def interrupted(_):
+        signal.raise_signal(signal.SIGINT)
+
+    def work(_):
+        key = Key()
+        reference = weakref.ref(key, interrupted)
+        del key
+        time.sleep(5)
+        return reference is None
+
+    monkeypatch.setattr("ngramloss.cli.doctor.run", work)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "stopped.\n"
 
 
 @pytest.mark.parametrize(

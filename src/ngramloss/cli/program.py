@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import io
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,10 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± prints ? instead of failing
         sys.stdout.reconfigure(errors="replace")
     try:
-        _check_counts(options)
-        for plugin in options.plugin:
-            load_file(Path(plugin))
-        return int(options.run_verb(options))
+        with _ctrl_c_in_callbacks():
+            _check_counts(options)
+            for plugin in options.plugin:
+                load_file(Path(plugin))
+            return int(options.run_verb(options))
     except BrokenPipeError:
         sys.stderr.close()
         return 1
@@ -62,6 +68,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         return _report_failure(error, has_batch_size=hasattr(options, "batch_size"))
+
+
+@contextmanager
+def _ctrl_c_in_callbacks() -> Iterator[None]:
+    """Repeat a Ctrl-C that arrives in a callback of a weak reference or the like, where Python ignores exceptions.
+
+    It is sent after a moment, from another thread, so that it does not arrive in the same callback.
+    """
+    before = sys.unraisablehook
+
+    def send() -> None:
+        time.sleep(0.01)
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        else:
+            _thread.interrupt_main()
+
+    def hook(ignored: sys.UnraisableHookArgs) -> None:
+        if isinstance(ignored.exc_value, KeyboardInterrupt):
+            _thread.start_new_thread(send, ())  # takes no lock that the interrupted code may hold
+        else:
+            before(ignored)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 SPINS = "1000"
