@@ -561,6 +561,23 @@ def test_bench_head_prints_a_dash_with_a_reason_for_what_it_could_not_measure(mo
     assert shown.err == "note: GiB is – because this system has no /proc, where the memory of a process is read.\n"
 
 
+@pytest.mark.parametrize(("what", "warned"), [("mine", True), ("mine, labelled positions", False)])
+def test_bench_head_does_not_trust_a_time_below_its_lower_bound(monkeypatch, capsys, what, warned):
+    """Of a part of the positions, it may be below."""
+    from ngramloss.bench import head
+    from ngramloss.bench.clock import Cost
+
+    spent = {head.FLOOR: 3.0, head.STOCK: 4.0, what: 2.0}
+    monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
+    monkeypatch.setattr(head, "cost", lambda run, device, **_: Cost(spent[run], 0.5))
+    monkeypatch.setattr(head, "contestants", lambda *_, **__: [(name, name, []) for name in spent])
+    assert main(["bench", "head", "--sizes", "tiny", "--device", "cpu"]) == 0
+    said = (
+        "warning: 'mine' took less time than the lower bound, so the machine was busy with something else and no time "
+    )
+    assert capsys.readouterr().err == (said + "in this table can be trusted. Measure again when it is free.\n") * warned
+
+
 def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypatch, capsys):
     from models import tiny
 

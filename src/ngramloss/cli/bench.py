@@ -361,6 +361,11 @@ def _bench_head(options: argparse.Namespace) -> int:
         values = [(row.milliseconds, 9), (row.gibibytes, 8), (row.to_stock, 9), (row.to_floor, 9)]
         print_result(f"{row.what:<54}{row.why_not or ''.join(_cell(*value) for value in values)}")
     _explain_dashes(rows)
+    if impossible := [row.what for row in rows if row.to_floor < 0.95 and head.LABELLED not in row.what]:
+        logger.warning(
+            f"warning: {impossible[0]!r} took less time than the lower bound, so the machine was busy with something "
+            "else and no time in this table can be trusted. Measure again when it is free."
+        )
     if json_file:
         _write_json(json_file, {"machine": title, "rows": [row._asdict() for row in rows]})
     if plot_file:
