@@ -548,7 +548,7 @@ def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys, cha
     told = capsys.readouterr().err
     assert "has candidates made with other settings (" in told
     assert named in told
-    assert told.rstrip().endswith("Choose another --out, or delete them.")
+    assert told.rstrip().endswith(f"Choose another --out, or delete {tmp_path / 'candidates.jsonl'}.")
     assert rows(tmp_path / "candidates.jsonl") == first
 
 

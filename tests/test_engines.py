@@ -814,7 +814,7 @@ def test_predictions_of_one_engine_are_not_continued_with_another(run, tmp_path,
     assert generate(run, "--out", tmp_path, "--engine", "hf") == 0
     assert generate(run, "--out", tmp_path, "--engine", "ctranslate2") == 2
     assert (
-        "made with other settings (engine.name: 'hf' → 'ctranslate2'). Choose another --out, or delete them."
+        "made with other settings (engine.name: 'hf' → 'ctranslate2'). Choose another --out, or delete "
         in capsys.readouterr().err
     )
     assert generate(run, "--out", tmp_path) == 0, "auto continues with the engine that began"

@@ -12,7 +12,7 @@ from forks import fork, fork_ranks, killed_at_third_call
 from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
-from ngramloss.generation import writer
+from ngramloss.generation import shares, writer
 from ngramloss.generation.baselines import BASELINES
 from ngramloss.generation.job import job
 from ngramloss.storage.files import lock_folder
@@ -362,7 +362,7 @@ def test_texts_of_a_model_that_has_changed_are_neither_returned_nor_mixed(
     err = capsys.readouterr().err
     assert f"has {noun} made with other settings (" in err
     assert f"{changed}: " in err
-    assert "Choose another --out, or delete them." in err
+    assert f"Choose another --out, or delete {share if half_done else whole}." in err
     assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == before
 
 
@@ -419,9 +419,9 @@ def test_bad_rows_are_left_out_if_asked_for(tmp_path, capsys):
 
 def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys):
     assert generate(run, "--limit", 2, "--out", tmp_path) == 0
-    assert generate(run, "--limit", 3, "--out", tmp_path) == 2
+    assert generate(run, "--limit", 1, "--out", tmp_path) == 2
     assert "has predictions made with other settings (fingerprint: " in (told := capsys.readouterr().err)
-    assert "; documents: 2 → 3). Choose another --out, or delete them." in told
+    assert f"; documents: 2 → 1). Choose another --out, or delete {tmp_path / 'predictions.jsonl'}." in told
     assert (
         generate(
             run,
@@ -441,6 +441,30 @@ def test_other_settings_do_not_mix_with_what_is_there(run, tmp_path, capsys):
         "other settings (generation.max_length: 12 → 9; generation.length_penalty: 1.0 → 0.5). Choose another" in told
     ), "nothing else"
     assert generate(run, "--limit", 2, "--out", tmp_path) == 0
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_more_documents_continue_the_first_of_them(run, tmp_path, capsys, monkeypatch, killed):
+    assert generate(run, "--limit", 4, "--out", tmp_path / "whole") == 0
+    out = tmp_path / "out"
+    assert generate(run, "--limit", 2, "--out", out) == 0
+    if killed:
+        (out / "predictions.jsonl").rename(out / "predictions.partial-0.jsonl")
+        (out / "predictions.partial-0.jsonl").write_text(
+            (out / "predictions.partial-0.jsonl").read_text().splitlines(keepends=True)[0]
+        )
+    capsys.readouterr()
+    written = []
+    batches = shares.batches
+    monkeypatch.setattr(shares, "batches", lambda mine, *more: written.extend(mine) or batches(mine, *more))
+    assert generate(run, "--limit", 4, "--out", out) == 0
+    assert "the predictions of the first 2 documents are kept or continued.\n" in capsys.readouterr().err
+    assert len(written) == (3 if killed else 2)
+    for name in ("predictions.jsonl", "references.jsonl", "seen.jsonl"):
+        assert (out / name).read_text() == (tmp_path / "whole" / name).read_text(), name
+    about, whole = (json.loads((folder / "generation.json").read_text()) for folder in (out, tmp_path / "whole"))
+    assert about == whole
+    assert not list(out.glob("*.partial-*"))
 
 
 def test_an_unfinished_run_is_told_how_to_be_finished(tmp_path, capsys):

@@ -178,7 +178,7 @@ def test_predictions_of_other_weights_are_refused(ours, tmp_path, capsys):
     assert (cli.main(["report", str(ours), "-o", str(tmp_path / "page")]), capsys.readouterr().err) == (2, sentence)
     assert not (tmp_path / "page").exists()
     assert generate(ours) == 2
-    assert f"; weights: '{wrote}' → '{own}'). Choose another --out, or delete them." in capsys.readouterr().err
+    assert f"; weights: '{wrote}' → '{own}'). Choose another --out, or delete " in capsys.readouterr().err
     (ours / "predictions.jsonl").unlink()
     assert generate(ours) == 0
     assert score(ours) == 0

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 
 import pytest
@@ -86,6 +88,24 @@ def test_a_killed_job_goes_on_and_processes_share_the_sources(run, new, tmp_path
     for name in ("killed", "two"):
         assert rows(tmp_path / name / "predictions.jsonl") == rows(tmp_path / "whole" / "predictions.jsonl")
         assert rows(tmp_path / name / "references.jsonl") == PLAIN
+
+
+def test_a_single_file_is_what_texts_are_written_of(run, tmp_path, messages):
+    path = tmp_path / "new.jsonl"
+    path.write_text("".join(json.dumps({"document": f"It rained in {town}."}) + "\n" for town in ("Bath", "York")))
+    assert generate(run, "--data", path, "--out", tmp_path / "a") == 0
+    assert generate(run, "--data", f"test={path}", "--out", tmp_path / "b") == 0
+    assert (tmp_path / "a" / "generation.json").read_text() == (tmp_path / "b" / "generation.json").read_text()
+    assert len((tmp_path / "a" / "predictions.jsonl").read_text().splitlines()) == 2
+    path.write_text(path.read_text().replace("York", "Rome") + json.dumps({"document": "It rained in Hull."}) + "\n")
+    assert generate(run, "--data", path, "--out", tmp_path / "a") == 2  # the first two are other documents
+    settings = (run / "recipe.toml").read_text()
+    trained = tmp_path / "trained"
+    shutil.copytree(run, trained)
+    (trained / "recipe.toml").write_text(re.sub(r'(?m)^name = ".*"', f'name = "{path}"', settings, count=1))
+    messages.clear()
+    job(str(trained), data=str(path))
+    assert f"was trained on rows of {path}. Without --data, texts are written" in messages[0]
 
 
 def test_lines_of_plain_text_are_sources(tmp_path):

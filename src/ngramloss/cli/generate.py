@@ -32,7 +32,7 @@ examples:
   ngramloss generate facebook/bart-large-cnn --data cnn_dailymail --preset cnndm --out bart-large
   ngramloss generate lead-3 --data newswire --out lead
   ngramloss generate lead-3 --like runs/mine --out lead
-  ngramloss generate runs/mine --data test=new.jsonl --out new
+  ngramloss generate runs/mine --data new.jsonl --out new
   ngramloss generate runs/mine --set generation.num_beams=8 --limit 100 --out beams8
   ngramloss generate runs/mine --engine ctranslate2-int8 --out fast
   ngramloss generate runs/mine --sample --num-return 8 --top-p 0.95 --seed 1 --out samples
@@ -96,7 +96,8 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         help="a run's folder, a model's folder or hub id" + (", or a baseline" if model == "MODEL" else ""),
     )
     verb.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
-    verb.add_argument("--split", default=split, metavar="SPLIT", help=f"split to read (default: {split})")
+    one_file = "; of a single file all rows" if model == "MODEL" else ""
+    verb.add_argument("--split", default=split, metavar="SPLIT", help=f"split to read (default: {split}{one_file})")
     verb.add_argument(
         "--preset",
         choices=["cnndm", "xsum", "translation", "brio-cnndm", "brio-xsum"],

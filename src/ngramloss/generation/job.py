@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ngramloss import recipe
 from ngramloss.data import Split, load_split
 from ngramloss.data.columns import NO_TARGET, listed
-from ngramloss.data.origins import canonical, missing
+from ngramloss.data.origins import Files, canonical, missing, origin
 from ngramloss.data.prompts import read_alike
 from ngramloss.engine_registry import AUTO
 from ngramloss.errors import MissingFileError, UserError
@@ -148,6 +148,12 @@ def job(
             recipe.load(preset).generation, engine=base.generation.engine, precision=base.generation.precision
         )
         base = dataclasses.replace(base, generation=theirs)
+    if data is not None and split is None and _is_file(data):  # all of its rows, and of no split but this
+        if own is not None and _is_file(own.data.name) and Path(data).resolve() == Path(own.data.name).resolve():
+            logger.warning(
+                f"{model} was trained on rows of {data}. Without --data, texts are written of those that it held out."
+            )
+        data = f"test={data}"
     if data is not None:  # columns and a held-out part are of the run's own data
         theirs_only = dataclasses.replace(
             base.data, name=data, validation_fraction=0.0, test_fraction=0.0, leave_out=""
@@ -161,8 +167,8 @@ def job(
         if recorded.get("data") == compared.data.name:  # otherwise its predictions are of other documents
             split, limit = split or recorded.get("split"), limit or recorded.get("documents", 0)
         keeps = f"--preset {preset}" if preset else f"{model}, a run of {own.system}," if own and own.system else ""
-        decoded_like = not keeps and not is_baseline(model)
-        if keeps:
+        decoded_like = not (keeps or is_baseline(model))
+        if keeps and not is_baseline(model):
             logger.info(f"only the documents are those of {like}: {keeps} has a search of its own.")
         if decoded_like:
             loading = None if own else Model(name=model)
@@ -200,6 +206,11 @@ def job(
         () if own or preset or decoded_like else tuple(asked),
         "data.target" in keys and chosen.target not in ("", NO_TARGET),
     )
+
+
+def _is_file(data: str) -> bool:
+    """Whether data are a single file or standard input, whose rows no name of a split divides."""
+    return data == "-" or (Path(data).is_file() and isinstance(origin(data), Files) and not {*",="} & {*data})
 
 
 def source_column(work: Job, column: str) -> str:

@@ -186,7 +186,9 @@ def _begin(work: Job, split: Split, run: RunFolder, settings: dict[str, Any], *,
         has_sentences: whether texts are split into sentences.
     """
     settings = {**settings, **data_facts(work, split), "versions": versions(settings)}
-    begun = shares.was_begun(predictions_in(run), settings)
+    references = "".join(shares.line(_reference_row(example)) for example in split.readable)
+    first = "" if "utility" in settings else references  # what is reranked is not kept as it was written
+    begun = shares.was_begun(predictions_in(run), settings, references=first)
     if begun and run.predictions.exists():
         return False
     if has_sentences:
@@ -199,7 +201,7 @@ def _begin(work: Job, split: Split, run: RunFolder, settings: dict[str, Any], *,
         if not begun:
             run.seen.unlink(missing_ok=True)  # of other predictions
         write_whole(run.generation, json.dumps(settings, indent=1))
-        write_whole(run.references, "".join(shares.line(_reference_row(example)) for example in split.readable))
+        write_whole(run.references, references)
     return True
 
 

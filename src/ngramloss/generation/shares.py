@@ -94,22 +94,24 @@ def claimed(folder: Path) -> Iterator[RunFolder]:
         raise
 
 
-def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
+def was_begun(output: Output, settings: Mapping[str, Any], *, references: str = "") -> bool:
     """Whether this job was started in this folder. Raises if another job's rows are there.
 
     Args:
         output: where the rows are.
         settings: everything that could change them.
+        references: what the file of references will contain. If a job of its first documents is there, it is continued.
     """
     if not output.exists:
         return False
     if not output.about.exists() and not output.whole.exists():
         return False  # another process started before the first one, which writes the settings
     before = object_or_empty(output.about)
+    files = [path for path in (output.whole, *output.run.shares(output.noun)) if path.exists()]
+    advice = f"Choose another --out, or delete {' and '.join(map(str, files))}."
     if "model" not in before:
         raise UserError(
-            f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. "
-            "Choose another --out, or delete them."
+            f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. {advice}"
         )
     if "engine" in before and isinstance(
         search := before.get("generation"), dict
@@ -119,16 +121,21 @@ def was_begun(output: Output, settings: Mapping[str, Any]) -> bool:
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
     left_out = {"versions", "model", "runs"} if same_weights else {"versions"}
-    changes = [
-        change
-        for key in settings
-        if key not in left_out
-        for change in _differences(key, before.get(key), settings[key])
-    ]
-    if changes:
+    every = {
+        key: list(_differences(key, before.get(key), value)) for key, value in settings.items() if key not in left_out
+    }
+    changed = {key: changes for key, changes in every.items() if changes}
+    if changed and changed.keys() <= {"documents", "fingerprint"} and processes() == 1:
+        done = output.run.references.read_text(encoding="utf-8") if output.run.references.is_file() else ""
+        if done and references.startswith(done):
+            logger.info(f"the {output.noun} of the first {before['documents']:,} documents are kept or continued.")
+            if output.whole.exists():
+                output.whole.replace(output.share)
+            return True
+    if changed:
+        changes = [change for each in changed.values() for change in each]
         raise UserError(
-            f"{output.run.path} has {output.noun} made with other settings ({'; '.join(changes)}). Choose "
-            "another --out, or delete them."
+            f"{output.run.path} has {output.noun} made with other settings ({'; '.join(changes)}). {advice}"
         )
     return True
 
