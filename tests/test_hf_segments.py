@@ -50,7 +50,7 @@ def test_every_key_that_tells_documents_apart_is_read(key, masked):
         labels[positions(one_row()) == 0] = -100
     inputs = {"input_ids": ids, **KEYS[key]()}
     seen = {name: value for name, value in inputs.items() if name != "segments"}
-    logits = tiny("llama")(**seen).logits.detach()
+    logits = tiny("llama")(**seen, use_cache=False).logits.detach()
     model = ng.attach(tiny("llama"), OBJECTIVE)
     loss = model(**inputs, labels=labels).loss
     agree(model, loss, expected(logits, labels, documents_of(one_row())))
@@ -62,21 +62,19 @@ def test_several_rows_have_several_documents_each(family, key):
     ids, labels = rows()
     given = {"position_ids": positions(), "attention_mask": numbers(), "seq_idx": numbers(), "segments": numbers()}[key]
     inputs = {"input_ids": ids, key: given}
-    logits = tiny(family)(**{name: value for name, value in inputs.items() if name != "segments"}).logits.detach()
+    seen = {name: value for name, value in inputs.items() if name != "segments"}
+    logits = tiny(family)(**seen, use_cache=False).logits.detach()
     model = ng.attach(tiny(family), OBJECTIVE)
     loss = model(**inputs, labels=labels).loss
     agree(model, loss, expected(logits, labels, documents_of()))
 
 
 def test_the_gradient_of_packed_rows_is_that_of_the_documents_apart():
-    """With positions that begin anew, attention stays within a document, so that the model computes the same apart.
-
-    Without a cache only: with one, transformers does not look at the positions.
-    """
+    """With positions that begin anew, attention stays within a document, so that the model computes the same apart."""
     ids, labels = rows()
     labels[positions() == 0] = -100
     packed, apart = ng.attach(tiny("llama"), OBJECTIVE), ng.attach(tiny("llama"), OBJECTIVE)
-    packed(input_ids=ids, labels=labels, position_ids=positions(), use_cache=False).loss.backward()
+    packed(input_ids=ids, labels=labels, position_ids=positions()).loss.backward()
     counts = {"num_tokens": (labels != -100).sum(), "num_sequences": 0}
     texts = [(ids[r, a:b][None], labels[r, a:b][None]) for r, a, b in documents_of()]
     counts["num_sequences"] = sum(bool((own != -100).any()) for _, own in texts)
@@ -84,6 +82,47 @@ def test_the_gradient_of_packed_rows_is_that_of_the_documents_apart():
         apart(input_ids=tokens, labels=own, **counts).loss.backward()
     for one, other in zip(packed.parameters(), apart.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.filterwarnings("error")
+def test_a_packed_row_has_the_terms_of_its_documents_apart(attention, training):
+    """Also where the model would have a cache by itself, and transformers then not look at the positions."""
+    model, ids = ng.attach(tiny("llama"), OBJECTIVE).train(training), rows()[0]
+    model.set_attn_implementation(attention)
+    assert model.config.use_cache
+    documents = [ids[r, a:b].tolist() for r, a, b in documents_of()]
+    model(**DataCollatorWithFlattening()([{"input_ids": row, "labels": row} for row in documents]))
+    found = {name: value.item() for name, value in ng.last_parts(model).items()}
+    assert found == pytest.approx(terms_apart(documents), abs=1e-5)
+
+
+@pytest.mark.parametrize("way", ["attach", "compute_loss_func"])
+@pytest.mark.parametrize(
+    ("given", "mixes"),
+    [
+        ({"position_ids": positions()}, False),
+        ({"position_ids": positions(), "attention_mask": torch.zeros(2, 1, 15, 15)}, False),
+        ({"position_ids": torch.arange(15)[None], "attention_mask": torch.ones(2, 15).long()}, False),
+        ({"position_ids": positions(), "attention_mask": torch.ones(2, 15).long()}, True),
+        ({"position_ids": positions(), "use_cache": True}, True),
+        ({"attention_mask": numbers()}, True),
+        ({"seq_idx": numbers()}, True),
+    ],
+)
+def test_a_model_that_mixes_documents_is_warned_about_once(way, given, mixes):
+    (ids, labels), model = rows(), tiny("llama")
+    function = None if way == "attach" else ng.compute_loss_func(OBJECTIVE, model=model)
+    if function is None:
+        ng.attach(model, OBJECTIVE)
+    given = {"input_ids": ids, "use_cache": False, **given}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            function(model(**given), labels) if function else model(**given, labels=labels)
+    said = [warning for warning in caught if "(sdpa) sees all documents of a packed row." in str(warning.message)]
+    assert len(said) == mixes
 
 
 def test_padding_between_and_after_documents_separates_them():
@@ -228,7 +267,10 @@ def test_terms_that_are_sums_over_positions_need_no_segments():
     inputs = {"input_ids": ids, "labels": labels, "position_ids": positions()}
     assert aligned_packing(model, inputs) is None
     torch.testing.assert_close(
-        ng.attach(tiny("llama"), "ce")(**inputs).loss, tiny("llama")(**inputs).loss, atol=1e-5, rtol=1e-5
+        ng.attach(tiny("llama"), "ce")(**inputs).loss,
+        tiny("llama")(**inputs, use_cache=False).loss,
+        atol=1e-5,
+        rtol=1e-5,
     )
 
 

@@ -83,9 +83,9 @@ def test_packed_documents_are_read_alike():
     batch = {"input_ids": ids, "position_ids": torch.cat([torch.arange(7), torch.arange(5)]).view(1, -1)}
     found = []
     for cached in (True, False):  # transformers looks for packed documents only if there is no cache
-        model.config.use_cache, given = cached, {**batch, "labels": ids, "use_cache": cached}
+        given = {**batch, "labels": ids, "use_cache": cached}
         loss, _ = by_hand("ce + keep", model, teacher, given)
-        got = ng.attach(model, "ce + keep", teacher=teacher)(**batch, labels=ids).loss
+        got = ng.attach(model, "ce + keep", teacher=teacher)(**given).loss
         torch.testing.assert_close(got, loss, atol=1e-5, rtol=1e-5)
         ng.detach(model)
         found.append(got.item())

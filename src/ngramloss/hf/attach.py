@@ -152,6 +152,7 @@ def attach(
     check_unit(segments)
     state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift, texts=segments)
     state.teacher = teacher_model(teacher, model, loss_fn)
+    state.takes_cache = "use_cache" in inspect.signature(inner.forward).parameters
     if not hasattr(type(inner), "_ngramloss_base"):
         if "forward" in vars(inner):
             raise UserError(
@@ -259,6 +260,7 @@ class _State:
         self.repeating: Any = None
         self.teacher: TeacherModel | None = None
         self.looked_for_padding = False
+        self.takes_cache = False
 
     def warn_of_padding(self, model: Any, labels: Tensor) -> None:
         """Warn if the first batch has labels that are padding: a model would learn to write it."""
@@ -364,6 +366,11 @@ class _State:
             aligned = self.aligned(labels) if aligned is None else aligned  # [B, T]
             positions, packed = self.labelled(model, inputs, aligned)
         inputs.pop(KEY, None)
+        if self.takes_cache and inputs.get("use_cache") is None:
+            inputs["use_cache"] = False  # with a cache, transformers does not look for packed documents
+        if packed is not None and not has_encoder(model):
+            cached = bool(inputs.get("use_cache")) or inputs.get("past_key_values") is not None
+            self.loss.warn_of_mixed_documents(model, inputs, aligned, cached=cached)
         compared_with = self._teachers(model, inputs, labels, places)
         if has_encoder(model):
             _add_decoder_inputs(model, inputs, labels, candidates)
@@ -422,8 +429,6 @@ class _State:
             _add_decoder_inputs(bare(self.teacher.model), given, labels)
         elif places is not None:
             run = on_the_right(_call)
-        elif given.get("use_cache") is None:  # with a cache, transformers does not look for packed documents
-            given["use_cache"] = bool(getattr(model.config, "use_cache", False))
         return {"teacher": self.teacher.predictions(given, places, run, labels.device)}
 
     def _captured(

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.stats import check_segments
+from ngramloss.stats import IGNORE_INDEX, check_segments
 from ngramloss.stats.segments import boundaries, number_of_texts, turns
 
 Unit = Literal["documents", "turns"]
 """What is a text of its own."""
+OWN_ATTENTION = ("eager", "sdpa", "flex_attention")
+"""Implementations that see the documents of a row only by ``position_ids``, without a mask or cache beside them."""
 KEY = "segments"
 """The name of segments in a batch. A model does not take it."""
 POSITIONS = "label_positions"
@@ -52,6 +54,27 @@ def segments_of_batch(
     if texts == "turns":
         segments = turns(labels, segments)  # [B, T]
     return segments if labels.numel() else None
+
+
+def mixes_documents(model: Any, inputs: Mapping[str, Any], labels: Tensor, *, cached: bool) -> bool:
+    """Whether tokens of a packed row see other documents: transformers' own attention may not know where these begin.
+
+    Args:
+        model: decoder-only.
+        inputs: the arguments of its forward.
+        labels: aligned with the predictions, [B, T].
+        cached: whether the forward has a cache.
+    """
+    mask = inputs.get("attention_mask")
+    if getattr(model.config, "_attn_implementation", None) not in OWN_ATTENTION:
+        return False
+    if mask is None and inputs.get("position_ids") is not None and not cached:
+        return False
+    if isinstance(mask, Tensor) and mask.ndim == 4:  # it says itself what each token sees
+        return False
+    documents = _documents(inputs, labels)  # [B, T]
+    rows = (labels != IGNORE_INDEX).any(-1).sum()  # []
+    return documents is not None and bool(number_of_texts(labels, predicted(documents)) > rows)
 
 
 def check_unit(texts: object) -> None:

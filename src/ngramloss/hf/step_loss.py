@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from ngramloss.errors import UserError
 from ngramloss.hf.beside import KEYS, taken_beside
 from ngramloss.hf.calls import ignored_smoothing, packs_without_trace, refuse_predictions_of_twins
 from ngramloss.hf.heads import bare, dropouts
-from ngramloss.hf.segments import KEY, Unit, check_unit, segments_of_batch
+from ngramloss.hf.segments import KEY, Unit, check_unit, mixes_documents, segments_of_batch
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.stats import GIVEN, IGNORE_INDEX, Packing, packing
 from ngramloss.terms import Term
@@ -102,7 +102,7 @@ class _Inputs:
 
     def see(self, model: Any) -> None:
         """Hook this model."""
-        inner = bare(model)
+        self.model = inner = bare(model)
         self._names, self.hooked = tuple(inspect.signature(inner.forward).parameters), True
         inner.register_forward_pre_hook(self._see, with_kwargs=True)
 
@@ -161,6 +161,7 @@ class StepLoss:
             )
         self.loss_fn = loss_fn
         self._warned: set[str] = set()
+        self._looked_at: set[tuple[frozenset[str], bool]] = set()
         self._drops: bool | None = None
         self._thread = _ThreadsCall()
         self._newest, self._newest_was_traced = LastCall({}), False
@@ -239,6 +240,26 @@ class StepLoss:
             "compute_loss_func(..., model=model), and packed rows are found. Silence this warning with "
             "warnings.filterwarnings('ignore', message='compute_loss_func sees')."
         )
+
+    def warn_of_mixed_documents(self, model: Any, inputs: Mapping[str, Any], labels: Tensor, *, cached: bool) -> None:
+        """Warn once if the model itself does not keep the documents of packed rows apart.
+
+        Args:
+            model: decoder-only.
+            inputs: the arguments of its forward with such rows; the values are read once for the same names.
+            labels: aligned with the predictions, [B, T].
+            cached: whether the forward has a cache.
+        """
+        if torch.compiler.is_compiling() or (names := (frozenset(inputs), cached)) in self._looked_at:
+            return
+        self._looked_at.add(names)
+        if mixes_documents(model, inputs, labels, cached=cached):
+            self._warn_once(
+                f"the attention of this {type(model).__name__} ({model.config._attn_implementation}) sees all "
+                "documents of a packed row. It keeps them apart only if the batch has `position_ids` that begin anew, "
+                "no `attention_mask`, and use_cache=False. Silence this warning with "
+                "warnings.filterwarnings('ignore', message='the attention of this')."
+            )
 
     def warn_without_dropout(self, model: Any) -> None:
         """Warn once if twins are equal because the model drops nothing."""
@@ -333,5 +354,8 @@ def _loss_of_outputs(
             )
         segments = segments_of_batch(given, aligned, causal=causal, shift=shift, texts=texts)  # [B, T]
         packed = None if segments is None else packing(aligned, segments)
+        if causal and packed is not None and inputs.hooked:
+            cached = getattr(outputs, "past_key_values", None) is not None
+            loss.warn_of_mixed_documents(inputs.model, given, aligned, cached=cached)
     score = functools.partial(loss.loss_fn.with_parts, logits, **beside)
     return loss(score, aligned, packed, num_items_in_batch=num_items_in_batch)
