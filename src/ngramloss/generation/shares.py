@@ -196,7 +196,7 @@ def write_share(
         if example.id not in done and (only is None or example.id in only)
     ]
     mine.sort(key=lambda example: len(example.source), reverse=True)  # similar lengths together, longest first
-    with appended(share) as file, Progress(f"writing {output.noun}", len(mine), unit=unit) as progress:
+    with appended(share) as file, Progress(f"writing {output.noun}", len(mine), unit=unit, slow=True) as progress:
         for batch, rows in batches(mine, ids, write, budget):
             pairs = zip(batch, rows, strict=True)
             file.write("".join(line({"id": example.id, **row}) for example, row in pairs))

@@ -95,7 +95,7 @@ class Writer:
         """
         found = [""] * len(ids)
         order = sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True)
-        with Progress(what, len(ids), unit=unit) as progress:
+        with Progress(what, len(ids), unit=unit, slow=True) as progress:
             for rows, texts in batches(
                 order,
                 lambda rows: [list(ids[row]) for row in rows],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -24,13 +25,18 @@ class Progress:
         total: how much there is; None if nobody knows.
         unit: what is counted; empty if nothing is.
         done: how much was done before.
+        slow: what is counted may take minutes, so that lines come in between, too. Meanwhile no process may be forked.
 
     Example:
         >>> with Progress("reading train", total=3, unit="documents") as progress:
         ...     progress.update(3)
     """
 
-    def __init__(self, what: str, total: int | None = None, *, unit: str = "documents", done: int = 0) -> None:
+    def __init__(
+        self, what: str, total: int | None = None, *, unit: str = "documents", done: int = 0, slow: bool = False
+    ) -> None:
+        self._ended = threading.Event()
+        self._waiting = threading.Thread(target=self._wait, daemon=True) if slow else None
         self.what, self.total, self.unit, self.done = escape.name(what), total, unit, done
         self._began = self._logged = time.monotonic()
         self._before, self._note, self._noted, self._bar = done, "", done, self._new_bar()
@@ -66,11 +72,21 @@ class Progress:
         return f"{self.what}: {self.done:,}{of} {self.unit}{left}{note}"
 
     def __enter__(self) -> Progress:
+        if self._waiting is not None and self._bar is None:
+            self._waiting.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        if self._waiting is not None and self._waiting.is_alive():
+            self._ended.set()
+            self._waiting.join()
         if self._bar is not None:
             self._bar.close()
+
+    def _wait(self) -> None:
+        """Log a line now and then, although nothing is counted."""
+        while not self._ended.wait(SECONDS):
+            self._log(SECONDS)
 
     def _log(self, least: float) -> None:
         """Log a line, if the last one is at least this many seconds ago."""
