@@ -95,7 +95,7 @@ def test_a_slow_step_is_one_line_with_its_own_note(shown, capsys, monkeypatch):
 
 
 def test_a_slow_batch_is_not_silent(shown, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS", 0.05)
+    monkeypatch.setattr(progress, "SLOW", 0.05)
     count = threading.active_count()
     for slow in (True, False):
         with Progress("writing predictions", total=100, slow=slow):

@@ -11,8 +11,8 @@ from typing import Any
 from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, shows_messages
 
-SECONDS, BETWEEN_NOTES = 30, 1
-"""The least time between two lines where standard error is not a terminal, and with a new note."""
+SECONDS, BETWEEN_NOTES, SLOW = 30, 1, 30
+"""The least time between two lines where standard error is not a terminal; with a new note; if nothing is counted."""
 
 
 class Progress:
@@ -85,8 +85,8 @@ class Progress:
 
     def _wait(self) -> None:
         """Log a line now and then, although nothing is counted."""
-        while not self._ended.wait(SECONDS):
-            self._log(SECONDS)
+        while not self._ended.wait(SLOW):
+            self._log(SLOW)
 
     def _log(self, least: float) -> None:
         """Log a line, if the last one is at least this many seconds ago."""
