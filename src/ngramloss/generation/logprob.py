@@ -71,7 +71,16 @@ def logprob(
     max_source = min(max_source, longest if config.is_encoder_decoder else longest - max_target)
     settings = Data(prompt=prompt, prefix=prefix, max_source=max_source, max_target=max_target, separator="none")
     shape = shape_of(settings, "summarisation", named, config, tokenizer)
-    inputs = prompt_ids([pretrained.readable(text) for text in documents], tokenizer, shape)
+    try:
+        inputs = prompt_ids([pretrained.readable(text) for text in documents], tokenizer, shape)
+    except UserError as reason:
+        if "max_source" not in str(reason):
+            raise
+        raise UserError(
+            f"logprob: {max_source} tokens are too few for a document. {source.name} reads up to {longest} in all, and "
+            f"logprob.max_target is {max_target}. Lower logprob.max_target, raise logprob.max_source, or take a model "
+            "with more positions."
+        ) from reason
     labels = target_ids(documents, [pretrained.readable(text) for text in predictions], tokenizer, shape)
     start = int(decoder_inputs(judge, torch.tensor(labels[:1]))[0, 0]) if config.is_encoder_decoder else 0
 
