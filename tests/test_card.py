@@ -72,11 +72,23 @@ def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
     )
     assert "\n| train | 24,000 | 1 | `0123456789abcdef` |\n| validation | 500 | 0 | `fedcba9876543210` |\n" in text
     assert f"\n* ngramloss {__version__}\n* torch {torch.__version__}\n" in text
-    assert all(f"* {line}\n" in text for line in card.ALWAYS)
+    assert "Deviations" not in text
+    paper = card.card_text(
+        recipe.load("xsum"), PREPARED, {"step": 9, "best_step": None, "best": None}, Path("checkpoint-9")
+    )
+    assert all(f"* {line}\n" in paper for line in card.ALWAYS)
     assert re.search(
         r"Finished \d{4}-\d\d-\d\d \d\d:\d\d UTC\. Every setting is in recipe\.toml, every step in log\.jsonl\.\n$",
         text,
     )
+
+
+def test_the_card_of_own_data_has_their_name_and_no_deviations_from_a_paper():
+    facts = {"step": 9, "best_step": None, "best": None}
+    for name in ("data/mine.csv", "test=data/mine.csv", "somebody/mine"):
+        text = card.card_text(recipe.load("demo", [f"data.name={name}"]), PREPARED, facts, Path("checkpoint-9"))
+        assert text.startswith("# mine-matches234\n")
+        assert "paper" not in text
 
 
 def test_the_card_says_which_score_of_generated_texts_chose_the_weights():

@@ -63,6 +63,23 @@ def test_sentences_keep_their_lines_and_names_have_one():
     assert escape.name("a:\n\tb") == r"a:\n\tb"
 
 
+@given(st.text(st.sampled_from("a\"'\\`\n\t{}\x1b\x9b\u202e\u2028é👩") | st.characters(exclude_categories=[])))
+def test_a_text_in_a_program_is_the_same_text_and_ends_no_code_block(text):
+    written = escape.in_python(text)
+    assert ast.literal_eval(written) == text
+    assert "\n" not in written
+    assert "```" not in written
+    assert escape.for_terminal(written) == written
+
+
+@given(st.text(st.sampled_from("<a/!?> \\`")))
+def test_markdown_without_html_has_no_tag_and_is_the_same_the_second_time(text):
+    shown = escape.without_html(text)
+    assert all((len(match[1]) % 2) for match in re.finditer(r"(?<!\\)(\\*)<[a/!?]", shown))
+    assert escape.without_html(shown) == shown
+    assert re.sub(r"\\", "", shown) == re.sub(r"\\", "", text)
+
+
 @given(st.dictionaries(st.text(), st.text(st.characters())))
 def test_json_has_the_same_values_after_escaping(values):
     escaped = escape.in_json(json.dumps(values, ensure_ascii=False, indent=1))

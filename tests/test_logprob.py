@@ -86,7 +86,9 @@ def test_no_text_is_longer_than_the_model_has_positions(made):
 def test_a_model_without_room_for_a_document_names_the_options_of_the_metric(made):
     family, model, _, folder = made
     limits = {"max_target": model.config.max_position_embeddings} if family == "llama" else {"max_source": 1}
-    with pytest.raises(UserError, match=r"logprob: [01] tokens are too few .* Lower logprob\.max_target, raise logprob\."):
+    with pytest.raises(
+        UserError, match=r"logprob: [01] tokens are too few .* Lower logprob\.max_target, raise logprob\."
+    ):
         logprob(DOCUMENTS, TEXTS, model=str(folder), **limits)
 
 

@@ -1,18 +1,22 @@
 """A folder for a hub: what is in it, what the card says, and what is refused."""
 
+import ast
 import csv
 import json
 import re
 import shutil
+from contextlib import suppress
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from models import TINY_MODEL
 from transformers import AutoTokenizer
 
 from ngramloss import cli, recipe
 from ngramloss.data import newswire
+from ngramloss.errors import UserError
 from ngramloss.generation.job import job
 from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.publish import publish
@@ -126,13 +130,9 @@ def test_the_card_has_the_scores_of_score_with_intervals_and_signatures(here, ca
     assert re.search(r"On \d+ documents, split `test` of `mine.csv`\.", card.text)
     assert "Summarisation: `ce + matches(2)` on `mine.csv`, from `scratch`." in card.text  # as in card.md
     own = (here / "runs" / "whole" / "card.md").read_text()
-    data, paper, machine = re.fullmatch(
-        r".+?(## Data.+?)(## Deviations from the paper.+?)(## Machine.+)", own, re.S
-    ).groups()
-    assert data in card.text
-    assert machine in card.text
-    assert paper not in card.text  # the data are not the paper's
-    assert "Deviations" not in card.text
+    assert own.startswith("# whole-matches2\n")
+    assert own[own.index("## Data") :] in card.text
+    assert "Deviations" not in card.text  # the data are not the paper's
     assert card.text.lstrip().startswith("# summariser\n")
 
 
@@ -339,6 +339,56 @@ def test_what_is_no_finished_run_is_refused(here, capsys):
     assert cli.main(["publish", "runs/whole"]) == 2
     assert "is a run of simcls" in capsys.readouterr().err
     assert not (here / "published").exists()
+
+
+EVIL = 'x"\nimport os; os.mkdir("ran")  # ` ``` \n```\n<script>alert(1)</script> | [a](b) \\x1b[2J\u202e\n---\n'
+
+
+@pytest.mark.parametrize("name", ["whole", "adapters"])
+def test_nothing_of_a_strangers_folder_becomes_code_or_html(here, capsys, name):
+    run = here / "runs" / name
+    texts = [
+        f"data.{key}={json.dumps(EVIL)}" for key in ("source_language", "target_language", "language", "separator")
+    ]
+    texts += (
+        [f"data.prefix={json.dumps(EVIL)}"] if name == "whole" else ["data.prompt=" + json.dumps(EVIL + "{source}")]
+    )
+    texts += [f"model.name={json.dumps(EVIL)}", f"data.name={json.dumps(EVIL)}"]
+    settings = recipe.load(str(run / "recipe.toml"))
+    for text in texts:  # those that a recipe may have
+        with suppress(UserError):
+            settings = recipe.changed(settings, [text])
+    assert settings.data.name == settings.data.source_language == EVIL
+    (run / "recipe.toml").write_text(recipe.dump(settings))
+    (run / "card.md").write_text(f"# a\n\n{EVIL} `<img src=x>` <img src=x>\n\n## Data\n\n{EVIL}\n")
+    if name == "whole":
+        about = json.loads((run / "generation.json").read_text())
+        odd = {"data": EVIL, "split": EVIL, "documents": EVIL, "seed": EVIL, "versions": {"transformers": EVIL}}
+        (run / "generation.json").write_text(json.dumps(about | odd))
+    publish(run, here / "out")
+    text = (here / "out" / "README.md").read_text()
+    front, _, body = text.removeprefix("---\n").partition("\n---\n")
+    assert yaml.safe_load(front)["tags"] == ["ngramloss"]
+    assert not re.search(r"[\x1b\u202e]", text)
+    html = MarkdownIt().enable("table").render(body)
+    assert "alert(1)" in html
+    assert not re.search(r"<(script|img)", html)
+    (program,) = re.findall(r"^```python\n(.+?)^```$", text.partition("## Use")[2].partition("## Data")[0], re.S | re.M)
+    names = {node.id for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Name)}
+    assert "os" not in names
+    assert card_of(here / "out").data.model_name == name
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "card.md", "recipe.toml", "generation.json", "weights.json", "model"])
+def test_a_link_of_a_strangers_folder_is_not_published(here, capsys, name):
+    part = here / "runs" / "whole" / name
+    part.rename(here / "private")
+    part.symlink_to(here / "private")
+    assert cli.main(["publish", "runs/whole", "-o", "out"]) == 2
+    said = capsys.readouterr().err
+    assert f"error: runs/whole/{name}" in said
+    assert f" leads out of runs/whole, to {here / 'private'}" in said
+    assert not (here / "out").exists()
 
 
 def test_the_metadata_are_yaml_and_odd_names_stay_text(here):

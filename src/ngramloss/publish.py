@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data.origins import BUILT_IN, Files, Hub, canonical, origin
+from ngramloss.data.origins import BUILT_IN, Files, Hub, origin
 from ngramloss.data.prompts import first_ids, prompt_of, template_of
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, scores_of
 from ngramloss.models.adapters import ADAPTER
+from ngramloss.output import escape
 from ngramloss.output.console import logger
-from ngramloss.output.escape import as_code, in_markdown
+from ngramloss.output.escape import as_code, in_markdown, in_python, without_html
 from ngramloss.recipe import CHAT, NO_SOURCE, SOURCE, Recipe
 from ngramloss.scoring import provenance, score_cache
 from ngramloss.scoring.systems import align
@@ -26,8 +26,6 @@ CARD = "README.md"
 """The name under which a hub shows the card."""
 OWNER = "YOUR-NAME"
 """Stands for the owner of the repository until one is given."""
-PAPER = ("cnn_dailymail", "xsum")
-"""The paper's data."""
 PIPELINES = {"summarisation": "summarization", "translation": "translation"}
 """Task → what the hub calls it. Decoder-only models are text-generation."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -225,7 +223,7 @@ def _card(
         model_name=repo.partition("/")[2],
         eval_results=results or None,
     )
-    written = _without_the_paper(run.card.read_text(encoding="utf-8"), settings)
+    written = without_html(run.card.read_text(encoding="utf-8"))
     about, section, rest = written.partition("\n## ")
     about = f"# {in_markdown(repo.partition('/')[2])}\n" + about.partition("\n")[2]
     body = [
@@ -239,26 +237,19 @@ def _card(
     return text
 
 
-def _without_the_paper(card: str, settings: Recipe) -> str:
-    """The card without its comparison with the paper, unless the data are the paper's."""
-    if canonical(settings.data.name) in PAPER:
-        return card
-    return re.sub(r"^## Deviations from the paper\n.*?(?=^## )", "", card, flags=re.M | re.S)
-
-
 def _results(evaluation: Evaluation, pipeline: str) -> list[Any]:
     """The scores as the hub's ``model-index`` has them; without those that only describe texts, such as lengths."""
     from huggingface_hub import EvalResult
 
     about = evaluation.run.generation
-    tested_on, name = _origin(str(about.get("data", ""))), _data_name(about)
+    tested_on, name = _origin(str(about.get("data", ""))), escape.name(_data_name(about))
     return [
         EvalResult(
             task_type=pipeline,
             dataset_type=tested_on.id if isinstance(tested_on, Hub) else name,
             dataset_name=name,
             dataset_config=tested_on.config if isinstance(tested_on, Hub) else None,
-            dataset_split=about.get("split"),
+            dataset_split=escape.name(str(about.get("split", ""))),
             metric_type=metric,
             metric_name=score,
             metric_value=round(value, 4),
@@ -296,7 +287,7 @@ def _scores(evaluation: Evaluation | None) -> str:
     lines = [
         "## Scores",
         "",
-        f"On {about.get('documents')} documents, split {as_code(str(about.get('split')))} of "
+        f"On {in_markdown(str(about.get('documents')))} documents, split {as_code(str(about.get('split')))} of "
         f"{as_code(_data_name(about))}. Intervals are over documents, by bootstrap.",
         "",
         "| score | value | 95% interval |",
@@ -358,8 +349,8 @@ def _use(settings: Recipe, run: RunFolder, repo: str, *, is_causal: bool) -> str
             "```python",
             f"from transformers import {kind}, AutoTokenizer",
             "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
-            f'model = {kind}.from_pretrained("{repo}")',
+            f"tokenizer = AutoTokenizer.from_pretrained({in_python(repo)})",
+            f"model = {kind}.from_pretrained({in_python(repo)})",
             *lines,
             "```",
             *(line for note in notes for line in ("", note)),
@@ -369,9 +360,9 @@ def _use(settings: Recipe, run: RunFolder, repo: str, *, is_causal: bool) -> str
 
 def _seq2seq_lines(settings: Recipe) -> list[str]:
     data = settings.data
-    prefix = f"{json.dumps(data.prefix, ensure_ascii=False)} + " if data.prefix else ""
+    prefix = f"{in_python(data.prefix)} + " if data.prefix else ""
     return [
-        *([f'tokenizer.src_lang = "{data.source_language}"'] if data.source_language else []),
+        *([f"tokenizer.src_lang = {in_python(data.source_language)}"] if data.source_language else []),
         'source = "The text that the model reads."',
         f'batch = tokenizer({prefix}source, truncation=True, max_length={data.max_source}, return_tensors="pt")',
         "print(tokenizer.decode(model.generate(**batch)[0], skip_special_tokens=True).strip())",
@@ -395,7 +386,7 @@ def _tokenised(tokenizer: Any) -> list[str]:
     first, bare = first_ids(tokenizer), tokenizer("a", add_special_tokens=False)["input_ids"]
     if list(tokenizer("a")["input_ids"]) == [*first, *bare]:
         return plain
-    start = f"{json.dumps(tokenizer.decode(first), ensure_ascii=False)} + " if first else ""
+    start = f"{in_python(tokenizer.decode(first))} + " if first else ""
     return [f'batch = tokenizer({start}prompt, add_special_tokens=False, return_tensors="pt")']
 
 
@@ -403,11 +394,11 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
     data, tokenizer = settings.data, _tokenizer(run)
     column = str(read_object(run.prepared).get("column", "")) if run.prepared.is_file() else ""
     if data.prompt == CHAT or column == "messages":
-        asked = f"{json.dumps(data.instruction + chr(10) * 2, ensure_ascii=False)} + " if data.instruction else ""
+        asked = f"{in_python(data.instruction + chr(10) * 2)} + " if data.instruction else ""
         begun = ""
         if tokenizer is not None:
             lead = prompt_of(data, settings.task, column, tokenizer, [tokenizer.eos_token_id]).lead
-            begun = f" + {json.dumps(lead, ensure_ascii=False)}" if lead else ""
+            begun = f" + {in_python(lead)}" if lead else ""
         prompt = [
             f'messages = [{{"role": "user", "content": {asked}source}}]',
             f"prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False){begun}",
@@ -422,7 +413,7 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
         ]
     else:
         before, after = template_of(data, settings.task, column).split(SOURCE)
-        parts = [json.dumps(text, ensure_ascii=False) for text in (before, after)]
+        parts = [in_python(text) for text in (before, after)]
         prompt = [
             f"prompt = {f'{parts[0]} + ' if before else ''}source{f' + {parts[1]}' if after else ''}",
             *_tokenised(tokenizer),

@@ -1,4 +1,4 @@
-"""untrusted text → text that is safe to show in a terminal, in JSON, Markdown, LaTeX and CSV.
+"""untrusted text → text that is safe to show in a terminal, in JSON, Python, Markdown, LaTeX and CSV.
 
 Names, ids and keys come from files that anybody may have written. Only invisible characters and a format's own markup
 are escaped; letters, accents, joined emoji and every script stay unchanged.
@@ -6,6 +6,7 @@ are escaped; letters, accents, joined emoji and every script stay unchanged.
 
 from __future__ import annotations
 
+import json
 import re
 
 _HIDDEN = "\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff"
@@ -55,6 +56,24 @@ def in_json(text: str) -> str:
     {"a": "\u009b"}
     """
     return _UNSEEN.sub(lambda match: rf"\u{ord(match[0]):04x}", text)
+
+
+def in_python(text: str) -> str:
+    r"""A literal of Python that is this text, for a program in a code block of Markdown, which it cannot end.
+
+    >>> print(in_python('a"; import os\n```\u202e'))
+    "a\"; import os\n``\x60\u202e"
+    """
+    return name(json.dumps(text, ensure_ascii=False)).replace("```", r"``\x60")
+
+
+def without_html(markdown: str) -> str:
+    r"""Markdown in which nothing is HTML; what else it says stays.
+
+    >>> print(without_html(r"a <b> \<c> \\<d> 1 < 2"))
+    a \<b> \<c> \\\<d> 1 < 2
+    """
+    return re.sub(r"(?<!\\)((?:\\\\)*)<(?=[A-Za-z/!?])", r"\1\\<", for_terminal(markdown))
 
 
 def in_markdown(text: str) -> str:

@@ -13,6 +13,7 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Scores
 from ngramloss.storage.files import fingerprint, read_object, whole_rows, write_whole
 from ngramloss.storage.run_folder import RunFolder
+from ngramloss.storage.typed import typed
 from ngramloss.version import __version__, installed
 
 PATIENCE = 10.0
@@ -49,6 +50,28 @@ class Corpus(NamedTuple):
     value: float | None = None
     low: float | None = None
     high: float | None = None
+
+
+class _Metric(NamedTuple):
+    """What ``scores.json`` says of a metric."""
+
+    key: str
+    signature: str
+    figures: list[str]
+    texts: dict[str, str]
+    pooled: bool
+    version: str = ""
+
+
+class _File(NamedTuple):
+    """The contents of ``scores.json``."""
+
+    scores: dict[str, float | None]
+    predictions: str
+    metrics: dict[str, _Metric]
+    rows: str
+    seal: str
+    intervals: dict[str, list[float | None]] = {}  # noqa: RUF012 -- nobody changes it
 
 
 class Saved(NamedTuple):
@@ -162,22 +185,18 @@ def _read(run: RunFolder, ids: Sequence[str], texts: str) -> Saved:
         about = read_object(run.scores)
         if damage := _damage(run, about):
             return Saved({}, {}, damage)
+        known: _File = typed(_File, about, run.scores)
         rows = whole_rows(run.document_scores)
-        if about["predictions"] != texts or [row["id"] for row in rows] != list(ids):
+        if known.predictions != texts or [row["id"] for row in rows] != list(ids):
             return Saved({}, {})
         metrics = {
             metric: Keyed(
-                known["key"],
-                Scores(_columns(rows, known["figures"]), known["signature"]),
-                dict(known["texts"]),
-                known["pooled"],
-                known.get("version", ""),
+                own.key, Scores(_columns(rows, own.figures), own.signature), own.texts, own.pooled, own.version
             )
-            for metric, known in about["metrics"].items()
+            for metric, own in known.metrics.items()
         }
-        intervals = about.get("intervals", {})
         return Saved(
-            metrics, {name: Corpus(value, *intervals.get(name, ())) for name, value in about["scores"].items()}
+            metrics, {name: Corpus(value, *known.intervals.get(name, ())) for name, value in known.scores.items()}
         )
     except UserError as reason:
         return Saved({}, {}, str(reason).rstrip("."))

@@ -20,7 +20,7 @@ from ngramloss.systems.candidate_sets import whole_paths
 from ngramloss.systems.loop import Job, Task, run
 from ngramloss.systems.registry import SYSTEMS, Written, check_recipe
 from ngramloss.training import checkpoints
-from ngramloss.training.card import PACKAGES
+from ngramloss.training.card import PACKAGES, title
 from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import IDENTITY, PLUGIN, objectives_made_of, raise_unless_same
 from ngramloss.training.loop import total_steps
@@ -132,7 +132,7 @@ def _card(settings: Recipe, system: Written, used: Sequence[str], why: str) -> s
     versions = {"ngramloss": __version__, **{name: installed(name) for name in PACKAGES}}
     train_settings = dataclasses.asdict(settings.train)
     lines = [
-        f"# {in_markdown(settings.slug)}",
+        f"# {in_markdown(title(settings))}",
         "",
         f"{in_markdown(system.entry.about)}. Model: {as_code(settings.model.name)}{why}.",
         "",

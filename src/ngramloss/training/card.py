@@ -29,6 +29,9 @@ ALWAYS = (
     "Denominators are counted over the whole optimiser step; the authors' code averages the means of micro-batches.",
 )
 
+PAPER = ("cnn_dailymail", "xsum")
+"""The paper's data. On others, a training has nothing to deviate from."""
+
 FES = (
     "Of FES, which `margin` is from, only this term is here. Its questions and answers and its coverage of entities "
     "are left out: the preprocessed graphs that they read were not released."
@@ -48,9 +51,9 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
     weights = weights_text(best_of(settings), facts, chosen).removeprefix("the ")
     versions = {"ngramloss": __version__, **{name: installed(name) or "not installed" for name in PACKAGES}}
     versions["Python"] = platform.python_version()
-    differences = deviations(settings, prepared.machine.precision)
+    differences = deviations(settings, prepared.machine.precision) if canonical(settings.data.name) in PAPER else []
     lines = [
-        f"# {in_markdown(settings.slug)}",
+        f"# {in_markdown(title(settings))}",
         "",
         f"{settings.task.capitalize()}{_direction(settings)}: {as_code(settings.objective)} on "
         f"{as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
@@ -79,10 +82,7 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
         *_own_texts(settings),
         *_language_model(prepared.language_model),
         "",
-        "## Deviations from the paper",
-        "",
-        *(f"* {line}" for line in differences),
-        "",
+        *(["## Deviations from the paper", "", *(f"* {line}" for line in differences), ""] if differences else []),
         "## Machine",
         "",
         *(f"* {name}: {in_markdown(str(value))}" for name, value in dataclasses.asdict(prepared.machine).items()),
@@ -100,6 +100,19 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def title(settings: Recipe) -> str:
+    """The name of a run; of a recipe of ours on other data, with the name of the data instead of the recipe's.
+
+    >>> title(recipe.load("demo")), title(recipe.load("demo", ["data.name=data/mine.csv"]))
+    ('demo-matches234', 'mine-matches234')
+    """
+    if settings.name in recipe.builtin():
+        usual = recipe.load(settings.name, objective=False).data.name
+        if canonical(usual) != canonical(settings.data.name):
+            return dataclasses.replace(settings, name=Path(settings.data.name.rpartition("=")[2]).stem).slug
+    return settings.slug
 
 
 def _candidates(compared: PreparedCandidates | None) -> list[str]:
