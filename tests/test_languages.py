@@ -487,6 +487,12 @@ def test_bleu_says_which_scripts_a_tokenizer_does_not_split(language, tokenize, 
     )
 
 
+def test_a_script_that_the_tokenizer_of_most_references_does_not_split_is_noted():
+    (note,) = bleu_notes([["На улице идёт дождь."], ["猫在窗边睡觉。"]], ["", ""], tokenize="auto")
+    assert note.startswith("the tokenizer 13a does not split texts in scripts without spaces (Han): ")
+    assert note.endswith("Use --set bleu.tokenize=char.")
+
+
 def test_a_chinese_word_in_an_english_text_is_not_noted():
     assert bleu_notes([["The character 猫 means cat, and so on, and so forth."]], [""], tokenize="13a") == []
     assert bleu_notes([[""]], [""], tokenize="13a") == []

@@ -72,22 +72,21 @@ def tokenizer_of(references: Sequence[Sequence[str]]) -> str:
 def bleu_notes(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str) -> list[str]:
     """Sentences about texts that a tokenizer does not split, and about a tokenizer that is not installed."""
     golds = [text for texts in references for text in texts]
-    if tokenize == AUTO:
-        language = language_of(golds)
-        if language not in MECAB or _has_mecab(language):
-            return []
+    language, by_script = language_of(golds), tokenizer_of(references)
+    if tokenize == AUTO and language in MECAB and not _has_mecab(language):
         return [
             f"the texts are in {name_of(language)} and are split into characters, because sacreBLEU's tokenizer "
             f"{MECAB[language].tokenizer} is not installed: pip install 'sacrebleu[{language}]'."
         ]
+    tokenize = by_script if tokenize == AUTO else tokenize
     counts = letters([*golds, *predictions]).scripts
     unsplit = {name: counts[name] for name in UNSPLIT.get(tokenize, ()) if counts[name]}
     if sum(unsplit.values()) < NOTED * counts.total() or not unsplit:
         return []
-    names = ", ".join(unsplit)
+    names, better = ", ".join(unsplit), "char" if tokenize == by_script else AUTO
     return [
         f"the tokenizer {tokenize} does not split texts in scripts without spaces ({names}): "
-        f"{percent(sum(unsplit.values()) / counts.total())} of the letters here. Use --set bleu.tokenize=auto."
+        f"{percent(sum(unsplit.values()) / counts.total())} of the letters here. Use --set bleu.tokenize={better}."
     ]
 
 
