@@ -488,7 +488,7 @@ def test_bleu_says_which_scripts_a_tokenizer_does_not_split(language, tokenize, 
 
 
 def test_a_script_that_the_tokenizer_of_most_references_does_not_split_is_noted():
-    (note,) = bleu_notes([["На улице идёт дождь."], ["猫在窗边睡觉。"]], ["", ""], tokenize="auto")
+    (note,) = bleu_notes([["На улице идёт дождь. " * 3], ["猫在窗边睡觉。"]], ["", ""], tokenize="auto")
     assert note.startswith("the tokenizer 13a does not split texts in scripts without spaces (Han): ")
     assert note.endswith("Use --set bleu.tokenize=char.")
 
