@@ -172,10 +172,15 @@ def test_a_moving_average_of_other_weights_is_refused(change, tmp_path):
         average.restore(tmp_path)
 
 
-def test_a_checkpoint_without_the_moving_average_is_not_continued(tmp_path):
+def test_a_training_without_a_moving_average_is_not_continued_with_one(tmp_path):
     trained(tmp_path, stop=5)
-    with pytest.raises(UserError, match=r"checkpoint-4 has no moving average of the weights that can be read\. Delete"):
+    with pytest.raises(UserError, match=r"has changed since \(ema: 0\.0 → 0\.9\)\. Restore it"):
         trained(tmp_path, ema=0.9)
+
+
+def test_a_checkpoint_that_lost_its_moving_average_is_not_continued(tmp_path):
+    with pytest.raises(UserError, match=r"has no moving average of the weights that can be read\. Delete"):
+        averaging.MovingAverage(tiny(), 0.9).restore(tmp_path)
 
 
 def test_a_mean_of_fewer_checkpoints_is_said(tmp_path, messages):

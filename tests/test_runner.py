@@ -119,10 +119,9 @@ def test_a_run_folder_holds_what_it_says(undisturbed):
     assert settings.train.max_steps == STEPS
     card = (undisturbed / "card.md").read_text()
     assert "ce + matches(2) + bag(2)" in card
-    assert "`train.batch_size: 16`, here `4`" in card
     assert "| train | 60 | 0 |" in card
     assert "From scratch: bart, width 16" in card
-    assert "Trained in fp32; the paper trains in mixed precision" in card
+    assert "the paper" not in card, "these are not its data"
     assert "* processes: 1" in card
 
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer

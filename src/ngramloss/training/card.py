@@ -11,7 +11,7 @@ from typing import Any
 from ngramloss import recipe
 from ngramloss.data.origins import canonical
 from ngramloss.output.escape import as_code, in_markdown
-from ngramloss.recipe import Recipe
+from ngramloss.recipe import Model, Recipe
 from ngramloss.terms.parser import parse
 from ngramloss.training.best import best_of, weights_text
 from ngramloss.training.identity import PLUGIN
@@ -51,7 +51,10 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
     weights = weights_text(best_of(settings), facts, chosen).removeprefix("the ")
     versions = {"ngramloss": __version__, **{name: installed(name) or "not installed" for name in PACKAGES}}
     versions["Python"] = platform.python_version()
-    differences = deviations(settings, prepared.machine.precision) if canonical(settings.data.name) in PAPER else []
+    if canonical(settings.data.name) in PAPER:
+        heading, remarks = "Deviations from the paper", deviations(settings, prepared.machine.precision)
+    else:
+        heading, remarks = "Model", [*new_model(settings.model), *_fes(settings)]
     lines = [
         f"# {in_markdown(title(settings))}",
         "",
@@ -82,7 +85,7 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
         *_own_texts(settings),
         *_language_model(prepared.language_model),
         "",
-        *(["## Deviations from the paper", "", *(f"* {line}" for line in differences), ""] if differences else []),
+        *([f"## {heading}", "", *(f"* {line}" for line in remarks), ""] if remarks else []),
         "## Machine",
         "",
         *(f"* {name}: {in_markdown(str(value))}" for name, value in dataclasses.asdict(prepared.machine).items()),
@@ -176,30 +179,12 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
     )
     lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(not_reported)]
     differences = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]
-    model = settings.model
-    if model.name != paper.model.name:
-        differences.insert(0, f"The model is {as_code(model.name)}; the paper fine-tunes BART-base.")
-    if model.encoder:
-        differences[0] = (
-            f"The encoder is {as_code(model.encoder)}, the decoder is new: {model.decoder_layers} layers of "
-            f"{model.heads} heads, init_std {model.init_std:g}. The paper fine-tunes BART-base."
-        )
-    elif model.name == "scratch":
-        differences.insert(
-            1,
-            f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
-            f"{model.decoder_layers} layers, {model.vocabulary:,} tokens, init_std {model.init_std:g}.",
-        )
-        if model.copying:
-            differences.insert(
-                2,
-                "The model is initialised to copy: the value and output projections of cross-attention "
-                "start as the identity, positions as sinusoids.",
-            )
+    if settings.model.name != paper.model.name:
+        name = f"The model is {as_code(settings.model.name)}; the paper fine-tunes BART-base."
+        differences = [name, *new_model(settings.model), *differences]
     if settings.task != paper.task:
         differences.insert(0, f"The task is {settings.task}; the paper's is {paper.task}.")
-    if any(term.name == "margin" for term in parse(settings.objective)):
-        differences.append(FES)
+    differences += _fes(settings)
     if precision == "fp32":
         differences.append("Trained in fp32; the paper trains in mixed precision.")
     return [
@@ -207,3 +192,27 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         *ALWAYS,
         f"Gradients are clipped at norm {settings.train.clip:g}; the paper does not say, and its authors' code uses 1.",
     ]
+
+
+def _fes(settings: Recipe) -> list[str]:
+    return [FES] if any(term.name == "margin" for term in parse(settings.objective)) else []
+
+
+def new_model(model: Model) -> list[str]:
+    """What a model from scratch is."""
+    if model.encoder:
+        return [
+            f"The encoder is {as_code(model.encoder)}, the decoder is new: {model.decoder_layers} layers of "
+            f"{model.heads} heads, init_std {model.init_std:g}."
+        ]
+    if model.name != "scratch":
+        return []
+    sizes = (
+        f"From scratch: {model.architecture}, width {model.width}, {model.encoder_layers} + "
+        f"{model.decoder_layers} layers, {model.vocabulary:,} tokens, init_std {model.init_std:g}."
+    )
+    copying = (
+        "The model is initialised to copy: the value and output projections of cross-attention "
+        "start as the identity, positions as sinusoids."
+    )
+    return [sizes, *[copying] * model.copying]
