@@ -28,11 +28,12 @@ from study_results import ROOT, SCORES, STUDY, Instant, changed, compared, insta
 
 from ngramloss import recipe
 from ngramloss.cli import main
-from ngramloss.errors import UserError
+from ngramloss.errors import DIVERGED, UserError
 from ngramloss.scoring.significance import smallest_difference
 from ngramloss.storage.files import fingerprint, lock_folder
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import page, plan, run, stages, tables
+from ngramloss.study import results as own_results
 from ngramloss.study.plan import TEST, VALIDATION, Training
 from ngramloss.study.results import Result, ResultFolder, _raise_unless_alike, score_texts
 
@@ -134,6 +135,9 @@ def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
         ('primary = "bleu"', 'primary = "blue"', r"set pairs: primary: there is no such score, 'blue'\. Did you mean 'bleu'"),
         ('primary = "bleu"', 'primary = "words"', r"set pairs: primary: there is no such score, 'words'"),
         ('primary = "bleu"\n', "", r"set pairs: primary: is missing"),
+        ('primary = "bleu"', 'primary = "bleu"\nmetric_options = ["rouge.tokens=auto"]', r"set pairs: metric_options: takes METRIC\.OPTION=VALUE for a metric of the set, bleu, chrf, shape, got 'rouge"),
+        ('primary = "bleu"', 'primary = "bleu"\nmetric_options = ["bleu.tokenise=zh"]', r"set pairs: metric_options: bleu\.tokenise: unknown option\. Did you mean"),
+        ('primary = "bleu"', 'primary = "bertscore"', r"set pairs: metric_options: bertscore needs model\. Give it: metric_options = \[.bertscore\.model=…"),
         ('writing = "greedy"', 'writing = "gredy"', r"set pairs: writing: must be one of greedy, beam2, got 'gredy'"),
         ('name = "pairs"', 'name = "news"', r"set: two sets are called 'news'"),
         ('name = "pairs"', 'name = "../x"', r"set \.\./x: name: must be letters, digits"),
@@ -613,20 +617,57 @@ def test_the_next_try_waits_a_while_and_a_stopped_study_remembers_the_first(path
     assert tries() == {2}
 
 
-def test_nothing_is_tested_if_the_tuning_of_the_baseline_failed(path, instant, capsys):
-    instant.failing = {f"ce-learning_rate0.00{digit}-seed1": 1 for digit in (1, 2)}
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["ce-learning_rate0.001", "ce-learning_rate0.002"],
+        ["matches2-learning_rate0.001", "matches2-learning_rate0.002"],
+    ],
+)
+def test_nothing_is_tested_if_the_baseline_or_all_other_rows_diverged(rows, path, instant, capsys):
+    instant.failing = {f"{row}-seed1": DIVERGED for row in rows}  # the others take the rate of matches
     code, text, _ = shown(capsys)
     assert code == 1
-    assert "failed" in text
+    assert "news: Nothing is tested: ce or all other rows diverged, so there is nothing to compare." in text
     assert not list(Path("mine").glob("*/confirmed.json"))
     assert not any("test" in words for words in instant.started)
 
 
-def test_a_row_with_a_failed_screening_seed_is_not_confirmed_nor_tried_again_after_the_choice(path, instant, capsys):
+@pytest.mark.parametrize(("stage", "seed"), [("tune", 1), ("screen", 2)])
+def test_a_failure_of_the_machine_excludes_no_row_and_nothing_is_tested_before_another_try_succeeds(
+    stage, seed, path, instant, capsys
+):
+    undisturbed = whole(capsys, "--results", "a", "--runs", "b")
+    instant.failing, instant.started = {f"matches2-learning_rate0.001-seed{seed}": 1}, []
+    if stage == "screen":
+        instant.failing |= {f"matches2-learning_rate0.002-seed{seed}": 1}
+    code, text, _ = shown(capsys)
+    assert code == 1
+    assert not list(Path("mine").glob("*/confirmed.json"))
+    assert not any("test" in words for words in instant.started)
+    trained = [words[3] for words in instant.started if words[0] == "train"]
+    assert any("bag2" in name and "seed2" in name for name in trained) == (stage == "screen")
+    assert "news: No row is chosen, because trainings failed, which says nothing about their rows." in text
+    assert f"seed {seed}: train: the loss became NaN." in text.partition("news: No row is chosen")[2]
+    assert shown(capsys, "--show")[1] == text
+    instant.failing = {}
+    assert whole(capsys) == undisturbed
+
+
+def test_a_row_is_given_up_by_removing_it_from_the_study(path, instant, capsys):
+    instant.failing = {f"bag2-learning_rate0.00{digit}-seed2": 1 for digit in (1, 2)}
+    assert shown(capsys)[0] == 1
+    changed(path, (', "ce + bag(2)"]', "]"))
+    for file in Path("mine").glob("*/bag2*"):
+        file.unlink()
+    assert "bag(2)" not in whole(capsys)
+
+
+def test_a_row_with_a_diverged_screening_seed_is_not_confirmed_nor_tried_again_after_the_choice(path, instant, capsys):
     whole(capsys, "--results", "a", "--runs", "b")
     rate = json.loads(Path("a/news/confirmed.json").read_text())["rows"]["ce + matches(2)"][0].removeprefix("train.")
     changed(path, (STUDY[STUDY.index('[[set]]\nname = "pairs"') :], ""))
-    instant.failing = {f"matches2-{rate.replace('=', '')}-seed2": 1}
+    instant.failing = {f"matches2-{rate.replace('=', '')}-seed2": DIVERGED}
     assert shown(capsys)[0] == 1
     rows = [*json.loads(Path("mine/news/confirmed.json").read_text())["rows"]]
     assert rows == ["ce", "ce + rewards(2)", "ce + bag(2)"]
@@ -635,12 +676,49 @@ def test_a_row_with_a_failed_screening_seed_is_not_confirmed_nor_tried_again_aft
     assert instant.started == []
 
 
-def test_a_row_whose_tuning_failed_is_left_out(path, instant, capsys):
-    instant.failing = {f"matches2-learning_rate0.00{digit}-seed1": 1 for digit in (1, 2)}
+def test_a_row_whose_tuning_diverged_is_left_out(path, instant, capsys):
+    changed(path, ('others = "ce + matches(2)"', 'others = "ce"'))
+    instant.failing = {f"matches2-learning_rate0.00{digit}-seed1": DIVERGED for digit in (1, 2)}
     code, text, _ = shown(capsys)
     assert code == 1
     assert "failed" in text
-    assert [*json.loads(Path("mine/news/confirmed.json").read_text())["rows"]] == ["ce"]  # the others take its rate
+    rows = [*json.loads(Path("mine/news/confirmed.json").read_text())["rows"]]
+    assert rows == ["ce", "ce + rewards(2)", "ce + bag(2)"]
+
+
+def test_a_metric_that_fails_on_the_texts_of_one_training_does_not_end_the_study(path, instant, capsys, monkeypatch):
+    undisturbed = whole(capsys, "--results", "a", "--runs", "b")
+    name, real = "rewards2-learning_rate0.001-seed2", own_results.compute_scores
+
+    def failing(metric, texts, *options, **more):
+        if metric == "shape" and texts["predictions"] == lost:
+            raise ZeroDivisionError("no words")
+        return real(metric, texts, *options, **more)
+
+    rows = (Path("b/news") / name / "validation-beam2" / "predictions.jsonl").read_text().splitlines()
+    lost = [json.loads(row)["prediction"] for row in rows]
+    with monkeypatch.context() as patch:
+        patch.setattr(own_results, "compute_scores", failing)
+        code, text, err = shown(capsys)
+    assert code == 1
+    assert "news, ce + rewards(2), train.learning_rate=0.001, seed 2: score failed: the metric shape raised" in err
+    assert "ZeroDivisionError: no words The same happens with: ngramloss score runs/mine/news/" in text
+    assert "pairs: confirmed on test data" in text
+    assert "news: confirmed on test data" not in text
+    assert whole(capsys) == undisturbed
+
+
+def test_a_failure_recorded_with_a_clock_that_was_ahead_is_tried_again_at_once(path, instant, capsys, monkeypatch):
+    instant.failing = {"ce-learning_rate0.002-seed1": 1}
+    shown(capsys, "--only", "news")
+    for file in Path("mine/news").glob("ce-learning_rate0.002-seed1*"):
+        content = json.loads(file.read_text()) | {"tries": 1, "attempt": str(time.time_ns() + 3600 * 10**9)}
+        file.write_text(json.dumps(content))
+    instant.failing = {}
+    monkeypatch.setattr(run, "PAUSE", 30.0)
+    turns = iter(range(2000))
+    monkeypatch.setattr(run.time, "sleep", lambda _: next(turns))
+    assert "waiting for them" not in shown(capsys)[2]
 
 
 def test_a_process_that_was_killed_for_its_memory_says_so(tmp_path):
@@ -896,6 +974,23 @@ def test_rows_may_have_different_candidates_but_not_those_of_one_folder_before_a
     assert "seed 12" in str(raised.value)
     assert "fingerprint of unseen" in page._settings(study.data("news"), results)
     assert "fingerprint of seen" in page._settings(study.data("news"), results)
+
+
+def test_what_a_metric_cannot_read_stays_in_the_tables_and_options_of_a_set_mend_it(path, instant, capsys, monkeypatch):
+    monkeypatch.setattr("study_results.WORDS", ["猫坐", "在垫", "子上", "下雨", "一整", "天价", "格上", "涨了"])
+    note = "bleu: the tokenizer 13a does not split texts in scripts without spaces"
+    code, text, err = shown(capsys)
+    assert (code, err.count(note)) == (0, 1)
+    pairs = text.partition("pairs: screened")[2]
+    assert pairs.count(note) == 2  # screened and confirmed
+    assert "A study names such options in metric_options of the set." in pairs
+    assert shown(capsys, "--show", "--page", "page")[1].startswith(text)
+    assert note in Path("page/index.html").read_text()
+    changed(path, ('"task=translation"]', '"task=translation"]\nmetric_options = ["bleu.tokenize=zh"]'))
+    assert "set.metric_options: [] → ['bleu.tokenize=zh']" in shown(capsys, "--show")[2]
+    text = whole(capsys, "--results", "a", "--runs", "b")
+    assert note not in text
+    assert "|tok:zh|" in text
 
 
 # Several machines, time and budget
@@ -1200,7 +1295,7 @@ def test_the_table_says_what_was_computed_and_how(path):
 
 
 def test_lower_scores_are_better_where_the_score_says_so(path):
-    study = plan.read(changed(path, ('primary = "rouge2"', 'primary = "wmd"')))
+    study = plan.read(changed(path, ('primary = "rouge2"', 'primary = "wmd"\nmetric_options = ["wmd.vectors=v"]')))
     data = study.sets[0]
     chosen = {}
     results = {}
@@ -1428,5 +1523,5 @@ def test_a_process_that_is_asked_to_stop_has_the_exit_code_of_that(tmp_path):
 def test_metrics_are_named_before_anything_is_scored(path, instant, capsys):
     whole(capsys)
     path.write_text(path.read_text().replace("confirm = 2\n", 'confirm = 2\nmetrics = ["chrf"]\n'))
-    with pytest.raises(UserError, match="metrics: None"):
+    with pytest.raises(UserError, match=r"metrics: \[\] → \['chrf'\]"):
         ResultFolder(Path("mine"), plan.read(path)).read()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from browsers import browser, visit, written
 from page_data import HOSTILE
-from study_results import ROOT, SCORES, STUDY, compared, instant, made, path, shown
+from study_results import ROOT, SCORES, STUDY, changed, compared, instant, made, path, shown
 
 from ngramloss.report import forest
 from ngramloss.study import page, plan, stages, tables
@@ -108,11 +108,44 @@ def test_the_plot_has_the_differences_of_the_table_their_intervals_and_those_of_
 def test_a_mark_stands_for_a_p_that_is_corrected_for_all_sets(path, drawn):
     text = confirmed(path, STEADY)
     assert [row.mark for row in drawn[0]] == ["", "**", ""]
-    assert "1 of 2 comparisons with ce is significant at 5% (Holm): ce + matches(2) on news (+1.00 R-2)." in text
+    assert (
+        "1 of 2 comparisons with ce is significant at 5% (Holm): ce + matches(2) is better on news (+1.00 R-2)." in text
+    )
     confirmed(path)
     assert drawn[-2][1].mark == "*", "its p is 0.3%, and one of four"
     noise = {**STEADY, "news": {row: STEADY["news"][row] for row in ("ce", "ce + rewards(2)")}}
     assert "None of 1 comparison with ce is significant at 5% (Holm). 3 more are planned." in confirmed(path, noise)
+
+
+def test_worse_is_said_and_lower_may_be_better(path):
+    worse = {**STEADY["news"], "ce + matches(2)": {11: 18.0, 12: 19.0, 13: 18.401}}
+    text = confirmed(path, {**STEADY, "news": worse})
+    assert (
+        "1 of 2 comparisons with ce is significant at 5% (Holm): ce + matches(2) is worse on news (−2.00 R-2)." in text
+    )
+    assert "ce + matches(2) is worse on news (−2.00 R-2)." in section(text, "set-0")
+    changed(path, ('primary = "rouge2"', 'primary = "wmd"\nmetric_options = ["wmd.vectors=v"]'))
+    assert "ce + matches(2) is better on news (−2.000 WMD)" in confirmed(path, {**STEADY, "news": worse})
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        ({11: 0.0, 12: 0.0, 13: 0.0}, "was not tested: its difference is the same with every seed (0.00 R-2)."),
+        ({11: 3.0}, "was not tested: a test needs two seeds or more of it and of ce."),
+        ({}, "was not compared: no seed has a score of it and of ce yet."),
+    ],
+)
+def test_why_there_is_no_test_is_said(scores, sentence, path):
+    study = plan.read(path)
+    rows = {"news": {"ce": dict.fromkeys((11, 12, 13), 0.0), "ce + bag(2)": scores}, "pairs": {}}
+    every, results = stages_of(study, rows), made(study, rows)
+    shown = tables.as_text(tables.set_tables(study, every, results))
+    headline = text_of(study, every, results).partition("</header>")[0]
+    assert f"ce + bag(2) on news {sentence}" in shown
+    assert (f"ce + bag(2) on news {sentence}" if scores else "No row was compared yet.") in headline
+    (row,) = [line for line in shown.splitlines() if line.startswith("ce + bag(2)  ")][:1]
+    assert row.split()[-1] == "–", "it could show nothing"
 
 
 def test_a_row_without_a_score_is_not_drawn(path, drawn):

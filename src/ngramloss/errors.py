@@ -28,6 +28,10 @@ def see(topic: str) -> str:
     return f"see {PAGES[topic]}"
 
 
+DIVERGED = 3
+"""Exit code of a training whose loss became NaN or infinite: its settings are why, and not the machine."""
+
+
 class UserError(ValueError):
     """An input cannot be used. The command line prints only the message and exits with code 2.
 

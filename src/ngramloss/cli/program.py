@@ -1,4 +1,4 @@
-"""arguments → the command they name, run, and an exit code: 0 success, 1 failure, 2 wrong usage."""
+"""arguments → the command they name, run, and an exit code: 0 success, 1 failure, 2 wrong usage, 3 divergence."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ngramloss.cli.options import Verbs, add_columns, add_run, add_trust, recipe_settings, verb
+from ngramloss.errors import DIVERGED
 from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, print_result
 
@@ -79,7 +80,7 @@ def train_recipe(settings: Recipe, run: str | None, *, fresh: bool, trust_remote
         return 1
     except Diverged as reason:
         logger.error(f"error: {reason}")
-        return 1
+        return DIVERGED
     if not outcome.finished:
         return 130
     if first_process():

@@ -232,7 +232,7 @@ def smallest_difference(spread: float, pairs: int, *, level: float = 0.05, power
 
     With a true difference d the statistic has a noncentral t distribution, (Z + d √pairs / spread) / S, where Z is
     normal and S² is chi-square divided by its degrees of freedom. It must be beyond the critical value of the level, on
-    either side. S is averaged over 10,000 quantiles. NaN for fewer than two pairs.
+    either side. S is averaged over 10,000 quantiles. NaN for fewer than two pairs, or if they do not vary.
 
     >>> round(smallest_difference(1.0, 5), 2), round(smallest_difference(1.0, 50), 2)
     (1.68, 0.4)
@@ -247,7 +247,7 @@ def smallest_difference(spread: float, pairs: int, *, level: float = 0.05, power
     from scipy.optimize import brentq
     from scipy.stats import chi2, norm, t
 
-    if pairs < 2 or not isfinite(spread):
+    if pairs < 2 or not isfinite(spread) or spread < _SLACK:
         return nan
     freedom = pairs - 1
     critical = float(t.ppf(1 - level / 2, freedom))

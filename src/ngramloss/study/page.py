@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.metrics.registry import Score
-from ngramloss.output.tabular import mark, signed
+from ngramloss.output.tabular import mark
 from ngramloss.report import charts, page
 from ngramloss.report.build import curves, flat
 from ngramloss.report.forest import Estimate, Forest, draw_forest
@@ -21,7 +21,7 @@ from ngramloss.scoring import provenance, significance
 from ngramloss.study.plan import DataSet, Study, Training
 from ngramloss.study.results import Results
 from ngramloss.study.stages import Stages, is_done
-from ngramloss.study.tables import Comparison, SetTables, differences, plan_lines
+from ngramloss.study.tables import Comparison, SetTables, differences, plan_lines, untested, verdict
 from ngramloss.version import __version__
 
 _SCRIPTS = ("page.js", "training.js")
@@ -100,21 +100,18 @@ def write_page(
 
 def _answer(study: Study, sets: Sequence[SetTables]) -> str:
     """Which confirmed rows differ from the baseline."""
-    compared = [row for own in sets for row in own.rows if row.against and not isnan(row.against["p"])]
-    found = [
-        f"{row.objective} on {row.data.name} ({signed(row.against['difference'], row.data.score.decimals)} "
-        f"{row.data.score.label})"
-        for row in compared
-        if mark(row.against["p_holm"])
-    ]
+    run = [row for own in sets for row in own.rows if not isnan(row.against.get("difference", nan))]
+    compared = [row for row in run if not isnan(row.against["p"])]
+    found = [sentence.removesuffix(".") for row in compared if (sentence := verdict(row))]
+    others = "".join(f" {sentence}" for row in run if (sentence := untested(study, row)))
     if not compared:
-        return "Nothing was tested yet: a test needs two seeds or more of a row and of the baseline."
+        return others.strip() or "No row was compared yet."
     many = f"{len(compared)} comparison{'s' * (len(compared) != 1)} with {study.baseline}"
     verb = "are" if len(found) > 1 else "is"
     listed = f"{': ' * bool(found)}{', '.join(found)}"
     left = study.comparisons - len(compared)
     planned = f" {left} more {'are' if left > 1 else 'is'} planned." if left > 0 else ""
-    return f"{len(found) or 'None'} of {many} {verb} significant at 5% (Holm){listed}.{planned}"
+    return f"{len(found) or 'None'} of {many} {verb} significant at 5% (Holm){listed}.{planned}{others}"
 
 
 def _unconfirmed(sets: Sequence[SetTables]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ from ngramloss import recipe
 from ngramloss.data import has_split
 from ngramloss.data.origins import origin
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.metrics.registry import METRICS, Score, scores_of
+from ngramloss.metrics.registry import METRICS, Score, missing_options, scores_of
 from ngramloss.recipe import TASKS, Recipe
 from ngramloss.settings import Setting, nearest
 from ngramloss.storage.files import parse_toml
 from ngramloss.systems.registry import check_recipe
 from ngramloss.systems.rows import Made, SystemRow, is_recipe
 from ngramloss.terms.parser import parse
-from ngramloss.training.best import best_of
+from ngramloss.training.best import best_of, options_of
 
 VALIDATION, TEST = "validation", "test"
 METRICS_OF = dict(zip(TASKS, (("rouge", "shape"), ("bleu", "chrf", "shape")), strict=True))
@@ -57,6 +57,7 @@ _SET = {
     "set": Setting([], kind=list),
     "primary": Setting(kind=str),
     "writing": Setting(kind=str),
+    "metric_options": Setting([], kind=list),
     "limit": Setting(0, least=0),
 }
 _OWN_GRID, _OWN_SEEDS = "tune", "screening"
@@ -139,6 +140,7 @@ class DataSet(NamedTuple):
         grid: the settings that are tried when it is tuned, each a tuple of ``key=value``.
         screening: the seeds by which its rows are chosen: those of the study, or some of them.
         more_metrics: those of ``metrics`` that the study names besides the usual ones.
+        metric_options: options of metrics, each ``METRIC.OPTION=VALUE``.
     """
 
     name: str
@@ -150,6 +152,12 @@ class DataSet(NamedTuple):
     grid: tuple[tuple[str, ...], ...] = ()
     screening: tuple[int, ...] = ()
     more_metrics: tuple[str, ...] = ()
+    metric_options: tuple[str, ...] = ()
+
+    def options(self, metric: str) -> dict[str, Any]:
+        """The options of a metric. Raises if there are none of these."""
+        own = [text for text in self.metric_options if text.partition(".")[0].strip() == metric]
+        return options_of(metric, own, "metric_options")
 
     @property
     def score(self) -> Score:
@@ -273,7 +281,8 @@ class Study:
             "set.primary": data.primary,
             "set.writing": data.writing,
             "set.limit": data.limit,
-            **({"metrics": list(data.more_metrics)} if data.more_metrics else {}),
+            "metrics": list(data.more_metrics),
+            "set.metric_options": list(data.metric_options),
         }
 
     def _made_facts(self, training: Training) -> dict[str, Any]:
@@ -593,7 +602,29 @@ def _data_set(
     metrics = dict.fromkeys([owner, *METRICS_OF[base.task], *more_metrics])
     screened = tuple(seed for seed in screening if seed in own_seeds)
     written = entry["primary"], entry["writing"], tuple(metrics), entry["limit"]
-    return DataSet(entry["name"], base, *written, grid, screened, more_metrics)
+    data = DataSet(entry["name"], base, *written, grid, screened, more_metrics, tuple(entry["metric_options"]))
+    mistakes += [f"{where}{mistake}" for mistake in _wrong_options(data)]
+    return None if len(mistakes) > before else data
+
+
+def _wrong_options(data: DataSet) -> Iterator[str]:
+    """What is wrong with the options of a set's metrics."""
+    for text in data.metric_options:
+        if text.partition(".")[0].strip() not in data.metrics:
+            yield (
+                f"metric_options: takes METRIC.OPTION=VALUE for a metric of the set, {', '.join(data.metrics)}, got "
+                f"{text!r}."
+            )
+    for metric in data.metrics:
+        try:
+            lacking = missing_options(metric, data.options(metric))
+        except UserError as mistake:
+            yield str(mistake)
+        else:
+            yield from (
+                f'metric_options: {metric} needs {option}. Give it: metric_options = ["{metric}.{option}=…"].'
+                for option in lacking
+            )
 
 
 def _recipe_name(name: str, study: Path) -> str:

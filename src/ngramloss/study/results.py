@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, compute_scores
 from ngramloss.metrics.scores import Absent, Pooled, corpus_score
 from ngramloss.output import escape
-from ngramloss.output.console import logger
 from ngramloss.recipe import Recipe
 from ngramloss.scoring import provenance, systems
 from ngramloss.scoring.score_cache import number
@@ -55,11 +53,14 @@ class Result:
         facts: all of the study that could change it, see ``Study.facts``.
         failed: why there are no scores; empty if there are.
         tries: how often it failed, if it did.
+        diverged: whether it failed because its loss became NaN or infinite. Any other failure says nothing about the
+            row, so nothing is chosen before another try has succeeded.
         scores: name of a score → its value for the corpus; None where it has none.
         count: the number of documents.
         documents: of the set's primary writing, the primary score of each document, or its counts where the corpus
             score is not their mean; else empty.
         signatures: metric → how it was computed.
+        notes: metric → sentences on texts that it does not read well with its options.
         generation: how the texts were written.
         made_of: fingerprints of the training data, of candidates if there are some, of the weights that training began
             with, and of the documents.
@@ -68,7 +69,7 @@ class Result:
         docs_per_second: speed of the training.
         parallel: how many trainings and writings ran side by side.
         version: of ngramloss.
-        attempt: different for each time that it is made; a failure that is repeated is another one.
+        attempt: of a failure, different for each one.
     """
 
     training: Training
@@ -76,10 +77,12 @@ class Result:
     facts: dict[str, Any]
     failed: str = ""
     tries: int = 0
+    diverged: bool = False
     scores: dict[str, float | None] = field(default_factory=dict)
     count: int = 0
     documents: list[Any] = field(default_factory=list)
     signatures: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
     generation: str = ""
     made_of: dict[str, str] = field(default_factory=dict)
     train_seconds: float | None = None
@@ -106,6 +109,10 @@ Results = Mapping[tuple[Training, str], Result]
 """The results of a study, by training and writing."""
 
 
+class ScoringError(Exception):
+    """A metric failed on the texts of one training."""
+
+
 def score_texts(study: Study, training: Training, writing: str, run: RunFolder, texts: RunFolder) -> Result:
     """Score what a training's model wrote.
 
@@ -115,17 +122,27 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         writing: name of the writing.
         run: the folder of the training.
         texts: the folder of the texts.
+
+    Raises:
+        ScoringError: a metric failed.
     """
     data = study.data(training.set)
     aligned = systems.align(None, [texts.path])
     given = {**aligned.task._asdict(), "predictions": aligned.texts[0]}
     about = provenance.run(texts.path)
     values: dict[str, float | None] = {}
-    signatures, documents = {}, list[Any]()
+    signatures, documents, notes = {}, list[Any](), {}
     for metric in data.metrics:
-        scores = compute_scores(metric, given, {}, documents=len(aligned.task.ids))
-        for note in METRICS[metric].notes_on(given, {}):
-            _say(f"{data.name}: {note} A study scores with the usual options of a metric.")
+        options = data.options(metric)
+        try:
+            scores = compute_scores(metric, given, options, documents=len(aligned.task.ids))
+            if found := METRICS[metric].notes_on(given, options):
+                notes[metric] = found
+        except Exception as error:
+            raise ScoringError(
+                f"the metric {metric} raised {type(error).__name__}: {error} The same happens with: "
+                f"ngramloss score {texts.path} --metrics {metric}"
+            ) from error
         signatures[metric] = scores.signature
         values |= {name: number(corpus_score(scores, name)) for name in scores.values}
         if metric == data.metric and writing == data.writing:
@@ -151,25 +168,21 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         count=len(aligned.task.ids),
         documents=[_rounded(value) for value in documents],
         signatures=signatures,
+        notes=notes,
         generation=provenance.written_by(about._replace(generation={**about.generation, "model": None})),
         made_of=made_of,
         docs_per_second=provenance.docs_per_second(run.path),
     )
 
 
-@cache
-def _say(note: str) -> None:
-    """Log a note one time."""
-    logger.warning(note)
-
-
 def check_metrics(sets: Iterable[DataSet]) -> None:
     """Raise if a metric cannot run here, before anything is trained."""
-    for name in dict.fromkeys(metric for data in sets for metric in data.metrics):
-        try:
-            compute_scores(name, _SAMPLE, {}, documents=1)
-        except Absent as reason:
-            raise UserError(f"nothing was trained, because the metric {name} cannot run: {reason}") from None
+    for data in sets:
+        for name in data.metrics:
+            try:
+                compute_scores(name, _SAMPLE, data.options(name), documents=1)
+            except Absent as reason:
+                raise UserError(f"nothing was trained, because the metric {name} cannot run: {reason}") from None
 
 
 def documents_of(data: DataSet, each: Sequence[Result]) -> list[float] | Pooled:
@@ -179,7 +192,9 @@ def documents_of(data: DataSet, each: Sequence[Result]) -> list[float] | Pooled:
     rows = [[nan if value is None else value for value in result.documents] for result in each]
     if not isinstance(each[0].documents[0], list):
         return [float(value) for value in np.mean(rows, axis=0)]
-    sample = compute_scores(data.metric, _SAMPLE, {}, documents=1)  # knows how to make one score of counts
+    sample = compute_scores(
+        data.metric, _SAMPLE, data.options(data.metric), documents=1
+    )  # knows how to make one score of counts
     return Pooled(np.sum(rows, axis=0, dtype=np.float64), sample.pooled[data.primary].combine)
 
 
@@ -357,7 +372,7 @@ def _read(path: Path) -> Result:
 
 def _changes(result: Result, now: Mapping[str, Any]) -> list[str]:
     """The settings of a result that differ now. One that later versions added had its default."""
-    before = {**dict(recipe.flat(Recipe(""))), **result.facts}
+    before = {**dict(recipe.flat(Recipe(""))), "metrics": [], "set.metric_options": [], **result.facts}
     return [f"{key}: {before.get(key)!r} → {value!r}" for key, value in now.items() if before.get(key) != value]
 
 

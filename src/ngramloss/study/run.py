@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import secrets
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.errors import UserError
+from ngramloss.errors import DIVERGED, UserError
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.output.tabular import fixed
@@ -27,8 +28,18 @@ from ngramloss.storage.files import lock_folder, remove, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, WITHOUT_EFFECT, Study, Training, check_data
 from ngramloss.study.processes import Process
-from ngramloss.study.results import ALWAYS, ELSEWHERE, Result, ResultFolder, Results, check_metrics, score_texts
+from ngramloss.study.results import (
+    ALWAYS,
+    ELSEWHERE,
+    Result,
+    ResultFolder,
+    Results,
+    ScoringError,
+    check_metrics,
+    score_texts,
+)
 from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
+from ngramloss.study.tables import unread
 from ngramloss.systems.rows import Made
 
 POLL = 0.1
@@ -141,7 +152,9 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
     """
     outcome, jobs, look = Outcome(), list[Job](), 0.0
     deadline = time.monotonic() + 60 * ways.minutes if ways.minutes else float("inf")
-    earlier = {result.attempt for result in folder.read().values() if result.failed and result.tries >= TRIES}
+    found = [result for result in folder.read().values() if result.failed]
+    earlier = {result.attempt for result in found if result.tries >= TRIES}
+    noticed = dict.fromkeys((result.attempt for result in found), -math.inf)
     before, others = _to_be_done(study, folder, earlier), False
     total = sum(stage.planned for of_set in stages_of_sets(study, folder, before) for stage in of_set.all)
     done = sum(is_done(study, training, before) for training in {training for training, _ in before})
@@ -162,9 +175,12 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
                     look = time.monotonic() + WAIT
                     results = _to_be_done(study, folder, earlier)
                     left = _left(study, folder, results, ways)
-                    failures = _failures(folder)
+                    failures = {each.training: each.attempt for each in folder.read().values() if each.failed}
+                    for attempt in failures.values():
+                        noticed.setdefault(attempt, time.monotonic())
+                    ready = {each for each, attempt in failures.items() if time.monotonic() >= noticed[attempt] + PAUSE}
                     fresh = [each for each in left if each not in failures]
-                    again = [each for each in left if time.time() >= failures.get(each, math.inf) + PAUSE]
+                    again = [each for each in left if each in ready]
                     for training in [*fresh, *again]:
                         is_free = len(jobs) < ways.parallel and not outcome.halted
                         if is_free and not any(job.training == training for job in jobs):
@@ -214,11 +230,6 @@ def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
 
 
 # What is left
-
-
-def _failures(folder: ResultFolder) -> dict[Training, float]:
-    """Training that failed → when, in seconds of the system's clock."""
-    return {each.training: int(each.attempt or 0) / 1e9 for each in folder.read().values() if each.failed}
 
 
 def _to_be_done(study: Study, folder: ResultFolder, earlier: set[str]) -> Results:
@@ -294,9 +305,7 @@ def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline:
         return False
     if code:
         why = _reason(job.step.log_file, code)
-        tries = _record_failure(study, job.training, folder, f"{job.step.what}: {why}")
-        again = " It is tried again, once, after the others." if tries < TRIES else ""
-        logger.warning(f"warning: {job.training}: {job.step.what} failed: {why}{again}")
+        _record_failure(study, job.training, folder, job.step.what, why, diverged=code == DIVERGED)
         job.free()
         return False
     job.step_lock.close()
@@ -342,7 +351,14 @@ def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, 
             write_seconds = yield Step(writing, arguments, texts.path, texts.has_predictions, place)
         else:
             _raise_unless_written_with(options, file, texts.predictions)
-        result = score_texts(study, training, writing, run, texts)
+        try:
+            result = score_texts(study, training, writing, run, texts)
+        except ScoringError as why:
+            _record_failure(study, training, folder, "score", str(why))
+            return
+        if not any(other.notes for other in folder.read().values() if other.training.set == training.set):
+            for note in unread([result], training.split):
+                logger.warning(f"warning: {training.set}: {note}")
         folder.write(replace(result, train_seconds=train_seconds, write_seconds=write_seconds, parallel=ways.parallel))
     if ways.delete_models:
         remove(run.model)
@@ -456,17 +472,21 @@ def _start(step: Step, own: Path) -> tuple[Process, ExitStack] | None:
         return Process(step.arguments, step.log_file), stack.pop_all()
 
 
-def _record_failure(study: Study, training: Training, folder: ResultFolder, why: str) -> int:
-    """Record a failure. Returns how often the training has failed."""
+def _record_failure(
+    study: Study, training: Training, folder: ResultFolder, what: str, why: str, *, diverged: bool = False
+) -> None:
+    """Record and report that a step failed."""
     known = folder.read()
     before_each = {writing: known.get((training, writing)) for writing in study.writings}
     tries = 1 + max((result.tries for result in before_each.values() if result is not None), default=0)
     for writing, before in before_each.items():
         if before is None or before.failed:
-            facts = study.facts(training, writing)
-            now = str(time.time_ns())
-            folder.write(Result(training, writing, facts, failed=why, tries=tries, attempt=now))
-    return tries
+            facts, attempt = study.facts(training, writing), secrets.token_hex(8)
+            folder.write(
+                Result(training, writing, facts, f"{what}: {why}", tries=tries, diverged=diverged, attempt=attempt)
+            )
+    again = " It is tried again, once, after the others." if tries < TRIES else ""
+    logger.warning(f"warning: {training}: {what} failed: {why}{again}")
 
 
 def _reason(log: Path, code: int) -> str:

@@ -89,7 +89,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
 
     if _ended(study, tune, results):
         settings = _settings(study, data, results)
-        given = _with_baseline(study, {row: settings[row] for row in early if row in settings})
+        given = _comparable(study, {row: settings[row] for row in early if row in settings})
         always = tests(given or {})
         planned["always"] = Stage("always", always, len(always))
         screen = [
@@ -99,7 +99,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         ]
         planned["screen"] = Stage("screen", screen, screened)
         if _ended(study, screen, results):
-            confirmed = _with_baseline(study, _best(study, data, results, settings))
+            confirmed = _comparable(study, _best(study, data, results, settings))
     if confirmed is not None:
         last = tests(confirmed)
         planned["confirm"] = Stage("confirm", last, len(last) - len(planned["always"].trainings))
@@ -110,6 +110,13 @@ def has_failed(study: Study, training: Training, results: Results) -> bool:
     """Whether a training or one of its writings failed."""
     known = (results.get((training, writing)) for writing in study.writings)
     return any(result and result.failed for result in known)
+
+
+def unresolved(study: Study, trainings: Sequence[Training], results: Results) -> list[Result]:
+    """A failure of each training that failed without diverging: it says nothing about the row."""
+    each = ([results.get((training, writing)) for writing in study.writings] for training in trainings)
+    failed = ([result for result in known if result and result.failed and not result.diverged] for known in each)
+    return [found[0] for found in failed if found]
 
 
 def is_done(study: Study, training: Training, results: Results) -> bool:
@@ -170,11 +177,13 @@ def seconds_spent(results: Results) -> float:
 
 
 def _ended(study: Study, trainings: Sequence[Training], results: Results) -> bool:
-    return all(is_done(study, training, results) for training in trainings)
+    """Whether all have results or diverged. What is chosen does not depend on another failure, such as a full disk."""
+    done = all(is_done(study, training, results) for training in trainings)
+    return done and not unresolved(study, trainings, results)
 
 
 def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[str, ...]]:
-    """Row → its setting. A row all of whose trainings failed while it was tuned is left out, as nothing is known."""
+    """Row → its setting. A row all of whose trainings diverged while it was tuned is left out, as nothing is known."""
     tuning = study.tuning
     if tuning is None:
         return dict.fromkeys(study.objectives, ())
@@ -196,7 +205,7 @@ def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[
 def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict[str, tuple[str, ...]]:
     """The baseline, the rows that are always tested, and the best others of the screening.
 
-    A row one of whose seeds failed is not among the best. Without a screening, all rows are tested.
+    A row one of whose seeds diverged is not among the best. Without a screening, all rows are tested.
     """
     if not data.screening:
         return dict(settings)
@@ -211,9 +220,27 @@ def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict
     return {row: settings[row] for row in study.objectives if row in (*given, *best) and row in settings}
 
 
-def _with_baseline(study: Study, rows: Rows) -> Rows | None:
-    """The rows; None if the baseline, whose tuning may have failed, is not among them: nothing can be compared."""
-    return rows if study.baseline in rows else None
+def _comparable(study: Study, rows: Rows) -> Rows | None:
+    """The rows; None if the baseline or all others are missing because they diverged: nothing can be compared."""
+    others = len(rows) > 1 or len(study.objectives) == 1
+    return rows if study.baseline in rows and others else None
+
+
+def why_stopped(study: Study, of_set: Stages, results: Results) -> list[str]:
+    """Why nothing is chosen in a set and what to do, then the failures; empty if it is, or trainings are left."""
+    first = [stage for stage in of_set.all if stage.name in ("tune", "screen")]
+    trainings = [training for stage in first for training in stage.trainings]
+    if of_set.confirmed is not None:
+        return []
+    if failed := unresolved(study, trainings, results):
+        return [
+            "No row is chosen, because trainings failed, which says nothing about their rows. The same command tries "
+            "them again. To give a row up, remove it from the study, and move its results out of their folder.",
+            *(f"{result.training}: {result.failed}" for result in failed),
+        ]
+    if _ended(study, trainings, results):
+        return [f"Nothing is tested: {study.baseline} or all other rows diverged, so there is nothing to compare."]
+    return []
 
 
 def _gain(data: DataSet, score: float) -> float:

@@ -14,7 +14,7 @@ from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark
 from ngramloss.scoring import provenance, significance
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
 from ngramloss.study.results import Result, Results, documents_of
-from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left
+from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
 
 LEVEL, POWER = 0.05, 0.8
 SAMPLES, SHUFFLES = significance.SAMPLES, significance.SHUFFLES
@@ -80,6 +80,7 @@ class SetTables(NamedTuple):
         screened: the primary score of all rows over the screening seeds.
         confirmed: the primary score of the confirmed rows, with tests.
         others: all scores of the confirmed rows, a table for each writing.
+        stopped: why no row is chosen and what to do, then the failures; empty if one is.
     """
 
     data: DataSet
@@ -91,6 +92,7 @@ class SetTables(NamedTuple):
     screened: Shown | None = None
     confirmed: Shown | None = None
     others: Sequence[Shown] = ()
+    stopped: Sequence[str] = ()
 
 
 def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> str:
@@ -159,7 +161,8 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
         screened = _rows(study, data, of_set.settings or {}, data.screening, VALIDATION, results)
         rows = [row for row in confirmed if row.data is data]
         made = [result for result in results.values() if result.training.set == data.name and not result.failed]
-        own = SetTables(data, screened, rows, _signatures(made), _speeds(made))
+        why = [escape.name(line) for line in why_stopped(study, of_set, results)]
+        own = SetTables(data, screened, rows, _signatures(made), _speeds(made), stopped=why)
         if any((training, data.writing) in results for training in tried):
             title = f"tuned on validation data, {primary}, seed {tried[0].seed}"
             own = own._replace(tuned=Shown(title, _tuned(study, of_set, data, results)))
@@ -167,10 +170,13 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
             title = f"screened on validation data, {primary}"
             table = _screened(study, of_set, screened, results)
             decoded = _decoded(made, data.writing, VALIDATION)
-            own = own._replace(screened=Shown(title, table, _failures(screened), _parts(made, VALIDATION), decoded))
+            notes = [*_parts(made, VALIDATION), *unread(made, VALIDATION)]
+            own = own._replace(screened=Shown(title, table, _failures(screened), notes, decoded))
         if any(row.scores or row.failed for row in rows):
             title = f"{'confirmed' if study.screening else 'compared'} on test data, {primary}, {seeds}"
-            notes = [*_parts(made, TEST), *_engines(made), *_legend(family, study)]
+            found_out = [sentence for row in rows for sentence in (verdict(row), untested(study, row)) if sentence]
+            more = [*_parts(made, TEST), *unread(made, TEST), *_engines(made)]
+            notes = [*found_out, *more, *_legend(family, study)]
             own = own._replace(
                 confirmed=Shown(title, _confirmed(rows), _failures(rows), notes, _decoded(made, data.writing, TEST)),
                 others=[
@@ -196,6 +202,8 @@ def as_text(sets: Sequence[SetTables], *, markdown: bool = False) -> str:
             notes = [*shown.failures, *shown.notes]
             head = [f"{own.data.name}: {shown.title}", *shown.warnings]
             parts.append("\n".join([*head, "", text, *(["", *notes] if notes else [])]))
+        if own.stopped:
+            parts.append("\n  ".join([f"{own.data.name}: {own.stopped[0]}", *own.stopped[1:]]))
         if own.confirmed:
             parts.append("\n".join([*(signature for _, signature in own.signatures), own.speeds]))
     return "\n\n".join(parts) if parts else "There are no results yet."
@@ -236,6 +244,30 @@ def differences(row: Comparison, rows: Sequence[Comparison]) -> list[float]:
     return [
         score - first.scores[seed] for seed, score in row.scores.items() if seed in first.scores and not first.against
     ]
+
+
+def verdict(row: Comparison) -> str:
+    """Whether a row is better or worse than the baseline, if the difference is significant; else empty."""
+    if not mark(row.against.get("p_holm")):
+        return ""
+    is_better = (row.against["difference"] > 0) == (row.data.score.better == "higher")
+    return f"{row.objective} is {'better' if is_better else 'worse'} on {row.data.name} ({_difference(row)})."
+
+
+def untested(study: Study, row: Comparison) -> str:
+    """Why a row has no test over seeds: it was not run, with too few seeds, or they do not vary; else empty."""
+    test, name = row.against, f"{row.objective} on {row.data.name}"
+    if not test or not isnan(test["p"]):
+        return ""
+    if isnan(test["difference"]):
+        return f"{name} was not compared: no seed has a score of it and of {study.baseline} yet."
+    if isnan(test["low"]):
+        return f"{name} was not tested: a test needs two seeds or more of it and of {study.baseline}."
+    return f"{name} was not tested: its difference is the same with every seed ({_difference(row)})."
+
+
+def _difference(row: Comparison) -> str:
+    return f"{signed(row.against['difference'], row.data.score.decimals)} {row.data.score.label}"
 
 
 def _corrected(chances: Sequence[float], family: int) -> list[float]:
@@ -447,6 +479,13 @@ def _parts(own: Sequence[Result], split: str) -> list[str]:
     same = set(rows.values())
     listed = f"all rows (part {same.pop()})" if len(same) == 1 else "; ".join(left_out)
     return [f"Trained without a part of the data (data.leave_out): {listed}."]
+
+
+def unread(own: Sequence[Result], split: str) -> list[str]:
+    """Notes of metrics on texts of this split that they do not read well, once for each metric."""
+    notes = {name: said for result in own if result.training.split == split for name, said in result.notes.items()}
+    found = [escape.name(f"{name}: {sentence}") for name, said in notes.items() for sentence in said]
+    return [*found, "A study names such options in metric_options of the set."] if found else []
 
 
 def _speeds(own: Sequence[Result]) -> str:
