@@ -73,11 +73,14 @@ class Instant:
     """Stands in for a process: it has written its files when it is started, and then has an exit code."""
 
     started: ClassVar[list] = []
+    environments: ClassVar[list] = []
     failing: ClassVar[dict] = {}
     others: ClassVar[dict] = {}
+    made_of: ClassVar[dict] = {}
 
-    def __init__(self, arguments, log):
+    def __init__(self, arguments, log, environment):
         Instant.started.append(arguments)
+        Instant.environments.append(environment)
         name = arguments[1].split("/")[-2] if arguments[0] == "train" else arguments[3].split("/")[-2]
         self.code = Instant.failing.get(name, 0) if arguments[0] == "train" else 0
         log.write_text("a line\nerror: the loss became NaN.\n" if self.code else "done\n")
@@ -93,7 +96,8 @@ class Instant:
         )
         RunFolder(Path(folder)).record_weights(Path(folder) / "model")
         (Path(folder) / "log.jsonl").write_text('{"docs_per_second": 50.0}\n')
-        (Path(folder) / "prepared.json").write_text('{"splits": {"train": {"fingerprint": "t1"}}}')
+        made_of = {"train data": "t1", "train tokens": "k1", "model: weights": "w1"} | Instant.made_of
+        (Path(folder) / "prepared.json").write_text(json.dumps({"made_of": made_of}))
 
     def _write(self, _, trained, __, folder, *options):
         """Texts in which words are wrong more or less often: it depends on row, rate, seed and split, as in real life."""
@@ -125,14 +129,15 @@ class Instant:
 
 @pytest.fixture
 def instant(monkeypatch):
-    """Processes that take no time; the list of their arguments, and dicts: name of a training → exit code, weights."""
+    """Processes that take no time; the list of their arguments, and dicts: name of a training → exit code, weights; what is made of."""
     monkeypatch.setattr(run, "Process", Instant)
     monkeypatch.setattr(run, "POLL", 0.0)
     monkeypatch.setattr(run, "WAIT", 0.0)
     monkeypatch.setattr(run, "PAUSE", 0.0)
     monkeypatch.setattr(tables, "SAMPLES", 20)
     monkeypatch.setattr(tables, "SHUFFLES", 50)
-    Instant.started, Instant.failing, Instant.others = [], {}, {}
+    Instant.started, Instant.environments = [], []
+    Instant.failing, Instant.others, Instant.made_of = {}, {}, {}
     return Instant
 
 

@@ -231,6 +231,15 @@ def test_a_template_with_a_day_writes_what_it_writes_on_that_day(monkeypatch, tm
     assert loaded.apply_chat_template(TALK, tokenize=False) == today
 
 
+def test_today_is_the_day_that_the_environment_names(monkeypatch):
+    monkeypatch.setenv("NGRAMLOSS_TODAY", "2026-01-31")
+    assert fix_date(gpt_like(template=CLOCKS["Mistral"])) == "2026-01-31"
+    assert fix_date(gpt_like(template=CLOCKS["Mistral"]), "2026-02-03") == "2026-02-03"
+    monkeypatch.setenv("NGRAMLOSS_TODAY", "tomorrow")
+    with pytest.raises(UserError, match="NGRAMLOSS_TODAY should be a day such as 2026-01-31, got 'tomorrow'"):
+        fix_date(gpt_like(template=CLOCKS["Mistral"]))
+
+
 def test_each_of_several_templates_gets_the_day():
     tokenizer = gpt_like(template={"default": CLOCKS["Llama 3"], "tool_use": CHATML})
     assert fix_date(tokenizer, "2026-02-03") == "2026-02-03"

@@ -28,6 +28,7 @@ from study_results import ROOT, SCORES, STUDY, Instant, changed, compared, insta
 
 from ngramloss import recipe
 from ngramloss.cli import main
+from ngramloss.data.prompts import TODAY
 from ngramloss.errors import DIVERGED, UserError
 from ngramloss.scoring.significance import smallest_difference
 from ngramloss.storage.files import fingerprint, lock_folder
@@ -403,7 +404,7 @@ def test_a_failure_with_other_settings_says_nothing(path):
     assert [*folder.read()] == [(training, "beam2")]
     now = plan.read(changed(path, ("train.max_steps=3", "train.max_steps=4")))
     assert ResultFolder(Path("mine"), now).read() == {}
-    folder.write(replace(failure, failed="", scores={"rouge2": 1.0}))
+    folder.write(replace(failure, failed="", scores={"rouge2": 1.0}, count=1, documents=[1.0]))
     with pytest.raises(UserError, match=r"settings changed after .*\n  train.max_steps: 3 → 4"):
         ResultFolder(Path("mine"), now).read()
 
@@ -469,23 +470,17 @@ def test_every_result_is_a_small_file_of_its_own_with_signatures_and_the_documen
     assert re.match(
         r"generation\|weights:\w+\|data:newswire\|split:validation\|documents:8\|fingerprint:f-val", one["generation"]
     )
-    assert one["made_of"] == {"train": "t1", "base": "", "validation": "f-validation"}
+    assert one["made_of"] == {
+        "validation": "f-validation",
+        "train data": "t1",
+        "train tokens": "k1",
+        "model: weights": "w1",
+    }
     assert (one["docs_per_second"], one["parallel"]) == (50.0, 1)
     greedy = json.loads(Path("mine/news/ce-learning_rate0.001-seed1.validation.greedy.json").read_text())
     assert greedy["documents"] == []
     counts = json.loads(Path("mine/pairs/ce-learning_rate0.001-seed1.validation.greedy.json").read_text())["documents"]
     assert (len(counts), len(counts[0])) == (8, 10)  # what BLEU is made of
-
-
-def test_a_result_knows_the_weights_that_its_training_began_with(path, instant, capsys):
-    whole(capsys)
-    Path("base").mkdir()
-    Path("base/model.safetensors").write_bytes(b"weights")
-    study = plan.read(changed(path, ('"train.max_steps=3"', '"model.name=base"')))
-    training = Training("news", "ce", ("train.learning_rate=0.001",), 1, VALIDATION)
-    texts = RunFolder(study.text_folder(training, "beam2", Path("runs/mine")))
-    result = score_texts(study, training, "beam2", RunFolder(training.run_folder(Path("runs/mine"))), texts)
-    assert result.made_of["base"] == fingerprint([Path("base/model.safetensors")])
 
 
 class Killed(BaseException):
@@ -595,12 +590,12 @@ def test_the_next_try_waits_a_while_and_a_stopped_study_remembers_the_first(path
     instant.failing = {name: 1}
 
     class Timed(instant):
-        def __init__(self, arguments, log):
+        def __init__(self, arguments, log, environment):
             if f"/news/{name}/" in f"/{arguments[1]}":
                 begun.append(time.monotonic())
                 if len(begun) == 2:
                     raise Killed
-            super().__init__(arguments, log)
+            super().__init__(arguments, log, environment)
 
     def tries():
         return {json.loads(file.read_text())["tries"] for file in Path("mine/news").glob(f"{name}.*.json")}
@@ -942,6 +937,92 @@ def test_the_results_of_a_stranger_write_nothing_outside_of_the_results(path, in
     assert shown(capsys, "--show", "--resume", "theirs")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "changed_part",
+    ["train data", "validation data", "train tokens", "model: weights", "model: config.json", "teacher: x"],
+)
+def test_a_training_of_other_things_than_those_before_is_refused_before_its_result_is_saved(
+    changed_part, path, instant, capsys
+):
+    instant.made_of = {changed_part: "before"}
+    shown(capsys, "--share", "1/2")
+    count = len(list(Path("mine").glob("*/*seed*")))
+    instant.made_of = {changed_part: "after", "plugin objective own": "only some rows have it"}
+    code, _, err = shown(capsys)
+    assert code == 2
+    assert f"cannot be compared, because what they are made of differs:\n  {changed_part}: before → after\n" in err
+    assert "Restore what changed, and delete the result and the run that were made with it; or start again with" in err
+    assert len(list(Path("mine").glob("*/*seed*"))) == count
+    instant.made_of = {changed_part: "before"}
+    for run_of in Path("runs/mine").glob("*/*/run"):
+        if "after" in (run_of / "prepared.json").read_text():
+            shutil.rmtree(run_of.parent)
+    assert shown(capsys)[0] == 0
+
+
+def test_rows_differ_in_what_their_own_settings_choose_and_in_nothing_else():
+    def raises(changes, own):
+        """Whether a row that is made of other things, with other settings, cannot be compared with the baseline."""
+        results = {}
+        for row, facts, made_of in (("ce", {}, {}), ("other", own, changes)):
+            base = {"train data": "t", "train tokens": "k", "model: weights": "w", "model: config.json": "c"}
+            result = Result(Training("news", row, (), 11, TEST), "beam2", facts, made_of=base | made_of)
+            results[result.key] = result
+        try:
+            _raise_unless_alike(results, {})
+        except UserError:
+            return True
+        return False
+
+    assert raises({"train tokens": "l"}, {})
+    assert not raises({"train tokens": "l"}, {"data.max_source": 9})
+    assert raises({"train data": "u"}, {"data.max_source": 9})
+    assert not raises({"train data": "u"}, {"data.leave_out": "1/2"})
+    assert raises({"model: weights": "v"}, {"model.dropout": 0.1})
+    assert not raises({"model: config.json": "d", "train data": "u"}, {"system.row": "other"})
+
+
+def test_rows_of_a_system_have_the_same_data_with_every_seed_but_models_of_their_seed():
+    def results(changes, **facts):
+        pairs = [
+            (11, {"train data": "t", "model: weights": "w"}),
+            (12, {"train data": "t", "model: weights": "w"} | changes),
+        ]
+        facts = {"system.row": "simcls", **facts}
+        made = [Result(Training("news", "simcls", (), seed, TEST), "b", facts, made_of=of) for seed, of in pairs]
+        return {result.key: result for result in made}
+
+    _raise_unless_alike(results({"model: weights": "v"}, **{"made.ce": {}}), {})
+    for changes, facts in (({"model: weights": "v"}, {}), ({"train data": "u"}, {"made.ce": {}})):
+        with pytest.raises(UserError, match="cannot be compared"):
+            _raise_unless_alike(results(changes, **facts), {})
+
+
+def test_results_of_an_earlier_version_are_compared_with_those_of_this_one():
+    training = Training("news", "ce", (), 11, TEST)
+    made = [
+        Result(training, "a", {}, made_of={"train": "t", "base": ""}),
+        Result(training, "b", {}, made_of={"train data": "u"}),
+    ]
+    with pytest.raises(UserError, match="train data: t → u"):
+        _raise_unless_alike({result.key: result for result in made}, {})
+
+
+def test_a_run_that_does_not_say_what_it_is_made_of_is_refused(path, instant, capsys, monkeypatch):
+    real = Instant._train
+    monkeypatch.setattr(
+        Instant, "_train", lambda self, *words: (real(self, *words), (Path(words[3]) / "prepared.json").unlink())
+    )
+    assert "does not say what it was trained on, so it cannot be compared" in shown(capsys)[2]
+
+
+def test_code_of_a_metric_that_changed_is_noticed(path, instant, capsys, monkeypatch):
+    sources = iter(["first", *["second"] * 99])
+    monkeypatch.setattr(type(own_results.METRICS), "origin", lambda self, name: "own.py" * (name == "shape"))
+    monkeypatch.setattr(type(own_results.METRICS), "source", lambda self, name: next(sources))
+    assert "plugin metric shape of the scores: first → second" in shown(capsys)[2]
+
+
 @pytest.mark.parametrize("part", ["made_of", "signatures"])
 def test_results_of_other_data_or_scored_otherwise_are_not_compared(part, path, instant, capsys):
     whole(capsys)
@@ -969,7 +1050,7 @@ def test_rows_may_have_different_candidates_but_not_those_of_one_folder_before_a
     _raise_unless_alike(results, {})
     again = next(reversed(results))
     results[again] = replace(results[again], made_of={"train": "t", "candidates": "c"})
-    with pytest.raises(UserError, match="the fingerprint of candidates is c and b") as raised:
+    with pytest.raises(UserError, match="candidates: b → c") as raised:
         _raise_unless_alike(results, {})
     assert "seed 12" in str(raised.value)
     assert "fingerprint of unseen" in page._settings(study.data("news"), results)
@@ -979,18 +1060,28 @@ def test_rows_may_have_different_candidates_but_not_those_of_one_folder_before_a
 def test_what_a_metric_cannot_read_stays_in_the_tables_and_options_of_a_set_mend_it(path, instant, capsys, monkeypatch):
     monkeypatch.setattr("study_results.WORDS", ["猫坐", "在垫", "子上", "下雨", "一整", "天价", "格上", "涨了"])
     note = "bleu: the tokenizer 13a does not split texts in scripts without spaces"
+    changed(path, ('"task=translation"]', '"task=translation"]\nmetric_options = ["bleu.tokenize=13a"]'))
     code, text, err = shown(capsys)
     assert (code, err.count(note)) == (0, 1)
     pairs = text.partition("pairs: screened")[2]
     assert pairs.count(note) == 2  # screened and confirmed
     assert "A study names such options in metric_options of the set." in pairs
-    assert shown(capsys, "--show", "--page", "page")[1].startswith(text)
+    assert shown(capsys, "--show", "--page", "page")[1].startswith(text.strip())
     assert note in Path("page/index.html").read_text()
-    changed(path, ('"task=translation"]', '"task=translation"]\nmetric_options = ["bleu.tokenize=zh"]'))
-    assert "set.metric_options: [] → ['bleu.tokenize=zh']" in shown(capsys, "--show")[2]
+    changed(path, ("bleu.tokenize=13a", "bleu.tokenize=zh"))
+    assert "set.metric_options: ['bleu.tokenize=13a'] → ['bleu.tokenize=zh']" in shown(capsys, "--show")[2]
     text = whole(capsys, "--results", "a", "--runs", "b")
     assert note not in text
     assert "|tok:zh|" in text
+
+
+def test_prompts_of_all_rows_have_the_day_on_which_the_study_began(path, instant, capsys, monkeypatch):
+    monkeypatch.setenv(TODAY, "2026-01-31")
+    shown(capsys, "--share", "1/2")
+    monkeypatch.setenv(TODAY, "2026-02-01")
+    whole(capsys)
+    assert len(instant.environments) == 2 * 19 * 3
+    assert all(environment == {TODAY: "2026-01-31"} for environment in instant.environments)
 
 
 # Several machines, time and budget
@@ -1093,7 +1184,7 @@ def test_at_the_end_of_the_time_processes_save_their_work(path, monkeypatch, cap
     asked = []
 
     class Slow:
-        def __init__(self, arguments, log):
+        def __init__(self, arguments, log, environment):
             self.code = None
 
         def poll(self):
@@ -1482,6 +1573,10 @@ def test_a_real_process_runs_the_command(tmp_path):
     log = tmp_path / "log"
     assert ended(run.Process(["--version"], log)) == 0
     assert log.read_text().startswith("ngramloss ")
+    plugin = tmp_path / "own.py"
+    plugin.write_text("import os\nprint(os.environ['OWN'])\n")
+    assert ended(run.Process(["list", "objectives", "--plugin", str(plugin)], log, {"OWN": "of this process"})) == 0
+    assert "of this process" in log.read_text()
     assert ended(run.Process(["score", str(tmp_path / "nothing")], log)) == 2
     assert "\nerror: " in log.read_text()  # behind what was there
 

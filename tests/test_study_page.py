@@ -131,7 +131,7 @@ def test_worse_is_said_and_lower_may_be_better(path):
 @pytest.mark.parametrize(
     ("scores", "sentence"),
     [
-        ({11: 0.0, 12: 0.0, 13: 0.0}, "was not tested: its difference is the same with every seed (0.00 R-2)."),
+        ({11: 0.0, 12: 0.0, 13: 0.0}, "was not tested: its difference is the same with every seed (+0.00 R-2)."),
         ({11: 3.0}, "was not tested: a test needs two seeds or more of it and of ce."),
         ({}, "was not compared: no seed has a score of it and of ce yet."),
     ],
@@ -228,7 +228,7 @@ def test_the_page_says_what_the_trainings_were(path, instant, capsys):
         "confirmation seeds": "11, 12, 13",
         "screening seeds": "1, 2",
         "seed of the tuning": "1",
-        "fingerprint of train": "t1",
+        "fingerprint of train data": "t1",
         "texts of test": "8",
         "model.width": "128",
     }.items():

@@ -7,6 +7,7 @@ messages this holds for every answer, also in generation.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,6 +156,8 @@ def _chat(instruction: str, tokenizer: Any, stops: Sequence[int], *, messages: b
     return Prompt(before, after + lead, lead, tuple(ending[: at + 1]), stop, text, messages)
 
 
+TODAY = "NGRAMLOSS_TODAY"
+"""The environment variable with a day, YYYY-MM-DD, that chat templates write in place of today."""
 _MACRO = re.compile(r"{% macro strftime_now\(format\) %}{# (\S+) #}")
 """How a chat template begins that writes one day, and this day."""
 
@@ -166,14 +169,19 @@ def fix_date(tokenizer: Any, day: str = "") -> str:
 
     Args:
         tokenizer: has the template, which is changed. A template that has a day keeps it.
-        day: YYYY-MM-DD, by default today.
+        day: YYYY-MM-DD, by default that of ``NGRAMLOSS_TODAY``, or today.
 
     Returns:
         The day that the template writes; empty if it writes none.
     """
     template = getattr(tokenizer, "chat_template", None) or ""
     several = template if isinstance(template, dict) else {"": template}
-    dated = {name: _dated(each, date.fromisoformat(day) if day else date.today()) for name, each in several.items()}
+    day = day or os.environ.get(TODAY, "")
+    try:
+        written = date.fromisoformat(day) if day else date.today()
+    except ValueError:
+        raise UserError(f"{TODAY} should be a day such as 2026-01-31, got {day!r}.") from None
+    dated = {name: _dated(each, written) for name, each in several.items()}
     if dated != several:
         tokenizer.chat_template = dated if isinstance(template, dict) else dated[""]
     return next((found[1] for each in dated.values() if (found := _MACRO.match(each))), "")

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,13 @@ _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 class Process:
     """A process of ``ngramloss``."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # an import that looks for GPUs must not start CUDA
         context: Any = multiprocessing.get_context(_METHOD)
         context.set_forkserver_preload(list(IMPORTED))
-        self._process: BaseProcess = context.Process(target=_run, args=(list(arguments), str(log)))
+        self._process: BaseProcess = context.Process(
+            target=_run, args=(list(arguments), str(log), dict(environment or {}))
+        )
         self._process.start()
 
     def poll(self) -> int | None:
@@ -51,10 +53,11 @@ class Process:
         self._process.kill()
 
 
-def _run(arguments: list[str], log: str) -> None:
+def _run(arguments: list[str], log: str, environment: dict[str, str]) -> None:
     """Be ``python -m ngramloss`` with these arguments. All that it prints is appended to the log."""
     nothing, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for source, target in ((nothing, 0), (file, 1), (file, 2)):
         os.dup2(source, target)
+    os.environ.update(environment)
     sys.argv = ["ngramloss", *arguments]
     runpy.run_module("ngramloss", run_name="__main__", alter_sys=True)

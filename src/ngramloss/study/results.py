@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
+from ngramloss.data.prompts import TODAY
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, compute_scores
 from ngramloss.metrics.scores import Absent, Pooled, corpus_score
@@ -20,8 +24,8 @@ from ngramloss.output import escape
 from ngramloss.recipe import Recipe
 from ngramloss.scoring import provenance, systems
 from ngramloss.scoring.score_cache import number
-from ngramloss.storage.files import fingerprint, inside, read_object, write_whole
-from ngramloss.storage.run_folder import RunFolder, weight_files
+from ngramloss.storage.files import inside, object_or_empty, read_object, write_whole
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.storage.typed import typed
 from ngramloss.study.plan import SYSTEM_ROW, TEST, VALIDATION, DataSet, Study, Training
 from ngramloss.version import __version__
@@ -34,11 +38,22 @@ ADVICE = "Move it out of the folder. If this study wrote it, its texts are score
 """What to do about a file that is not a result; it may be somebody's own."""
 DECIMALS = 4
 """Of the scores of documents."""
+OF_SCORES = " of the scores"
 MAY_DIFFER = {
-    "fingerprint of train": ("data.leave_out",),
-    "fingerprint of candidates": ("data.candidates", "data.leave_out"),
+    "train data": ("data.leave_out",),
+    "candidates tokens": ("data.", "model.", "task"),
+    "candidates": ("data.candidates", "data.leave_out"),
+    "language model": ("data.language_model",),
+    "teacher": ("train.teacher",),
+    "model: weights": (),
+    "model": ("model.",),
+    "tokenizer": ("model.",),
+    "plugin": (),
+    "": ("data.", "model.", "task"),
 }
-"""What results are made of → the settings by which rows have different ones on purpose."""
+"""How names of what trainings are made of begin → how settings begin by which rows have different ones on purpose."""
+_EARLIER = {"train": "train data", "base": "model: weights"}
+"""The names of earlier versions."""
 _SAMPLE = {"ids": ["1"], "references": [["a"]], "documents": ["a"], "predictions": ["a"]}
 """Texts of one document, to try a metric on."""
 
@@ -62,8 +77,8 @@ class Result:
         signatures: metric → how it was computed.
         notes: metric → sentences on texts that it does not read well with its options.
         generation: how the texts were written.
-        made_of: fingerprints of the training data, of candidates if there are some, of the weights that training began
-            with, and of the documents.
+        made_of: what the training is made of, as ``prepared.json`` says, the split of the texts, and code of metrics →
+            their fingerprints.
         train_seconds: time of the training; None if it was stopped in between.
         write_seconds: time of the writing, likewise.
         docs_per_second: speed of the training.
@@ -96,6 +111,27 @@ class Result:
     def key(self) -> tuple[Training, str]:
         """What it is the result of."""
         return self.training, self.writing
+
+    @cached_property
+    def must_agree(self) -> list[tuple[str, str, str]]:
+        """What it shares with others of its set: name, the settings of those others, and value."""
+        found = [(f"signature of {name}", "", value) for name, value in self.signatures.items()]
+        if self.documents:
+            first = self.documents[0]
+            shape = f"{len(self.documents)}" + (f" × {len(first)}" if isinstance(first, list) else "")
+            found.append((f"number of {self.training.split} documents", "", shape))
+        reads_rows = any(key.startswith("made.") for key in self.facts)  # of its seed
+        for earlier, value in self.made_of.items():
+            name = _EARLIER.get(earlier, earlier)
+            settings = next(settings for start, settings in MAY_DIFFER.items() if name.startswith(start))
+            own = json.dumps({key: self.facts[key] for key in sorted(self.facts) if key.startswith(settings)})
+            if SYSTEM_ROW in self.facts:  # it has data and a model of its own
+                seed = self.training.seed if reads_rows and not name.endswith(" data") else ""
+                own = f"{self.training.objective}, {seed}"
+            if name in (VALIDATION, TEST) or name.endswith(OF_SCORES):
+                own = ""
+            found += [(name, own, value)] if value else []
+        return found
 
 
 class Confirmed(NamedTuple):
@@ -148,18 +184,14 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         if metric == data.metric and writing == data.writing:
             pooled = scores.pooled.get(data.primary)
             documents = pooled.statistics.tolist() if pooled else scores.values[data.primary]
-    made_of = {training.split: str(about.generation.get("fingerprint", ""))}
-    if training.objective not in study.systems:  # objectives are compared on the same data, from the same base
-        model = study.recipe(training).model
-        base = weight_files(Path(model.encoder or model.name))
-        trained = read_object(run.prepared) if run.prepared.is_file() else {}
-        candidates = trained.get("candidates") or {}
-        made_of = {
-            "train": str(trained.get("splits", {}).get("train", {}).get("fingerprint", "")),
-            "base": fingerprint(base) if base else "",
-            **({"candidates": str(candidates["fingerprint"])} if candidates else {}),
-            **made_of,
-        }
+    trained = object_or_empty(run.prepared).get("made_of")
+    if not isinstance(trained, dict):
+        raise UserError(
+            f"{run.path} does not say what it was trained on, so it cannot be compared: an earlier version trained it. "
+            "Delete that run and all that its model wrote; the same command makes them again."
+        )
+    code = {f"plugin metric {name}{OF_SCORES}": METRICS.source(name) for name in data.metrics if METRICS.origin(name)}
+    made_of = {training.split: str(about.generation.get("fingerprint", "")), **trained, **code}
     return Result(
         training,
         writing,
@@ -209,6 +241,11 @@ class ResultFolder:
         """Create the folder, or raise if it belongs to another study."""
         claim(self.path, self.study)
 
+    @property
+    def day(self) -> str:
+        """The day on which the study began. Prompts whose chat templates write the date have this one in all rows."""
+        return str(read_object(inside(self.path, MARKER)).get("day", ""))
+
     def read(self) -> dict[tuple[Training, str], Result]:
         """All results. Raises if one was made by another study, another version of this one, or from other data."""
         results: dict[tuple[Training, str], Result] = {}
@@ -229,8 +266,9 @@ class ResultFolder:
         return results
 
     def write(self, result: Result) -> None:
-        """Write a result, in place of an earlier failure."""
+        """Write a result, in place of an earlier failure. Raises if it cannot be compared with the others."""
         training = result.training
+        _raise_unless_alike({**self.read(), result.key: result}, {})
         path = inside(self.path, training.set, f"{training.name}.{training.split}.{result.writing}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_json(result))
@@ -320,8 +358,11 @@ def claim(folder: Path, study: Study) -> None:
     """Mark a folder as this study's. Raises if it is another's."""
     raise_unless_same_study(folder, study)
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / MARKER).exists():
-        write_whole(folder / MARKER, json.dumps({"study": study.name}) + "\n")
+    known = object_or_empty(folder / MARKER)
+    if "day" not in known:
+        write_whole(
+            folder / MARKER, json.dumps({"study": study.name, "day": os.environ.get(TODAY, f"{date.today()}")}) + "\n"
+        )
 
 
 def raise_unless_same_study(folder: Path, study: Study) -> None:
@@ -366,7 +407,7 @@ def _read(path: Path) -> Result:
         generation=escape.name(result.generation),
         version=escape.name(result.version),
         signatures={metric: escape.name(text) for metric, text in result.signatures.items()},
-        made_of={name: escape.name(text) for name, text in result.made_of.items()},
+        made_of={escape.name(name): escape.name(text) for name, text in result.made_of.items()},
     )
 
 
@@ -415,28 +456,26 @@ def _checked(path: Path, study: Study) -> Result | None:
 
 
 def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], Path]) -> None:
-    """Raise if two results of a set differ in their data, their base or the way they were scored.
+    """Raise if two results of a set differ in what their trainings are made of, in their texts or in their metrics.
 
-    A row may leave out a part of the training data, or have candidates of its own, on purpose: then it is compared with
-    others that do.
+    Rows differ on purpose in what their own settings choose: then each is compared with others of these settings.
     """
-    first: dict[tuple[str, str, str], tuple[str, Result]] = {}
+    first: dict[tuple[str, ...], tuple[str, Result]] = {}
     for key, result in results.items():
-        facts = {f"fingerprint of {name}": value for name, value in result.made_of.items()}
-        facts |= {f"signature of {name}": value for name, value in result.signatures.items()}
-        if result.documents:
-            each = result.documents[0]
-            shape = f"{len(result.documents)}" + (f" × {len(each)}" if isinstance(each, list) else "")
-            facts[f"number of {result.training.split} documents"] = shape
-        for name, value in facts.items():
-            own = " ".join(str(result.facts.get(key, "")) for key in MAY_DIFFER.get(name, ()))
-            before, other = first.setdefault((result.training.set, name, own), (value, result))
+        changed = []
+        for *name, value in result.must_agree:
+            before, other = first.setdefault((result.training.set, *name), (value, result))
             if before != value:
-                here, there = (str(paths.get(each, f"{each[0]}, {each[1]}")) for each in (key, other.key))
-                raise UserError(
-                    f"{here} and {there} cannot be compared: the {name} is {value} and {before}. Make both with the "
-                    "same data, the same base, the same candidates and the same versions of the metrics."
-                )
+                changed.append((f"  {name[0]}: {before} → {value}", other))
+        if changed:
+            other = changed[0][1]
+            there, here = (str(paths.get(each, f"{each[0]}, {each[1]}")) for each in (other.key, key))
+            raise UserError(
+                f"{there} and {here} cannot be compared, because what they are made of differs:\n"
+                + "\n".join(line for line, of in changed if of is other)
+                + "\nRestore what changed, and delete the result and the run that were made with it; or start again "
+                "with other --results and --runs."
+            )
 
 
 def _as_json(result: Result) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
+from ngramloss.data.prompts import TODAY
 from ngramloss.errors import DIVERGED, UserError
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
@@ -288,7 +289,7 @@ def _begin(
         step = next(steps, None)
         if step is None or not _may_start(step, training, study, results, deadline, outcome, running):
             return []
-        started = _start(step, place)
+        started = _start(step, place, folder.day)
         if started is None:
             return []
         return [Job(training, stack.pop_all(), steps, step, *started, time.monotonic())]
@@ -316,7 +317,7 @@ def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline:
         job.free()
         return False
     if _may_start(job.step, job.training, study, folder.read(), deadline, outcome, 0):
-        started = _start(job.step, place)
+        started = _start(job.step, place, folder.day)
         if started is not None:
             job.process, job.step_lock = started
             job.began = time.monotonic()
@@ -455,7 +456,7 @@ def _may_start(
     return True
 
 
-def _start(step: Step, own: Path) -> tuple[Process, ExitStack] | None:
+def _start(step: Step, own: Path, day: str) -> tuple[Process, ExitStack] | None:
     """Start a step, and lock its place if it is not the job's own.
 
     None if another loop has that place, or if a process of a killed study is still at it.
@@ -469,7 +470,7 @@ def _start(step: Step, own: Path) -> tuple[Process, ExitStack] | None:
                     pass
         except BlockingIOError:
             return None
-        return Process(step.arguments, step.log_file), stack.pop_all()
+        return Process(step.arguments, step.log_file, {TODAY: day}), stack.pop_all()
 
 
 def _record_failure(
@@ -481,7 +482,7 @@ def _record_failure(
     tries = 1 + max((result.tries for result in before_each.values() if result is not None), default=0)
     for writing, before in before_each.items():
         if before is None or before.failed:
-            facts, attempt = study.facts(training, writing), secrets.token_hex(8)
+            facts, attempt = study.facts(training, writing), str(secrets.randbits(60))
             folder.write(
                 Result(training, writing, facts, f"{what}: {why}", tries=tries, diverged=diverged, attempt=attempt)
             )
