@@ -107,6 +107,7 @@ def test_groups_of_runs_are_known_to_systems_trainings_and_notes(tmp_path):
     assert found.seed_notes == [
         "* and **: the mean over seeds differs from that of ce at 5% and 1% (Student's t, paired by seed).",
         "No test over seeds with lead, of one run: a test needs two runs or more of both.",
+        "No test over seeds where the difference to ce does not vary: m (rouge1, rouge2, rougeL, rougeLsum).",
     ]
     first, _, single = found.seeds
     value = found.systems[4].values["rouge1"].value

@@ -749,6 +749,57 @@ def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys
     assert f"a: generation|model:{tmp_path / 'a'}|weights:01231|" in capsys.readouterr().out
 
 
+# Better and worse
+
+
+def test_better_and_worse_are_said_by_what_is_better_in_a_score(tmp_path, capsys, monkeypatch):
+    def errors(predictions):
+        counts = [[float(text.count(word)) for text in predictions] for word in ("wrong", "right", "long")]
+        return Scores(dict(zip(("errors", "hits", "length"), counts, strict=True)), "errors|1")
+
+    described = {
+        "errors": Score("Errors", better="lower"),
+        "hits": Score("Hits"),
+        "length": Score("L", better="neither"),
+    }
+    monkeypatch.setitem(results.METRICS, "errors", Metric(errors, reads=("predictions",), scores=described))
+    keys = [str(number) for number in range(12)]
+    texts = {"first": "wrong right long", "good": "right right", "bad": "wrong wrong right", "same": "right wrong long"}
+    folders = [
+        run(tmp_path / name, dict.fromkeys(keys, text), dict.fromkeys(keys, "x")) for name, text in texts.items()
+    ]
+    assert cli.main(["score", *map(str, folders), "--metrics", "errors"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[8:10] == ["Better than first: good (errors, hits).", "Worse than first: bad (errors)."]
+    assert cli.main(["report", *map(str, folders), "--metrics", "errors", "-o", str(tmp_path / "page")]) == 0
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "Better than ce (first): ce (good) (errors, hits)." in page
+
+
+def test_over_seeds_zero_variance_and_too_few_seeds_are_different_sentences(tmp_path, capsys):
+    def seeds(name, *values):
+        return [
+            run(tmp_path / f"{name}{seed}", {"a": "the cat sat"[:size], "b": "x"}, {"a": "the cat sat", "b": "x"})
+            for seed, size in enumerate(values)
+        ]
+
+    given = {
+        "first": seeds("f", 3, 7, 3),
+        "steady": seeds("s", 3, 7, 3),
+        "few": seeds("l", 3),
+        "up": seeds("u", 7, 11, 7),
+    }
+    groups = [word for name, folders in given.items() for word in ("--group", f"{name}={','.join(map(str, folders))}")]
+    assert cli.main(["score", *groups, "--samples", "20"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    tested = [line for line in lines if line.startswith(("Better", "Worse", "No test"))]
+    assert tested[0].startswith("Better than first: up (rouge1")
+    assert tested[1:] == [
+        "No test over seeds with few, of one run: a test needs two runs or more of both.",
+        "No test over seeds where the difference to first does not vary: steady (rouge1, rouge2, rougeL, rougeLsum).",
+    ]
+
+
 # How outputs were decoded
 
 

@@ -8,6 +8,8 @@ Studies are made as in test_study.py, in no time; the browser is that of test_pa
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +21,7 @@ from browsers import browser, visit, written
 from page_data import HOSTILE
 from study_results import ROOT, SCORES, STUDY, changed, compared, instant, made, path, shown
 
+from ngramloss.cli import main
 from ngramloss.report import forest
 from ngramloss.study import page, plan, stages, tables
 from ngramloss.study.plan import TEST, VALIDATION, Training
@@ -247,6 +250,24 @@ def test_what_failed_and_what_is_left_are_named(path, instant, capsys):
     assert "<b>news, ce + bag(2), train.learning_rate=0.001, seed 2</b>: train: the loss became NaN." in plan_section
     assert '<li dir="auto">pairs, ce, train.learning_rate=0.001, seed 1</li>' in plan_section
     assert '<li dir="auto">news, ce' not in plan_section
+
+
+def test_the_command_that_opens_the_texts_is_in_the_page_and_printed(path, instant, capsys):
+    code, _, told = shown(capsys, "--page", "page")
+    assert code == 0
+    news, pairs = told.splitlines()[-2:]
+    assert news.startswith(
+        "news, texts of seed 11: ngramloss report runs/mine/news/ce-learning_rate0.001-seed11/test-beam2 "
+    )
+    assert pairs.startswith("pairs, texts of seed 11: ngramloss report runs/mine/pairs/ce-")
+    texts = section(unescape(Path("page/index.html").read_text()), "texts")
+    assert news in texts
+    assert pairs in texts
+    assert main([*shlex.split(news.partition(": ngramloss ")[2]), "--samples", "20"]) == 0
+    assert Path("news-texts/index.html").is_file()
+    shutil.rmtree("runs")
+    assert "ngramloss report" not in shown(capsys, "--show", "--page", "page")[2]
+    assert 'id="texts"' not in Path("page/index.html").read_text()
 
 
 def logged(folder, *losses):

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.study.page import write_page
     from ngramloss.study.results import ResultFolder, claim, raise_unless_same_study
     from ngramloss.study.stages import is_done
-    from ngramloss.study.tables import as_text, plan_text, set_tables
+    from ngramloss.study.tables import as_text, plan_text, set_tables, texts_lines
 
     share = _share(options.share)
     if options.minutes < 0:
@@ -110,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
         stages = running.stages_of_sets(study, folder, results)
     shown = set_tables(study, stages, results)
     print_result(as_text(shown, markdown=options.markdown))
+    for line in texts_lines(study, stages, runs):
+        logger.info(line)
     if options.page is not None:
         print_result(f"\n{write_page(study, stages, results, shown, runs, Path(options.page))}")
     if options.show:  # the tables need no data, but what is left to train does

@@ -26,7 +26,7 @@ from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.significance import over_seeds
 from ngramloss.scoring.systems import Aligned
-from ngramloss.scoring.tables import seed_tests, untested
+from ngramloss.scoring.tables import seed_tests, seed_verdicts, untested, verdicts
 from ngramloss.storage.files import whole_rows
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.version import __version__
@@ -79,6 +79,7 @@ def build_record(
         systems=systems,
         seeds=result.seeds,
         seed_notes=_seed_notes(result),
+        verdicts=verdicts(result._replace(names=labels)),
         signatures=result.signatures,
         absent=result.absent,
         metric_notes=result.notes,
@@ -176,8 +177,8 @@ def _title(result: Result, groups: Sequence[str]) -> str:
 def _seed_notes(result: Result) -> list[str]:
     if len(result.seeds) < 2:
         return []
-    tested, single = seed_tests(result.seeds), untested(result.seeds)
-    return [*([f"* and **: {tested}."] if tested else []), *([f"{single}."] if single else [])]
+    tested = seed_tests(result.seeds)
+    return [*([f"* and **: {tested}."] if tested else []), *seed_verdicts(result), *untested(result.seeds)]
 
 
 def _first_note(result: Result, labels: Sequence[str]) -> str:

@@ -154,6 +154,8 @@ class Report:
     """A row for each system, which is its ``group``, if some have several runs; otherwise empty."""
     seed_notes: Sequence[str] = ()
     """What the tests over seeds compare, and which systems have none."""
+    verdicts: Sequence[str] = ()
+    """Which systems are better and worse than the first, by the tests over documents."""
     signatures: Mapping[str, str] = field(default_factory=dict)
     """By metric."""
     absent: Mapping[str, str] = field(default_factory=dict)

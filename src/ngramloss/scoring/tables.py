@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -142,7 +142,7 @@ def as_text(result: Result) -> str:
         several = f", corrected (Holm) for the {len(result.names) - 1} comparisons" if len(result.names) > 2 else ""
         swapped = any(scores[1].p_randomisation is not None for scores in result.scores.values())
         tests = "the paired bootstrap and in the paired randomisation" if swapped else "the paired bootstrap alone"
-        lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in {tests}{several}."]
+        lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in {tests}{several}.", *verdicts(result)]
     if _lower(result):
         lines += ["↓: lower is better."]
     lines += [
@@ -217,7 +217,7 @@ def _seed_legend(result: Result) -> list[str]:
     if others:
         lines[0] += f"in brackets the difference to {first.label} and, where it is tested, its 95% interval."
     lines += [f"* and **: {sentence}." for sentence in [seed_tests(result.seeds)] if sentence]
-    return lines + [f"{sentence}." for sentence in [untested(result.seeds)] if sentence]
+    return [*lines, *seed_verdicts(result), *untested(result.seeds)]
 
 
 def seed_tests(rows: Sequence[Seeds]) -> str:
@@ -231,12 +231,51 @@ def seed_tests(rows: Sequence[Seeds]) -> str:
     return f"the mean over seeds differs from that of {rows[0].label} at 5% and 1% (Student's t, {how}){several}"
 
 
-def untested(rows: Sequence[Seeds]) -> str:
-    """Which rows have no test over seeds, and why; empty if all have."""
+def untested(rows: Sequence[Seeds]) -> list[str]:
+    """Which rows have no test over seeds, and why, in sentences; none if all have."""
     single = [row.label for row in rows if len(row.names) == 1]
-    if not single or len(rows) < 2:
-        return ""
-    return f"No test over seeds with {', '.join(single)}, of one run: a test needs two runs or more of both"
+    few = f"No test over seeds with {', '.join(single)}, of one run: a test needs two runs or more of both."
+    same = {
+        row.label: [name for name, test in row.against_first.items() if row.test and not is_number(test["p"])]
+        for row in rows
+    }
+    steady = ", ".join(f"{label} ({', '.join(names)})" for label, names in same.items() if names)
+    zero = f"No test over seeds where the difference to {rows[0].label} does not vary: {steady}."
+    return [few] * bool(single and len(rows) > 1) + [zero] * bool(steady)
+
+
+def verdicts(result: Result) -> list[str]:
+    """Which systems are better and which are worse than the first by the tests over documents."""
+    tests = {
+        name: {score: (values[index].difference, values[index].p_holm) for score, values in result.scores.items()}
+        for index, name in enumerate(result.names)
+        if index
+    }
+    return _verdicts(result, result.names[0], tests)
+
+
+def seed_verdicts(result: Result) -> list[str]:
+    """The same by the tests over seeds."""
+    tests = {
+        row.label: {score: (test["difference"], test.get("p_holm")) for score, test in row.against_first.items()}
+        for row in result.seeds[1:]
+    }
+    return _verdicts(result, result.seeds[0].label, tests) if tests else []
+
+
+def _verdicts(
+    result: Result, first: str, tests: Mapping[str, Mapping[str, tuple[float | None, float | None]]]
+) -> list[str]:
+    """A sentence for better systems and one for worse ones. Scores that only describe texts are neither."""
+    found: dict[str, dict[str, list[str]]] = {"better": {}, "worse": {}}
+    for name, scores in tests.items():
+        for score, (difference, p) in scores.items():
+            better = result.described[score].better
+            if mark(p) and difference and better != "neither":
+                word = "better" if (difference > 0) == (better == "higher") else "worse"
+                found[word].setdefault(name, []).append(score)
+    named = {word: [f"{name} ({', '.join(scores)})" for name, scores in each.items()] for word, each in found.items()}
+    return [f"{word.capitalize()} than {first}: {'; '.join(each)}." for word, each in named.items() if each]
 
 
 def _seed_table(result: Result, *, corner: str) -> Table:

@@ -21,7 +21,7 @@ from ngramloss.scoring import provenance, significance
 from ngramloss.study.plan import DataSet, Study, Training
 from ngramloss.study.results import Results
 from ngramloss.study.stages import Stages, is_done
-from ngramloss.study.tables import Comparison, SetTables, differences, plan_lines, untested, verdict
+from ngramloss.study.tables import Comparison, SetTables, differences, plan_lines, texts_lines, untested, verdict
 from ngramloss.version import __version__
 
 _SCRIPTS = ("page.js", "training.js")
@@ -90,6 +90,7 @@ def write_page(
         forests=_forests([row for own in sets for row in (own.rows if confirmed else own.screening)], tested=confirmed),
         undrawn=[own.data.name for own in sets if confirmed and not any(row.scores for row in own.rows)],
         drawn=drawn,
+        texts=texts_lines(study, every, runs),
         plan=plan_lines(study, every, results),
         left=[str(training) for training in dict.fromkeys(left) if not is_done(study, training, results)],
         failed=sorted({(str(result.training), result.failed) for result in results.values() if result.failed}),

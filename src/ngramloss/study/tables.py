@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan
+from pathlib import Path
 from typing import NamedTuple
 
 from ngramloss.metrics.registry import Score, scores_of
 from ngramloss.output import escape, tabular
 from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark, signed
 from ngramloss.scoring import provenance, significance
+from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
 from ngramloss.study.results import Result, Results, documents_of
 from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
@@ -207,6 +210,24 @@ def as_text(sets: Sequence[SetTables], *, markdown: bool = False) -> str:
         if own.confirmed:
             parts.append("\n".join([*(signature for _, signature in own.signatures), own.speeds]))
     return "\n\n".join(parts) if parts else "There are no results yet."
+
+
+def texts_lines(study: Study, every: Sequence[Stages], runs: Path) -> list[str]:
+    """For each set, the command that shows the texts of its rows side by side, for the first seed that has some."""
+    lines = []
+    for data, of_set in zip(study.sets, every, strict=True):
+        folders: dict[tuple[str, int], list[str]] = {}
+        for stage in reversed(of_set.all):
+            for training in stage.trainings:
+                folder = study.text_folder(training, data.writing, runs)
+                if RunFolder(folder).predictions.is_file():
+                    folders.setdefault((stage.name, training.seed), []).append(shlex.quote(str(folder)))
+        if folders:
+            (_, seed), texts = next(iter(folders.items()))
+            lines.append(
+                f"{data.name}, texts of seed {seed}: ngramloss report {' '.join(texts)} --out {data.name}-texts"
+            )
+    return lines
 
 
 # Rows
