@@ -1052,3 +1052,12 @@ def test_a_long_job_says_how_far_it_is_after_each_batch(run, tmp_path, messages,
         "writing predictions: 2 of 3 documents",
         "writing predictions: 3 of 3 documents",
     ]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"split": []}, {"data": 3}, {"model": {}}, {"metric": "rouge"}, {"candidates": 3}, {"task": None}]
+)
+def test_wrong_types_in_what_is_said_of_candidates_are_refused_with_file_and_field(wrong, tmp_path):
+    (tmp_path / "candidates.json").write_text(json.dumps(wrong))
+    with pytest.raises(UserError, match=rf"candidates\.json: {next(iter(wrong))} should be .*Make the texts again"):
+        about_candidates(tmp_path)

@@ -955,3 +955,20 @@ def test_a_folder_has_the_interval_of_each_score_and_keeps_it_when_another_metri
     again = json.loads((folder / "scores.json").read_text())
     assert again["intervals"]["rouge1"] == [low, high]
     assert again["metrics"]["rouge"]["version"] == __version__
+
+
+def test_whatever_a_folder_says_of_its_texts_a_report_has_it_as_text(tmp_path, capsys):
+    folder, other = run(tmp_path / "a"), run(tmp_path / "b", seed=2)
+    about = json.loads((folder / "generation.json").read_text())
+    for field in ("model", "data", "split", "generation", "versions"):
+        for value in ([], {}, "\x1b\u202e<b>"):
+            (folder / "generation.json").write_text(json.dumps(about | {field: value}))
+            assert cli.main(["report", str(folder), str(other), "-o", str(tmp_path / "page")]) == 0
+            assert not {"\x1b", "\u202e"} & {*(tmp_path / "page" / "index.html").read_text()}
+    (folder / "generation.json").write_text(json.dumps(about | {"weights": "x"}))
+    (folder / "weights.json").write_text(json.dumps({"fingerprint": "x"}))
+    seen = {"id": "a", "tokens": ["the"], "best": ["a"], "confidence": [0.5], "label_probability": [None]}
+    for field, value in {"best": "x", "confidence": [{}], "tokens": None}.items():
+        (folder / "seen.jsonl").write_text(json.dumps(seen | {field: value}) + "\n")
+        assert cli.main(["report", str(folder), "-o", str(tmp_path / "page")]) == 2
+        assert f"seen.jsonl: {field}" in capsys.readouterr().err

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from ngramloss.data.examples import Example
 from ngramloss.data.rows import BadRow, parts, rows
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.storage.files import read_object
-from ngramloss.storage.run_folder import RunFolder
+from ngramloss.storage.run_folder import RunFolder, read_about
 
 SHOWN = 10
 """Number of bad rows, or of ids, that an error lists."""
@@ -125,7 +124,7 @@ def about_candidates(path: Path) -> dict[str, Any]:
     folder = RunFolder(path if path.is_dir() else path.parent)
     if path not in (folder.path, folder.candidates) or not folder.about_candidates.is_file():
         return {}
-    return read_object(folder.about_candidates, "Make the candidates again.")
+    return read_about(folder.about_candidates)
 
 
 def check_candidates(

@@ -221,7 +221,7 @@ def source_column(work: Job, column: str) -> str:
             columns joined.
     """
     prepared = RunFolder(Path(work.model)).prepared
-    trained = read_object(prepared).get("column", "") if work.is_run and prepared.is_file() else ""
+    trained = str(read_object(prepared).get("column", "")) if work.is_run and prepared.is_file() else ""
     if not trained or not column:
         return trained or column
     if not read_alike(trained, column, template=work.data.prompt):

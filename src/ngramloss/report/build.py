@@ -16,6 +16,7 @@ from ngramloss.data.statistics import words_of
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import Score, scores_of
 from ngramloss.metrics.shape import shape
+from ngramloss.output import escape
 from ngramloss.output.tabular import is_number
 from ngramloss.recipe import TASKS, WORDS
 from ngramloss.report import record
@@ -29,6 +30,7 @@ from ngramloss.scoring.systems import Aligned
 from ngramloss.scoring.tables import seed_tests, seed_verdicts, untested, verdicts
 from ngramloss.storage.files import whole_rows
 from ngramloss.storage.run_folder import RunFolder
+from ngramloss.storage.typed import typed
 from ngramloss.version import __version__
 
 SHOWN = 3
@@ -67,7 +69,7 @@ def build_record(
         dataclasses.replace(_system(result, index, label), group=groups[index]) for index, label in enumerate(labels)
     ]
     warnings = dict.fromkeys(sentence for system in systems for sentence in system.used if sentence.startswith(WARNING))
-    known = {run.generation["data"] for run in result.runs if run is not None and "data" in run.generation}
+    known = {str(run.generation["data"]) for run in result.runs if run is not None and "data" in run.generation}
     beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
     return Report(
         title=title or _title(result, groups),
@@ -102,7 +104,8 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
         for key, inner in value.items():
             settings |= flat(inner, f"{name}.{key}" if name else str(key))
         return settings
-    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)}
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return {escape.name(name): escape.for_terminal(text)}
 
 
 def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
@@ -168,7 +171,9 @@ def _title(result: Result, groups: Sequence[str]) -> str:
     ]
     trained = [label for label, run in zip(known, result.runs, strict=True) if run is None or not run.is_baseline]
     systems = list(dict.fromkeys(trained or known))
-    data = {Path(str(run.generation["data"])).name for run in result.runs if run and "data" in run.generation}
+    data = {
+        escape.name(Path(str(run.generation["data"])).name) for run in result.runs if run and "data" in run.generation
+    }
     shown = f"{', '.join(systems[:-1])} and {systems[-1]}" if 1 < len(systems) <= SHOWN else systems[0]
     shown = shown if len(systems) <= SHOWN else f"{len(systems)} systems"
     return shown + (f" on {' and '.join(sorted(data))}" if data else "")
@@ -354,7 +359,10 @@ def _rounded(value: float, decimals: int) -> float | None:
 
 
 def _forced(run: Run) -> dict[str, TeacherForced]:
+    path, names = RunFolder(run.folder).seen, TeacherForced.__annotations__
+    again = f"Delete it, or make it again with: ngramloss generate {run.folder}"
     return {
-        str(row["id"]): TeacherForced(row["tokens"], row["best"], row["confidence"], row["label_probability"])
-        for row in whole_rows(RunFolder(run.folder).seen)
+        str(row["id"]): typed(TeacherForced, {name: row[name] for name in names if name in row}, path, again)
+        for row in whole_rows(path)
+        if "id" in row
     }

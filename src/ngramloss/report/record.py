@@ -19,12 +19,12 @@ LENGTH, NOVELTY = "words", "novel2"
 class TeacherForced:
     """A reference as the model predicts it, token by token."""
 
-    tokens: Sequence[str]
-    best: Sequence[str]
+    tokens: list[str]
+    best: list[str]
     """The most probable token at each position."""
-    confidence: Sequence[float | None]
+    confidence: list[float | None]
     """The probability of the best token."""
-    label_probability: Sequence[float | None]
+    label_probability: list[float | None]
     """The probability of the reference's token."""
 
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypedDict
 
 from ngramloss.errors import UserError
-from ngramloss.storage.files import fingerprint, inside, lock_folder, object_or_empty, remove, write_whole
+from ngramloss.storage.files import fingerprint, inside, lock_folder, object_or_empty, read_object, remove, write_whole
+from ngramloss.storage.typed import typed
 
 
 class Busy(UserError):
@@ -192,6 +194,30 @@ class RunFolder:
         raise UserError(
             f"the {texts.stem} in {self.path} were written {other}. Delete {', '.join(map(str, there))} and {again}"
         )
+
+
+class About(TypedDict, total=False):
+    """What ``generation.json`` and ``candidates.json`` say of texts, as far as it is read; other keys may be there."""
+
+    model: str | None
+    weights: str | None
+    data: str | None
+    split: str | None
+    fingerprint: str | None
+    documents: int | None
+    task: str
+    seed: int | None
+    generation: dict[str, Any]
+    candidates: dict[str, Any]
+    metric: dict[str, Any]
+    model_files: dict[str, str]
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What a folder says of its texts. Raises ``UserError`` if what is known is of another type."""
+    content = read_object(path, again := "Make the texts again.")
+    typed(About, {name: content[name] for name in About.__annotations__ if name in content}, path, again)
+    return content
 
 
 NAMES = tuple(part.name for part in vars(RunFolder).values() if isinstance(part, _Part))

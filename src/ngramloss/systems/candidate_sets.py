@@ -22,8 +22,7 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
 from ngramloss.output.console import logger
 from ngramloss.recipe import Data
-from ngramloss.storage.files import read_object
-from ngramloss.storage.run_folder import RunFolder
+from ngramloss.storage.run_folder import RunFolder, read_about
 
 OF_THE_DATA = (
     "source",
@@ -289,7 +288,7 @@ def about_of(path: Path) -> dict[str, Any]:
     """What is saved beside candidates, or beside predictions with several texts each; empty for another file."""
     folder = RunFolder(path.parent)
     if path == folder.predictions and folder.generation.is_file():
-        return read_object(folder.generation)
+        return read_about(folder.generation)
     return about_candidates(path)
 
 
