@@ -8,7 +8,7 @@ from ngramloss import cli
 class InProcess:
     """Stands in for a process of a study, without importing torch again."""
 
-    def __init__(self, arguments, log):
+    def __init__(self, arguments, log, environment=None):
         with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
             self.code = cli.main(arguments)
 

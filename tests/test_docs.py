@@ -240,8 +240,9 @@ def agrees(printed, shown):
 
 
 def without_numbers(text):
-    """The words of each line: a smaller run prints other numbers, fingerprints, marks and widths."""
-    hashes = re.sub(r"\b(?=\w*\d)[0-9a-f]{7,}\b", "0", text)
+    """The words of each line: a smaller run prints other numbers, fingerprints, marks, what they say, and widths."""
+    marked = re.sub(r"^(Better|Worse) than .*\n", "", text, flags=re.M)
+    hashes = re.sub(r"\b(?=\w*\d)[0-9a-f]{7,}\b", "0", marked)
     numbers = re.sub(r"(?<![\w-])[-+−]?\d(?:[\d,.]*\d)?", "0", hashes)
     return "".join(re.sub(r"[\s*]+", " ", line) + "\n" for line in numbers.splitlines())
 
