@@ -80,7 +80,7 @@ def _search(theirs: Recipe, recorded: dict[str, Any]) -> tuple[dict[str, Any], l
     usual = {name: value for name, value in dataclasses.asdict(theirs.generation).items() if name != "engine"}
     if not recorded and not theirs.system:
         return usual, []
-    if "engine" not in recorded:
+    if not {"engine", "generation"} <= recorded.keys():
         return {}, [f"its search, which {theirs.system or recorded.get('model')} has by itself"]
     saved = effective(recorded["generation"])
     saved |= {name: saved[other] for name, other in LENGTHS.items() if saved.get(other)}
