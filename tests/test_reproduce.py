@@ -34,7 +34,7 @@ SMALL = [
 def started(monkeypatch):
     """Processes of the study run here; the arguments of each."""
     calls = []
-    monkeypatch.setattr(run, "Process", lambda arguments, log: calls.append(arguments) or InProcess(arguments, log))
+    monkeypatch.setattr(run, "Process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log))
     monkeypatch.setattr(run, "POLL", 0.0)
     return calls
 
@@ -257,7 +257,7 @@ def test_another_table_and_other_seeds_use_the_runs_that_are_there(tmp_path, bas
 
 
 def test_a_training_that_is_stopped_ends_it_and_the_same_command_goes_on(tmp_path, base, capsys, monkeypatch):
-    def stopped(arguments, log):
+    def stopped(arguments, log, _):
         process = InProcess(["list", "objectives"], log)
         process.code = 130
         return process
@@ -281,8 +281,8 @@ def test_a_base_model_that_is_stopped_ends_it(tmp_path, monkeypatch, started, ca
 def test_a_row_that_fails_is_named_and_the_others_are_shown(tmp_path, base, capsys, monkeypatch):
     real = run.Process
 
-    def failing(arguments, log):
-        process = real(["list", "objectives"] if "matches2-seed1" in arguments[1] else arguments, log)
+    def failing(arguments, log, _):
+        process = real(["list", "objectives"] if "matches2-seed1" in arguments[1] else arguments, log, {})
         if "matches2-seed1" in arguments[1]:
             log.write_text("error: the loss became NaN.\n")
             process.code = 1

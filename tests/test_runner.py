@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from ngramloss import recipe
 from ngramloss.data import newswire
+from ngramloss.errors import DIVERGED
 from ngramloss.training import checkpoints
 
 STEPS = 16
@@ -294,7 +295,7 @@ def test_fresh_deletes_no_folder_that_is_not_a_runs(place, tmp_path, capsys):
 
 def test_a_loss_that_is_no_number_ends_the_run(place, tmp_path, capsys):
     changes = ["--set", "train.learning_rate=1e30", "--set", "train.clip=0", "--set", "train.early_stopping=1"]
-    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == 1
+    assert train(place / "tiny.toml", "--run", tmp_path / "a", *changes) == DIVERGED
     err = capsys.readouterr().err
     assert "error: the loss became NaN or infinite at step" in err
     assert "Lower train.learning_rate" in err

@@ -195,7 +195,7 @@ def test_the_facts_of_a_row_have_all_that_is_made_before_it(tmp_path):
 def started(monkeypatch):
     """Processes of the study run here; the arguments of each."""
     calls = []
-    monkeypatch.setattr(run, "Process", lambda arguments, log: calls.append(arguments) or InProcess(arguments, log))
+    monkeypatch.setattr(run, "Process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log))
     monkeypatch.setattr(run, "POLL", 0.0)
     monkeypatch.setattr(run, "WAIT", 0.0)
     return calls
@@ -277,9 +277,9 @@ def test_seeds_are_means_with_tests_against_the_first_row(tmp_path, base, capsys
 def test_a_step_that_fails_is_named_and_the_other_rows_go_on(tmp_path, base, capsys, started, monkeypatch):
     real = run.Process
 
-    def failing(arguments, log):
+    def failing(arguments, log, _):
         fails = arguments[0] == "train" and "bertsum_ext-seed1" in arguments[1]
-        process = real(["list", "objectives"] if fails else arguments, log)
+        process = real(["list", "objectives"] if fails else arguments, log, {})
         if fails:
             log.write_text("error: the disk is full.\n")
             process.code = 1
@@ -305,8 +305,8 @@ class _Killed(BaseException):
 def test_a_run_that_is_killed_at_any_step_continues(tmp_path, base, capsys, monkeypatch, started):
     real, done = run.Process, []
 
-    def killing(arguments, log):
-        process = real(arguments, log)
+    def killing(arguments, log, _):
+        process = real(arguments, log, {})
         done.append(arguments[0])
         if len(done) % 2:  # after every other step
             raise _Killed
