@@ -586,13 +586,16 @@ def test_a_training_that_fails_once_is_tried_again_before_rows_are_chosen_and_af
 
 
 def test_the_next_try_waits_a_while_and_a_stopped_study_remembers_the_first(path, instant, capsys, monkeypatch):
-    name, begun = "ce-learning_rate0.002-seed1", []
+    name, begun, now = "ce-learning_rate0.002-seed1", [], [0.0]
     instant.failing = {name: 1}
+
+    def sleep(_):
+        now[0] += 1
 
     class Timed(instant):
         def __init__(self, arguments, log, environment):
             if f"/news/{name}/" in f"/{arguments[1]}":
-                begun.append(time.monotonic())
+                begun.append(now[0])
                 if len(begun) == 2:
                     raise Killed
             super().__init__(arguments, log, environment)
@@ -601,10 +604,11 @@ def test_the_next_try_waits_a_while_and_a_stopped_study_remembers_the_first(path
         return {json.loads(file.read_text())["tries"] for file in Path("mine/news").glob(f"{name}.*.json")}
 
     monkeypatch.setattr(run, "Process", Timed)
-    monkeypatch.setattr(run, "PAUSE", 0.3)
+    monkeypatch.setattr(run, "PAUSE", 500.0)
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with pytest.raises(Killed):
         main(["study", "mine.toml", "--only", "news"])
-    assert begun[1] - begun[0] > 0.3
+    assert begun[1] - begun[0] >= 500
     assert tries() == {1}
     assert capsys.readouterr().err.count("It is tried again, once, after the others.") == 1
     assert "It is tried again" not in shown(capsys, "--only", "news")[2]
