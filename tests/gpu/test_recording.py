@@ -47,7 +47,7 @@ def test_after_a_recording_that_failed_others_succeed_and_memory_comes_back():
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     for _ in range(3):
-        with pytest.raises(graphs.CannotCapture, match=r"captur.*test_graphs\.py"):
+        with pytest.raises(graphs.CannotCapture, match=r"captur.*test_recording\.py"):
             graphs.record(lambda: product().sum().item())
     gc.collect()
     assert torch.cuda.memory_allocated() <= before
