@@ -706,7 +706,7 @@ def test_a_training_of_two_processes_continues_in_one(tmp_path):
     in_two_processes(tmp_path, __name__, eval_every=0)
     for step in (4, 5, 6):
         checkpoints.delete(tmp_path / "checkpoints" / f"checkpoint-{step}")
-    again = trained(tmp_path / "checkpoints")
+    again = trained(tmp_path / "checkpoints", validation=rows(7, seed=2))
     assert again.outcome.continued_from == 3
     assert_same_weights(again.model.state_dict(), trained().model.state_dict())
 

@@ -684,9 +684,9 @@ def test_what_waits_is_no_part_of_the_model(tmp_path):
     assert FILE not in {path.name for path in (tmp_path / "model").iterdir()}
 
 
-def work(folder, fails_after=None, **changes):
-    """What one process of two does: train, and save the log in the first, or an error of the second's metric."""
-    calls, rank, score = [], start_processes().rank, overlap(changes["data"])
+def overlap_or_error(data, fails_after=None, rank=0):
+    """``overlap`` that fails in the second process after so many calls."""
+    calls, score = [], overlap(data)
 
     def gains(numbers, texts):
         calls.append(numbers)
@@ -694,7 +694,14 @@ def work(folder, fails_after=None, **changes):
             raise ValueError("no verb")
         return score(numbers, texts)
 
+    return gains
+
+
+def work(folder, fails_after=None, **changes):
+    """What one process of two does: train, and save the log in the first, or an error of the second's metric."""
+    rank = start_processes().rank
     try:
+        gains = overlap_or_error(changes["data"], fails_after, rank)
         found = trained_online(Path(folder) / "checkpoints", gains=gains, **changes).log
     except (UserError, ValueError) as mistake:
         found = str(mistake)
@@ -714,7 +721,7 @@ def test_two_processes_end_at_the_weights_of_one_and_continue_in_one(tmp_path, f
         shutil.rmtree(tmp_path / "checkpoints" / f"checkpoint-{step}")
     saved = json.loads((tmp_path / "checkpoints" / "checkpoint-2" / FILE).read_text())
     assert len(saved["rows"]) == 17, "those of both processes"
-    again = trained_online(tmp_path / "checkpoints", **settings)
+    again = trained_online(tmp_path / "checkpoints", gains=overlap_or_error(settings["data"]), **settings)
     assert again.outcome.continued_from == 2
     assert_same_weights(moved(again.model), moved(alone.model), 1e-4)
 
@@ -724,7 +731,7 @@ def test_texts_that_one_of_two_processes_cannot_score_end_both_with_a_checkpoint
     settings = {"online": {"refresh": 2}, "data": rows(16), "epochs": 3.0, "save_every": 100}
     _, found = in_two_processes(tmp_path, __name__, fails_after=2, **settings)
     assert found == "the texts of another process cannot be scored."
-    again = trained_online(tmp_path / "checkpoints", **settings)
+    again = trained_online(tmp_path / "checkpoints", gains=overlap_or_error(settings["data"]), **settings)
     assert again.outcome.continued_from == 2
     assert_same_weights(moved(again.model), moved(trained_online(**settings).model), 1e-4)
 
