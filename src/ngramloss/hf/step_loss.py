@@ -256,8 +256,8 @@ class StepLoss:
         if mixes_documents(model, inputs, labels, cached=cached):
             self._warn_once(
                 f"the attention of this {type(model).__name__} ({model.config._attn_implementation}) sees all "
-                "documents of a packed row. It keeps them apart only if the batch has `position_ids` that begin again at 0, "
-                "no `attention_mask`, and use_cache=False. Silence this warning with "
+                "documents of a packed row. It keeps them apart only if the batch has `position_ids` that begin again "
+                "at 0, no `attention_mask`, and use_cache=False. Silence this warning with "
                 "warnings.filterwarnings('ignore', message='the attention of this')."
             )
 
