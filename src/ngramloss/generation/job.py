@@ -148,7 +148,9 @@ def job(
             recipe.load(preset).generation, engine=base.generation.engine, precision=base.generation.precision
         )
         base = dataclasses.replace(base, generation=theirs)
-    if data is not None and split is None and _is_file(data):  # all of its rows, and of no split but this
+    keys = [setting.partition("=")[0].strip() for setting in overrides]
+    cut = {"data.validation_fraction", "data.test_fraction"} & {*keys}
+    if data is not None and split is None and not cut and _is_file(data):  # all of its rows, and of no split but this
         if own is not None and _is_file(own.data.name) and Path(data).resolve() == Path(own.data.name).resolve():
             logger.warning(
                 f"{model} was trained on rows of {data}. Without --data, texts are written of those that it held out."
@@ -159,7 +161,6 @@ def job(
             base.data, name=data, validation_fraction=0.0, test_fraction=0.0, leave_out=""
         )
         base = dataclasses.replace(base, data=theirs_only)
-    keys = [setting.partition("=")[0].strip() for setting in overrides]
     decoded_like = False
     if like is not None:
         compared, recorded = read_like(Path(like))
@@ -177,7 +178,7 @@ def job(
     split = split or "test"
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
-    trained = own.data if own and data is None and chosen.name == own.data.name else chosen
+    trained = own.data if own and (data is None or cut) and chosen.name == own.data.name else chosen
     for key in ("validation_fraction", "test_fraction"):
         if getattr(chosen, key) != getattr(trained, key):
             raise UserError(
