@@ -38,92 +38,92 @@ NOTHING_IMPROVES = f"train.early_stopping: needs something that becomes better, 
 class Data:
     """The data set, and how it becomes tokens."""
 
-    name: str = "newswire"
+    name: str = setting("newswire", "documents place")
     """A built-in or known data set, a hub id, a file, a folder with one file per split, or
     ``train=a.jsonl,validation=b.jsonl``."""
-    source: str = ""
+    source: str = setting("", "documents")
     """The column with the documents; empty: detect it."""
-    target: str = ""
+    target: str = setting("", "documents")
     """The column with the summaries; empty: detect it. Several, with commas, are several references."""
-    id: str = ""
+    id: str = setting("", "documents")
     """The column with the ids; empty: detect it; ``none``: number the rows."""
-    source_language: str = ""
+    source_language: str = setting("", "documents")
     """The language of the sources, for a multilingual model, as its tokenizer spells it: ``en_XX`` for mBART,
     ``eng_Latn`` for NLLB, ``en`` for M2M100."""
-    target_language: str = ""
+    target_language: str = setting("", "documents")
     """The same for the targets."""
-    validation_fraction: float = setting(0.0, least=0, below=1)
+    validation_fraction: float = setting(0.0, "documents", least=0, below=1)
     """If the data have no validation split: the part of the training split that is held out for validation, chosen by
     the ids, so that the same rows are held out every time."""
-    test_fraction: float = setting(0.0, least=0, below=1)
+    test_fraction: float = setting(0.0, "documents", least=0, below=1)
     """The same for the test split. It shares no row with the validation split."""
-    leave_out: str = ""
+    leave_out: str = setting("", "rows")
     """A part of the training rows that is not trained on: ``1/2`` is the first of two. The ids decide which rows these
     are. ``ngramloss candidates`` writes texts of them, which the model has not seen; ``limit`` counts them."""
-    separator: str = "auto"
+    separator: str = setting("auto", "tokens")
     """The token before every source sentence: ``auto`` (the tokenizer's separator), ``none``, or one such as <s>."""
-    splitter: str = setting("sentencex", choices=("sentencex", "pysbd", "newline", "period"))
+    splitter: str = setting("sentencex", "sentences tokens", choices=("sentencex", "pysbd", "newline", "period"))
     """How sources are split into sentences, for the separator."""
-    language: str = "auto"
+    language: str = setting("auto", "sentences tokens")
     """The language of the texts, for the splitter, such as de; ``auto`` chooses by script, and English for Latin
     letters."""
-    prefix: str = ""
+    prefix: str = setting("", "tokens")
     """Text before every source, such as ``summarize: `` for T5."""
-    prompt: str = ""
+    prompt: str = setting("", "tokens")
     """What a decoder-only model reads: a template with ``{source}``, ``chat`` for the tokenizer's chat template, or
     ``none`` for nothing, which makes it a language model of the targets alone;
     empty: the source and ``Summary:`` or ``Translation:``, or a column ``prompt`` or ``messages`` as it is."""
-    instruction: str = ""
+    instruction: str = setting("", "tokens")
     """Text before the source in the message of a user, for ``prompt = "chat"``."""
-    max_source: int = setting(1024, least=4)
-    max_target: int = setting(128, least=2)
-    limit: int = setting(0, least=0)
+    max_source: int = setting(1024, "tokens", least=4)
+    max_target: int = setting(128, "tokens", least=2)
+    limit: int = setting(0, "rows", least=0)
     """The most training examples; 0 uses all. The built-in corpus can generate more than its default number."""
-    validation_limit: int = setting(0, least=0)
-    candidates: str = ""
+    validation_limit: int = setting(0, "rows", least=0)
+    candidates: str = setting("", "weights place")
     """A file of candidates of the training examples, or a folder with one, as ``ngramloss candidates`` writes it. Terms
     that compare candidates, such as ``rank``, need it."""
-    language_model: str = ""
+    language_model: str = setting("", "weights place", systems=False)
     """A language model of the targets alone, which ``margin`` reads: a run of ``ngramloss train lm``, or any
     decoder-only model with the tokenizer of the model that is trained, by its folder or hub id."""
-    weights: str = ""
+    weights: str = setting("", "weights", systems=False)
     """The column with weights of the targets' tokens: a list of numbers, one for each word or one for each token of the
     target. Of ``messages``, the key of each message with the weight of an answer. Empty: all tokens weigh 1."""
-    on_bad_row: str = setting("error", choices=("error", "skip"))
+    on_bad_row: str = setting("error", "documents", choices=("error", "skip"))
 
 
 @dataclass(frozen=True)
 class Model:
     """The model to train. All fields from ``architecture`` to ``copying`` apply only to ``name = "scratch"``."""
 
-    name: str = "facebook/bart-base"
+    name: str = setting("facebook/bart-base", "tokens weights place")
     """A hub id, a folder, or ``scratch`` for a new model with a tokenizer trained on the corpus."""
-    revision: str = "main"
-    encoder: str = ""
+    revision: str = setting("main", "tokens weights")
+    encoder: str = setting("", "tokens weights place", systems=False)
     """Only for ``name = "scratch"``: a pretrained encoder, by its hub id or folder, such as ``model/`` of a run of
     bertsum_ext. The decoder is new, a BERT as wide as the encoder, with the encoder's tokenizer; ``decoder_layers``,
     ``heads``, ``feed_forward``, ``dropout`` and ``init_std`` are its."""
-    tokenizer: str = ""
+    tokenizer: str = setting("", "tokens place", systems=False)
     """Only for ``name = "scratch"``: take the tokenizer of this model, by its hub id or folder, instead of one that is
     trained on the corpus with ``vocabulary`` tokens."""
-    architecture: str = setting("bart", choices=ARCHITECTURES)
-    width: int = setting(256, least=4, most=2**16)
-    encoder_layers: int = setting(3, least=1, most=2**10)
-    decoder_layers: int = setting(3, least=1, most=2**10)
-    heads: int = setting(4, least=1, most=2**12)
-    feed_forward: int = setting(1024, least=1, most=2**20)
-    dropout: float = setting(0.1, least=0, below=1)
-    vocabulary: int = setting(8000, least=300, most=2**24)
-    init_std: float = setting(0.02, least=0)
-    copying: bool = False
+    architecture: str = setting("bart", "weights", choices=ARCHITECTURES)
+    width: int = setting(256, "weights", least=4, most=2**16)
+    encoder_layers: int = setting(3, "weights", least=1, most=2**10)
+    decoder_layers: int = setting(3, "weights", least=1, most=2**10)
+    heads: int = setting(4, "weights", least=1, most=2**12)
+    feed_forward: int = setting(1024, "weights", least=1, most=2**20)
+    dropout: float = setting(0.1, "weights", least=0, below=1)
+    vocabulary: int = setting(8000, "tokens weights", least=300, most=2**24)
+    init_std: float = setting(0.02, "weights", least=0)
+    copying: bool = setting(False, "weights")
     """Make copying easy to learn: the value and output projections of cross-attention start as the identity, positions
     as sinusoids. All of them are trained."""
-    lora: int = setting(0, least=0, most=2**16)
+    lora: int = setting(0, "weights", least=0, most=2**16, systems=False)
     """The rank of LoRA adapters, which are trained instead of the model; 0: train the model itself."""
-    lora_alpha: float = setting(0.0, least=0)
+    lora_alpha: float = setting(0.0, "weights", least=0)
     """The adapters' product is multiplied by ``lora_alpha`` / ``lora``; 0 is twice the rank."""
-    lora_dropout: float = setting(0.0, least=0, below=1)
-    lora_targets: list[str] = setting(["all-linear"])
+    lora_dropout: float = setting(0.0, "weights", least=0, below=1)
+    lora_targets: list[str] = setting(["all-linear"], "weights")
     """The names of the layers that get an adapter; ``all-linear`` is every linear layer except the output head."""
 
 
@@ -131,81 +131,81 @@ class Model:
 class Train:
     """How to train the model."""
 
-    epochs: float = setting(10.0, least=0, most=10**9)
-    max_steps: int = setting(0, least=0)
+    epochs: float = setting(10.0, "length", least=0, most=10**9)
+    max_steps: int = setting(0, "length", least=0)
     """Optimiser steps; 0 trains for ``epochs``."""
-    batch_size: int = setting(16, least=1)
+    batch_size: int = setting(16, "weights", least=1)
     """Sequences in a batch, all processes together; an optimiser step has ``batch_size`` × ``accumulate``."""
-    accumulate: int = setting(2, least=1)
-    max_tokens: int = setting(0, least=0)
+    accumulate: int = setting(2, "weights", least=1)
+    max_tokens: int = setting(0, "speed", least=0)
     """The most tokens of a micro-batch in each process, padding included: a step is cut into as many micro-batches as
     that takes, which does not change it. 0: as many as the GPU's memory allows; on a CPU, ``batch_size`` sequences."""
-    learning_rate: float = setting(3e-5, least=0)
-    encoder_learning_rate: float = setting(0.0, least=0)
+    learning_rate: float = setting(3e-5, "weights", least=0)
+    encoder_learning_rate: float = setting(0.0, "weights", least=0, systems=False)
     """The learning rate of the encoder, if it is another one; 0: the same. Weights that the decoder shares have the
     decoder's."""
-    warmup_steps: float = setting(1000.0, least=0)
+    warmup_steps: float = setting(1000.0, "weights", least=0)
     """Steps in which the learning rate rises; below 1 a share of all steps, as in Transformers."""
-    encoder_warmup_steps: float = setting(0.0, least=0)
+    encoder_warmup_steps: float = setting(0.0, "weights", least=0, systems=False)
     """The same for ``encoder_learning_rate``; 0: the same as ``warmup_steps``."""
     schedule: str = setting(
-        "linear", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial", "noam")
+        "linear", "weights", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial", "noam")
     )
     """``noam`` is ``learning_rate`` · min(t^-½, t · ``warmup_steps``^-1.5) at step t, in a training of any length; with
     the others ``learning_rate`` is the largest rate."""
-    weight_decay: float = setting(0.01, least=0)
-    beta1: float = setting(0.9, least=0, below=1)
-    beta2: float = setting(0.999, least=0, below=1)
-    epsilon: float = setting(1e-8, least=0)
-    clip: float = setting(1.0, least=0)
+    weight_decay: float = setting(0.01, "weights", least=0)
+    beta1: float = setting(0.9, "weights", least=0, below=1)
+    beta2: float = setting(0.999, "weights", least=0, below=1)
+    epsilon: float = setting(1e-8, "weights", least=0)
+    clip: float = setting(1.0, "weights", least=0)
     """The largest gradient norm; 0 disables clipping."""
-    precision: str = setting("auto", choices=("auto", "bf16", "fp16", "fp32"))
+    precision: str = setting("auto", "weights", choices=("auto", "bf16", "fp16", "fp32"))
     """``bf16``, ``fp16`` or ``fp32``; ``auto`` is bf16 on a GPU that supports it, fp16 on other GPUs, fp32 on a CPU."""
-    log_every: int = setting(100, least=1)
-    eval_every: int = setting(1000, least=0)
+    log_every: int = setting(100, "speed", least=1)
+    eval_every: int = setting(1000, "length", least=0)
     """Steps between validations; 0 disables validation."""
-    save_every: int = setting(1000, least=1)
-    keep: int = setting(2, least=1)
+    save_every: int = setting(1000, "length", least=1)
+    keep: int = setting(2, "speed", least=1)
     """The number of newest checkpoints to keep, besides the best."""
-    average: int = setting(0, least=0)
+    average: int = setting(0, "length", least=0, systems=False)
     """Also take the mean of the weights of the last ``average`` checkpoints of ``save_every``, the last weights among
     them. It becomes the model if ``best`` finds it better, or if nothing is validated; 0 takes none."""
-    ema: float = setting(0.0, least=0, below=1)
+    ema: float = setting(0.0, "weights", least=0, below=1, systems=False)
     """Also keep an exponential moving average of the weights with this decay, such as 0.999; likewise. 0 keeps none."""
-    best: str = "ce"
+    best: str = setting("ce", "scores")
     """What selects the checkpoint that becomes the model: the lowest validation value of a term (``loss`` is the whole
     objective), the best score of texts generated for the validation split, such as ``rouge2`` or ``bleu``, or nothing:
     ``last`` takes the last weights."""
-    best_limit: int = setting(0, least=0)
+    best_limit: int = setting(0, "scores", least=0, systems=False)
     """For a score: generate texts for only this many validation examples, from the first on; 0 means all."""
-    best_beams: int = setting(1, least=1, most=2**12)
+    best_beams: int = setting(1, "scores", least=1, most=2**12, systems=False)
     """For a score: the number of beams, instead of ``generation.num_beams``."""
-    best_options: list[str] = setting([])
+    best_options: list[str] = setting([], "scores", systems=False)
     """For a score: options of its metric, such as ``["rouge.tokens=auto"]``."""
-    early_stopping: int = setting(0, least=0)
+    early_stopping: int = setting(0, "length", least=0)
     """Stop after this many validations without a new best; 0 disables early stopping."""
-    eval_batch_size: int = setting(0, least=0)
+    eval_batch_size: int = setting(0, "speed", least=0)
     """Sequences in a validation batch, all processes together; 0 uses ``batch_size``."""
-    group_by_length: bool = True
-    gradient_checkpointing: bool = False
-    capture: bool = True
+    group_by_length: bool = setting(True, "weights")
+    gradient_checkpointing: bool = setting(False, "speed", systems=False)
+    capture: bool = setting(True, "speed")
     """On a GPU: run forward and backward as one CUDA graph for each shape of a micro-batch. Where that cannot be done,
     training says why and runs without."""
-    compile: bool | str = setting(Switch.AUTO, kind=Switch)
+    compile: bool | str = setting(Switch.AUTO, "speed", kind=Switch, systems=False)
     """Compile the layers with torch.compile: slower to start, faster steps, less memory. ``auto`` does so
     where steps are captured on a GPU and the training is long enough to earn the time back."""
-    twins: bool = False
+    twins: bool = setting(False, "weights", systems=False)
     """Put every example into the step twice, as neighbours, each with its own dropout: for ``rdrop``, ``rewards:twin``
     and ``gated:twin``. ``batch_size`` counts it once, all denominators count both."""
-    teacher: str = ""
+    teacher: str = setting("", "weights place", systems=False)
     """For ``distill``: the folder or hub id of another model with the same tokenizer, or a run. ``keep`` needs none: it
     compares with the model before training."""
-    fsdp: bool = False
+    fsdp: bool = setting(False, "speed", systems=False)
     """Shard parameters and optimiser over the processes of torchrun."""
-    memory: str = setting("fast", choices=("fast", "lean"))
+    memory: str = setting("fast", "speed", choices=("fast", "lean"), systems=False)
     """``fast`` stores the head's logits, ``lean`` recomputes them; see docs/performance.md."""
-    seed: int = setting(42, least=0)
-    report_to: list[str] = setting([], choices=("mlflow", "tensorboard", "trackio", "wandb"))
+    seed: int = setting(42, "weights", least=0)
+    report_to: list[str] = setting([], "speed", choices=("mlflow", "tensorboard", "trackio", "wandb"))
 
     def warmup(self, steps: int) -> int:
         """Steps of the warm-up in a training of this many steps. One that would not end takes a tenth of them.
@@ -225,18 +225,18 @@ class Train:
 class Generation:
     """How to generate texts; saved with the model as its ``generation_config``."""
 
-    num_beams: int = setting(4, least=1, most=2**12)
-    length_penalty: float = 1.0
-    min_length: int = setting(0, least=0)
-    max_length: int = setting(128, least=1)
-    no_repeat_ngram_size: int = setting(0, least=0)
-    early_stopping: bool = True
-    renormalize: bool = False
+    num_beams: int = setting(4, "texts", least=1, most=2**12)
+    length_penalty: float = setting(1.0, "texts")
+    min_length: int = setting(0, "texts", least=0)
+    max_length: int = setting(128, "texts", least=1)
+    no_repeat_ngram_size: int = setting(0, "texts", least=0)
+    early_stopping: bool = setting(True, "texts")
+    renormalize: bool = setting(False, "texts")
     """Make the probabilities of the tokens that a minimum length and repeated n-grams leave sum to 1. Published results
     are without it. It lets ``ctranslate2`` write the same texts as ``hf``."""
-    engine: str = setting(AUTO, choices=engine_choices)
+    engine: str = setting(AUTO, "texts speed", choices=engine_choices)
     """What ``ngramloss generate`` searches with; ``auto`` is the fastest engine whose texts are those of ``hf``."""
-    precision: str = setting("fp32", choices=tuple(PRECISIONS))
+    precision: str = setting("fp32", "texts speed", choices=tuple(PRECISIONS))
     """Of the weights with which ``ngramloss generate`` computes. 16 bits are faster on a GPU; texts differ slightly."""
 
 
@@ -244,24 +244,24 @@ class Generation:
 class Online:
     """Texts that the model writes while it is trained, for terms that compare candidates; docs/online.md has more."""
 
-    samples: int = setting(0, least=0, most=2**10)
+    samples: int = setting(0, "weights", least=0, most=2**10)
     """Texts of each source that the model writes with its present weights; 0 writes none."""
-    refresh: int = setting(1, least=1)
+    refresh: int = setting(1, "weights", least=1)
     """Write for the sources of this many steps at a time. Above 1, steps train on texts of weights that are up to
     ``refresh`` − 1 steps old."""
-    temperature: float = setting(1.0, above=0)
+    temperature: float = setting(1.0, "weights", above=0)
     """Of the samples: below 1, probable tokens become more probable."""
-    top_p: float = setting(1.0, above=0, most=1)
+    top_p: float = setting(1.0, "weights", above=0, most=1)
     """Sample only from the most probable tokens whose probabilities sum to this."""
-    groups: int = setting(0, least=0, most=2**10)
+    groups: int = setting(0, "weights", least=0, most=2**10)
     """Search with this many groups of beams that avoid each other's tokens, ``samples`` beams in all, instead of
     sampling; 0 samples."""
-    diversity: float = setting(1.0, least=0)
+    diversity: float = setting(1.0, "weights", least=0)
     """Of groups: what a token's log-probability loses for each beam of an earlier group that takes it."""
-    metric: str = ""
+    metric: str = setting("", "weights")
     """What a text gains: a metric or one of its scores, such as ``rouge``, ``rouge2``, ``bleu``, ``chrf`` or one of a
     plugin; empty: ``rouge``, for translations ``bleu``."""
-    metric_options: list[str] = setting([])
+    metric_options: list[str] = setting([], "weights")
     """Options of the metric, such as ``["rouge.tokens=auto"]``."""
 
 
@@ -329,7 +329,11 @@ WORDS = {
 }
 TASKS = tuple(WORDS)
 """The task decides which columns are found first, which metrics come first, and what the texts are called."""
-TOP = {"objective": Setting("ce"), "task": Setting(TASKS[0], choices=TASKS), "system": Setting("")}
+TOP = {
+    "objective": Setting("ce", affects=frozenset({"weights"})),
+    "task": Setting(TASKS[0], choices=TASKS, affects=frozenset({"documents", "tokens"})),
+    "system": Setting("", affects=frozenset({"weights"})),
+}
 """The settings outside sections."""
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation, "online": Online}
 
@@ -403,6 +407,18 @@ def differences(recipe: Recipe, other: Recipe) -> list[str]:
     return [f"{key}: {before!r} → {after!r}" for (key, before), (_, after) in pairs if before != after]
 
 
+def affecting(*effects: str, section: str = "") -> tuple[str, ...]:
+    """The settings that affect one of these; of a section, their names in it.
+
+    >>> affecting("sentences"), affecting("sentences", section="data")
+    (('data.splitter', 'data.language'), ('splitter', 'language'))
+    """
+    found = [key for key, described in every_setting().items() if described.affects & {*effects}]
+    return tuple(
+        key.partition(".")[2] if section else key for key in found if key.startswith(f"{section}." * bool(section))
+    )
+
+
 def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Every setting as key and value, such as ``train.seed`` and 42."""
     yield from ((key, getattr(recipe, key)) for key in TOP)
@@ -462,7 +478,7 @@ def _override(settings: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"--set takes key=value, got {override!r}; for example --set train.batch_size=8.")
-    described = _settings().get(key.strip())
+    described = every_setting().get(key.strip())
     value = described.read(text) if described else toml_value(text.strip())
     *sections, last = key.strip().split(".")
     table = settings
@@ -488,7 +504,7 @@ def _build_recipe(
     name: str, settings: Mapping[str, Any], where: str = "", *, objective: bool = True, overridden: bool = False
 ) -> Recipe:
     mistakes: list[str] = []
-    known = _settings()
+    known = every_setting()
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in SECTIONS:
@@ -545,7 +561,7 @@ def _with_objective(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, objective=" + ".join(map(str, terms)))
 
 
-def _settings() -> dict[str, Setting]:
+def every_setting() -> dict[str, Setting]:
     """Every key and its setting."""
     sections = {
         f"{section}.{key}": described

@@ -19,6 +19,20 @@ from ngramloss.errors import UserError
 
 REQUIRED: Any = object()
 """Marks a setting without a default."""
+EFFECTS = {
+    "documents": "which texts are read, as sources and as references",
+    "rows": "which of them are trained and validated on",
+    "sentences": "how sources are split into sentences",
+    "tokens": "which ids they become",
+    "weights": "what a step does to the weights",
+    "length": "how many steps there are, and when a training validates, saves and stops",
+    "scores": "what a validation measures, and so which weights become the model",
+    "texts": "which texts the model writes",
+    "speed": "time, memory and what is shown; results differ by rounding and dropout alone",
+    "place": "nothing by itself: it names a file or folder, whose content counts",
+}
+"""What a setting may affect, in the order of a run. It names what it affects itself; what follows from that changes,
+too."""
 LARGEST = 2**32
 """Whole numbers must be below this: products of steps, rows and tokens then fit into 64 bits."""
 
@@ -68,12 +82,18 @@ class Setting:
     """The texts allowed; for a list, the texts allowed in it. A function if entries can be added to them."""
     help: str = ""
     """A one-line description."""
+    affects: frozenset[str] = frozenset()
+    """What it affects: some of ``EFFECTS``."""
+    systems: bool = True
+    """Whether systems with a loss of their own have it, too."""
 
     def __post_init__(self) -> None:
         if self.kind is None:
             object.__setattr__(self, "kind", type(self.default))
         if self.kind not in _KINDS:
             raise TypeError(f"a setting needs a default or a kind: one of {[kind.__name__ for kind in _KINDS]}.")
+        if unknown := self.affects - {*EFFECTS}:
+            raise TypeError(f"a setting affects some of {', '.join(EFFECTS)}, not {', '.join(unknown)}.")
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -134,6 +154,7 @@ class Setting:
 
 def setting(
     default: Any,
+    affects: str,
     *,
     least: float | None = None,
     above: float | None = None,
@@ -141,10 +162,19 @@ def setting(
     below: float | None = None,
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
     kind: type | None = None,
+    systems: bool = True,
 ) -> Any:
-    """A field of a dataclass with its default, its type if that is not the default's, bounds and choices."""
+    """A field of a dataclass with its default and what it affects, such as ``"tokens texts"``; see :class:`Setting`."""
     described = Setting(
-        default, kind or type(default), least=least, above=above, most=most, below=below, choices=choices
+        default,
+        kind or type(default),
+        least=least,
+        above=above,
+        most=most,
+        below=below,
+        choices=choices,
+        affects=frozenset(affects.split()),
+        systems=systems,
     )
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata={"setting": described})
