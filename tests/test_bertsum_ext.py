@@ -350,8 +350,8 @@ def test_documents_of_one_sentence_are_said_and_refused_if_all_are(here, tmp_pat
     ("setting", "sentence"),
     [
         ("data.max_source=1025", "scratch reads at most 1024 tokens, and the recipe asks for 1025. Lower"),
-        ("data.candidates=x", "data.candidates: is not read by bertsum_ext. Leave it out."),
-        ("data.prefix=a", "data.prefix: is not read by bertsum_ext. Leave it out."),
+        ("data.candidates=x", "data.candidates: is not a setting of bertsum_ext. Leave it out."),
+        ("data.prefix=a", "data.prefix: is not a setting of bertsum_ext. Leave it out."),
         ("train.best=ce", "train.best: must be one of loss, gain, last for bertsum_ext"),
         ("system=bertsum_ext(heads=3)", "system: heads: must divide the encoder's width of 16, got 3."),
     ],

@@ -1,13 +1,15 @@
 """What each setting affects: said where it is defined, and read by all who ask."""
 
+from dataclasses import replace
+
 import pytest
 
 from ngramloss import recipe
-from ngramloss.generation import job, like
-from ngramloss.settings import EFFECTS, Setting
-from ngramloss.study import plan, run
-from ngramloss.systems import candidate_sets, registry, rows, simcls
-from ngramloss.training import identity
+from ngramloss.errors import UserError
+from ngramloss.generation.job import job
+from ngramloss.settings import EFFECTS, Setting, Switch
+from ngramloss.study.plan import WITHOUT_EFFECT
+from ngramloss.systems.registry import check_recipe
 
 KEYS = recipe.every_setting()
 
@@ -23,24 +25,30 @@ def test_an_effect_that_does_not_exist_is_a_mistake_of_the_program():
         Setting(1, affects=frozenset({"colour"}))
 
 
-def test_effects_are_those_of_the_lists():
-    train = recipe.affecting(*EFFECTS, section="train")
-    weights = recipe.affecting("weights", "scores", section="train")
-    assert {*identity.MAY_CHANGE} - {"best_limit", "best_beams", "best_options"} == {*train} - {*weights}
-    assert {*plan.WITHOUT_EFFECT, "train.gradient_checkpointing", "train.fsdp"} == {
-        key for key in KEYS if KEYS[key].affects == {"speed"}
+def test_what_a_training_in_python_must_agree_on_and_what_machines_of_a_study_need_not():
+    assert {*recipe.affecting(*{*EFFECTS} - {"weights", "scores"}, section="train")} - {
+        *recipe.affecting("weights", "scores", section="train")
+    } == {
+        *("epochs", "max_steps", "eval_every", "save_every", "average", "early_stopping"),
+        *(key.partition(".")[2] for key in WITHOUT_EFFECT),
     }
-    assert {*run.PLACES} < {*recipe.affecting("place")}
-    documents = {*recipe.affecting("documents")}
-    fractions = {"data.validation_fraction", "data.test_fraction"}
-    assert {*registry._WHICH_DATA} == documents - fractions
-    assert {f"data.{name}" for name in candidate_sets.OF_THE_DATA} == documents - {"task", "data.name"}
-    assert {f"data.{name}" for name in simcls.PASSED_ON} == documents - {"task", "data.name"} - fractions
-    assert {*rows.PASSED_ON} == {*recipe.affecting("documents", "rows", "sentences")} - {"data.name"}
-    assert {*job.OF_TRAINING} == {*recipe.affecting("rows", "weights")} & {
-        key for key in KEYS if key.startswith("data.")
-    } - {"data.leave_out"}
-    assert recipe.affecting("tokens", section="data") == like.OF_THE_MODEL
-    assert {f"train.{name}" for name in registry.NOT_USED} == {
-        key for key in KEYS if not KEYS[key].systems and key.startswith("train.")
-    }
+
+
+def test_only_settings_of_the_data_choose_documents():
+    assert {key.partition(".")[0] for key in recipe.affecting("documents", "rows", "sentences")} == {"task", "data"}
+
+
+@pytest.mark.parametrize("key", recipe.affecting("rows", "weights", section="data"))
+def test_generate_refuses_what_only_training_reads(key):
+    with pytest.raises(UserError, match=rf"data\.{key} is a setting of train"):
+        job("lead-3", data="newswire", overrides=[f"data.{key}=1"])
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if not KEYS[key].systems])
+def test_a_system_refuses_what_systems_do_not_have(key):
+    other = {bool: True, int: 2, float: 0.5, str: "x", list: ["x"], Switch: True}[KEYS[key].kind]
+    section, name = key.split(".")
+    plain = recipe.load("bertsum-ext-demo")
+    changed = replace(plain, **{section: replace(getattr(plain, section), **{name: other})})
+    with pytest.raises(UserError, match=rf"{key}: is not a setting of bertsum_ext\. Leave it out\."):
+        check_recipe(changed)

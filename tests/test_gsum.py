@@ -567,15 +567,15 @@ def test_a_long_guidance_is_cut_and_an_empty_one_is_counted_and_both_are_said(he
     [
         ("data.max_source=1025", "scratch reads at most 1024 tokens, and the recipe asks for 1025. Lower"),
         ("data.max_target=1025", "scratch reads at most 1024 tokens, and the recipe asks for 1025. Lower"),
-        ("data.prefix=a", "data.prefix: is not read by gsum. Leave it out."),
-        ("data.candidates=x", "data.candidates: is not read by gsum. Leave it out."),
+        ("data.prefix=a", "data.prefix: is not a setting of gsum. Leave it out."),
+        ("data.candidates=x", "data.candidates: is not a setting of gsum. Leave it out."),
         ("objective=ce + rank", "objective: rank compares candidates, and gsum trains on the references alone."),
         ("objective=eaft:released", "gsum cannot compute eaft:released: it needs the 20 largest logits"),
         (
             "model.architecture=mbart",
             "guidance needs a BART, such as facebook/bart-large, and model.architecture is mbart.",
         ),
-        ("model.lora=2", "model.lora: is not a setting of gsum, which trains all weights."),
+        ("model.lora=2", "model.lora: is not a setting of gsum. Leave it out."),
         ("train.best=ce", "train.best: must be one of loss, last for gsum"),
         ("system=gsum(sentences=0)", "system: sentences: must be at least 1, got 0."),
         ("system=gsum(guidance=no-such)", "is read from the column 'no-such'."),

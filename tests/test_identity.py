@@ -19,7 +19,7 @@ from ngramloss import METRICS, Metric, Scores, cli, recipe
 from ngramloss.data import newswire
 from ngramloss.errors import UserError
 from ngramloss.generation import predictions
-from ngramloss.generation.job import OF_TRAINING, data_facts, job, read_split
+from ngramloss.generation.job import data_facts, job, read_split
 from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Model
@@ -403,9 +403,13 @@ SETTINGS = {
 
 def test_every_setting_is_known_to_change_something_or_nothing():
     """A new setting: add it to the list above, and to the key of whatever it changes."""
-    assert set(SETTINGS) == set(recipe._settings())
+    assert set(SETTINGS) == set(recipe.every_setting())
     kinds = {word for _, kinds, *_ in SETTINGS.values() for word in kinds.split()}
     assert kinds == {"tokens", "training", "texts", "nothing"}
+    without = {key for key, (_, kinds, *_) in SETTINGS.items() if kinds == "nothing"}
+    assert without - {"data.on_bad_row", "train.save_every"} == {
+        key for key, each in recipe.every_setting().items() if each.affects == {"speed"}
+    }
 
 
 def test_every_file_of_a_model_folder_is_known_to_change_something(made):
@@ -461,7 +465,7 @@ def test_a_setting_changes_the_keys_of_what_it_changes(shared, monkeypatch, name
     if not name.startswith("train.") and (name == "model.vocabulary" or "scratch" not in after.model.name):
         offline = [replace(each, model=replace(each.model, revision="main")) for each in (before, after)]
         assert (tokens_key(offline[0]) != tokens_key(offline[1])) == ("tokens" in kinds)
-    if name in OF_TRAINING:
+    if name.startswith("data.") and name in recipe.affecting("rows", "weights"):
         with pytest.raises(UserError, match=f"{name} is a setting of train"):
             texts_key("base", [change])
     elif name.startswith(("data.", "generation.", "task")) and not given:

@@ -479,7 +479,7 @@ def test_a_validation_split_without_the_column_is_named(place, capsys):
 
 def test_systems_have_no_weights(place, capsys):
     assert cli.main(["train", "bertsum-ext-demo", "--run", "system", "--set", "data.weights=w"]) == 2
-    assert "data.weights: is not read by bertsum_ext. Leave it out." in capsys.readouterr().err
+    assert "data.weights: is not a setting of bertsum_ext. Leave it out." in capsys.readouterr().err
 
 
 def test_answers_of_weight_0_and_1_need_no_weights_beside_the_labels(place, capsys):

@@ -183,8 +183,8 @@ def test_systems_have_no_language_model(place, capsys):
     changes = ("data.language_model=lm", "model.tokenizer=lm", "model.name=scratch")
     assert train("bertsum-ext-demo", *changes, run="system") == 2
     said = capsys.readouterr().err
-    assert "data.language_model: is not read by bertsum_ext. Leave it out." in said
-    assert "model.tokenizer: is not read by bertsum_ext. Leave it out." in said
+    assert "data.language_model: is not a setting of bertsum_ext. Leave it out." in said
+    assert "model.tokenizer: is not a setting of bertsum_ext. Leave it out." in said
 
 
 @pytest.mark.slow  # starts two processes

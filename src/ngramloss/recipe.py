@@ -69,11 +69,11 @@ class Data:
     letters."""
     prefix: str = setting("", "tokens")
     """Text before every source, such as ``summarize: `` for T5."""
-    prompt: str = setting("", "tokens")
+    prompt: str = setting("", "tokens", systems=False)
     """What a decoder-only model reads: a template with ``{source}``, ``chat`` for the tokenizer's chat template, or
     ``none`` for nothing, which makes it a language model of the targets alone;
     empty: the source and ``Summary:`` or ``Translation:``, or a column ``prompt`` or ``messages`` as it is."""
-    instruction: str = setting("", "tokens")
+    instruction: str = setting("", "tokens", systems=False)
     """Text before the source in the message of a user, for ``prompt = "chat"``."""
     max_source: int = setting(1024, "tokens", least=4)
     max_target: int = setting(128, "tokens", least=2)

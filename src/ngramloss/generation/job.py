@@ -27,14 +27,6 @@ DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
 """Task → the recipe that completes the settings for a model that was trained elsewhere."""
 
 
-OF_TRAINING = {
-    "data.limit": "Use --limit.",
-    "data.validation_limit": "Use --limit.",
-    **dict.fromkeys(("data.candidates", "data.language_model", "data.weights"), "Leave it out."),
-}
-"""Settings of the data that only training reads → what to do instead."""
-
-
 class Job(NamedTuple):
     """One generation job: model, data and settings.
 
@@ -125,8 +117,9 @@ def job(
         key = setting.partition("=")[0].strip()
         if key == "data.leave_out":
             raise UserError(f"data.leave_out is a setting of train: {verb} knows from a run what it left out.")
-        if key in OF_TRAINING:
-            raise UserError(f"{key} is a setting of train, and {verb} does not read it. {OF_TRAINING[key]}")
+        if key.startswith("data.") and key in recipe.affecting("rows", "weights"):
+            instead = "Use --limit." if key in recipe.affecting("rows") else "Leave it out."
+            raise UserError(f"{key} is a setting of train, and {verb} does not read it. {instead}")
     if data is None and like is None and own is None and preset is None:
         if not (Path(model).exists() or is_baseline(model)):
             may_be_on_hub = len(Path(model).parts) == 2  # owner/name
@@ -186,7 +179,7 @@ def job(
                 f"was trained on would be held out. Train again with data.{key}, or choose other data with --data."
             )
     baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
-    only_how = ("generation.engine", "generation.precision")
+    only_how = recipe.affecting("speed")
     asked = [key.partition(".")[2] for key in keys if key.startswith("generation.") and key not in only_how]
     searched = preset is not None or decoded_like or bool(asked)
     own_model = dataclasses.replace(own.model, name=str(run.model), encoder="", revision="main") if own else None

@@ -16,8 +16,6 @@ from ngramloss.recipe import Model, Recipe
 from ngramloss.storage.files import read_object
 from ngramloss.storage.run_folder import RunFolder
 
-OF_THE_MODEL = ("separator", "splitter", "language", "prefix", "prompt", "instruction", "max_source", "max_target")
-"""Settings of the data that say how a model reads documents; the others say which documents there are."""
 LENGTHS = {"min_length": "min_new_tokens", "max_length": "max_new_tokens"}
 """A length → its name where it does not count a prompt."""
 
@@ -33,7 +31,9 @@ def read_like(folder: Path) -> tuple[Recipe, dict[str, Any]]:
 
 def like_documents(base: Recipe, theirs: Recipe) -> Recipe:
     """The settings with the data and the task of a run."""
-    data = dataclasses.replace(theirs.data, **{name: getattr(base.data, name) for name in OF_THE_MODEL})
+    data = dataclasses.replace(
+        theirs.data, **{name: getattr(base.data, name) for name in recipe.affecting("tokens", section="data")}
+    )
     return dataclasses.replace(base, data=data, task=theirs.task)
 
 

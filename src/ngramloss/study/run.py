@@ -406,8 +406,6 @@ def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> N
 
 
 _AGAIN = "run the same command again."
-PLACES = ("data.candidates", "data.language_model", "train.teacher")
-"""Settings of which a run saves the whole path."""
 
 
 def _whole_paths(name: str) -> set[str]:
@@ -424,7 +422,7 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
     free = WITHOUT_EFFECT if run.finished else ()
     saved = recipe.load(str(run.recipe))
     before, now = dict(recipe.flat(saved)), dict(recipe.flat(settings))
-    same = [key for key in PLACES if before[key] in _whole_paths(now[key])]
+    same = [key for key in recipe.affecting("place") if before[key] in _whole_paths(now[key])]
     changed = recipe.differences(saved, settings)
     if changed := [line for line in changed if line.partition(":")[0] not in (*free, *same)]:
         raise UserError(

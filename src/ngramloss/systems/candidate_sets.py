@@ -24,16 +24,7 @@ from ngramloss.output.console import logger
 from ngramloss.recipe import Data
 from ngramloss.storage.run_folder import RunFolder, read_about
 
-OF_THE_DATA = (
-    "source",
-    "target",
-    "id",
-    "source_language",
-    "target_language",
-    "validation_fraction",
-    "test_fraction",
-    "on_bad_row",
-)
+OF_THE_DATA = tuple(name for name in recipe.affecting("documents", section="data") if name != "name")
 """Settings that say which documents there are, taken from the run that wrote the candidates."""
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.plugins import Registry
-from ngramloss.recipe import LAST, TASKS, Generation, Model, Recipe, Train, load
+from ngramloss.recipe import LAST, TASKS, Generation, Recipe, affecting, every_setting, flat, load
 from ngramloss.settings import Setting
 from ngramloss.storage.run_folder import RunFolder
 
@@ -34,7 +34,7 @@ class System:
         module: its file, as it is imported; empty if ``train`` and ``generate`` need nothing else.
         options: name → what it may be.
         after: the command after training, with {run} for its folder; empty: ``generate``.
-        not_used: settings of ``data`` that it does not read.
+        not_used: settings that it does not read, besides those that no system has (:class:`Setting`).
         bests: what may select the best checkpoint → whether higher is better; the first is the usual one.
         settable: what ``generate --set`` may change; empty: every setting of ``data``, and the task.
         takes_objective: whether it trains on the recipe's objective; otherwise it has one of its own.
@@ -52,7 +52,7 @@ class System:
     module: str = ""
     options: Mapping[str, Setting] = field(default_factory=dict)
     after: str = ""
-    not_used: tuple[str, ...] = ("prompt", "instruction")
+    not_used: tuple[str, ...] = ()
     bests: Mapping[str, bool] = field(default_factory=dict)
     settable: tuple[str, ...] = ()
     takes_objective: bool = False
@@ -73,18 +73,6 @@ class System:
         return loaded
 
 
-_WHICH_DATA = (
-    "task",
-    "data.name",
-    "data.source",
-    "data.target",
-    "data.id",
-    "data.source_language",
-    "data.target_language",
-    "data.on_bad_row",
-)
-"""Settings that say which documents there are, and not how they are read."""
-
 _EVERY_SEARCH = tuple(key.name for key in dataclasses.fields(Generation))
 """All settings of ``generation``."""
 
@@ -101,7 +89,7 @@ _BUILTIN = {
         },
         after="ngramloss rerank apply {run} CANDIDATES --out DIR",
         bests={"gain": True, "loss": False},
-        settable=_WHICH_DATA,
+        settable=affecting("documents"),
         first={"data.candidates": "train={ce:train},validation={ce:validation}"},
         beyond_cnndm=("data.max_target=80",),
     ),
@@ -119,7 +107,7 @@ _BUILTIN = {
             "blocking": Setting(True, help="leave out a sentence that shares three words in a row with another"),
             "min_words": Setting(6, least=0, most=1000, help="words of the shortest sentence that may be taken"),
         },
-        not_used=("prompt", "instruction", "prefix", "candidates"),
+        not_used=("data.prefix", "data.candidates"),
         bests={"loss": False, "gain": True},
         task=TASKS[0],
     ),
@@ -137,9 +125,9 @@ _BUILTIN = {
             "optimizer": Setting("adagrad", choices=("adagrad", "adamw"), help="what changes the weights"),
             "accumulator": Setting(0.1, above=0, most=1000, help="where Adagrad's sums of squares begin"),
         },
-        not_used=("prompt", "instruction", "prefix", "candidates"),
+        not_used=("data.prefix", "data.candidates"),
         bests={"ce": False, "loss": False},
-        settable=(*_WHICH_DATA, "data.max_source", "data.language"),
+        settable=(*affecting("documents"), "data.max_source", "data.language"),
         takes_objective=True,
         search=("num_beams", "min_length", "max_length"),
     ),
@@ -176,7 +164,7 @@ _BUILTIN = {
             "sentences": Setting(3, least=1, most=1000, help="most sentences that the oracle takes"),
         },
         after="ngramloss generate {run} --set 'system=\"gsum(extractor=EXTRACTOR)\"', with a run of bertsum_ext",
-        not_used=("prompt", "instruction", "prefix", "candidates"),
+        not_used=("data.prefix", "data.candidates"),
         bests={"loss": False},
         takes_objective=True,
         search=_EVERY_SEARCH,
@@ -234,49 +222,16 @@ def system_of(model: str) -> Written | None:
     return read_system(text) if text else None
 
 
-NOT_USED = (
-    "average",
-    "ema",
-    "encoder_learning_rate",
-    "encoder_warmup_steps",
-    "best_limit",
-    "best_beams",
-    "best_options",
-    "gradient_checkpointing",
-    "twins",
-    "teacher",
-    "compile",
-    "fsdp",
-    "memory",
-)
-"""Settings of ``train`` that a system does not have."""
-
-
 def check_recipe(settings: Recipe) -> Written:
     """The system of a recipe. Raises if its settings ask for what it does not have, all mistakes at once."""
     system = read_system(settings.system)
-    plain, name = Train(), system.name
+    name, known = system.name, every_setting()
+    absent = {key for key, described in known.items() if not described.systems} | {*system.entry.not_used}
     mistakes = [
-        f"train.{key}: is not a setting of {name}."
-        for key in NOT_USED
-        if getattr(settings.train, key) not in (getattr(plain, key), False)  # recipes of earlier versions: compile
+        f"{key}: is not a setting of {name}. Leave it out."
+        for key, value in flat(settings)
+        if key in absent and value != known[key].default
     ]
-    mistakes += [
-        f"data.{key}: is not read by {name}. Leave it out."
-        for key in system.entry.not_used
-        if getattr(settings.data, key)
-    ]
-    mistakes += [
-        f"data.{key}: is not read by {name}. Leave it out."
-        for key in ("language_model", "weights")
-        if getattr(settings.data, key)
-    ]
-    if settings.model.tokenizer:
-        mistakes.append(f"model.tokenizer: is not read by {name}. Leave it out.")
-    if settings.model.encoder:
-        mistakes.append(f"model.encoder: is not a setting of {name}. Give its model as model.name.")
-    if settings.model.lora != Model().lora:
-        mistakes.append(f"model.lora: is not a setting of {name}, which trains all weights.")
     if settings.objective != "ce" and not system.entry.takes_objective:
         mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
     if system.entry.search:

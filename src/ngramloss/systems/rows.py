@@ -20,22 +20,7 @@ from ngramloss.systems.registry import SYSTEMS, System, check_recipe
 from ngramloss.training.best import best_of
 
 ALL = "all"
-PASSED_ON = (
-    "task",
-    "data.source",
-    "data.target",
-    "data.id",
-    "data.source_language",
-    "data.target_language",
-    "data.validation_fraction",
-    "data.test_fraction",
-    "data.leave_out",
-    "data.splitter",
-    "data.language",
-    "data.limit",
-    "data.validation_limit",
-    "data.on_bad_row",
-)
+PASSED_ON = frozenset(recipe.affecting("documents", "rows", "sentences")) - {"data.name"}
 """Settings of other rows that systems take, too: which data, and how they are read."""
 
 SMALL_LIMITS = {"train": 400, "validation": 100}

@@ -39,6 +39,7 @@ from ngramloss.steps.padding import Batch, Padder
 from ngramloss.storage.files import fingerprint, inside, read_object
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 from ngramloss.systems.candidate_sets import (
+    OF_THE_DATA,
     CandidateSet,
     about_of,
     check_apart,
@@ -55,8 +56,6 @@ from ngramloss.training.identity import IDENTITY, base_made_of
 NAME = "simcls"
 METRIC = "metric"
 """Where the metric of the gains is saved, with checkpoints and with choices."""
-PASSED_ON = ("source", "target", "id", "source_language", "target_language", "on_bad_row")
-"""Settings of the data that ``generate`` gives to the writer."""
 FIRST, BEST, MBR = CHOOSERS = ("first", "best", "mbr")
 """What can choose without a reranker: the writer's own first text; the one with the highest gain, an oracle; the one
 that agrees most with the others, by minimum Bayes risk."""
@@ -472,7 +471,7 @@ def generate(work: Job, folder: Path) -> Path:
         raise UserError(f"{work.model} was trained for {own.task}, not for {work.task}. Leave --set task out.")
     about = _writer_of(work.model, _trained_on(own))
     plain = Data()
-    given = {name: getattr(work.data, name) for name in PASSED_ON if getattr(work.data, name) != getattr(plain, name)}
+    given = {name: getattr(work.data, name) for name in OF_THE_DATA if getattr(work.data, name) != getattr(plain, name)}
     writer = job(
         str(about["model"]),
         data=work.data.name,

@@ -19,7 +19,7 @@ from ngramloss.hf.heads import bare, dropouts
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import has_adapters
 from ngramloss.output.console import logger
-from ngramloss.recipe import Model, Train
+from ngramloss.recipe import Model, Train, affecting
 from ngramloss.storage.files import fingerprint, read_object
 from ngramloss.storage.run_folder import model_files, weight_files
 from ngramloss.terms.parser import parse
@@ -33,12 +33,6 @@ IDENTITY = "data.json"
 PLUGIN, COMMIT, DAY = "plugin", "commit", "date in prompts"
 """How the names of plugins begin; what stands for all files of a model on the hub; what a chat template writes."""
 
-MAY_CHANGE = (
-    "epochs", "max_steps", "max_tokens", "log_every", "eval_every", "save_every", "keep", "average", "best_limit",
-    "best_beams", "best_options", "early_stopping", "eval_batch_size", "gradient_checkpointing", "capture", "compile",
-    "fsdp", "memory", "report_to",
-)  # fmt: skip
-"""Settings that may differ when a training in Python is continued: its length, and what does not change its steps."""
 _OF_SAVING = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 """What saving, loading and gradient checkpointing change in a configuration."""
 
@@ -109,7 +103,7 @@ def python_made_of(
     """What a training in Python is made of, as :func:`ngramloss.train` gets it → its value or fingerprint."""
     loss_fn = JointLoss(objective)
     found: dict[str, Any] = {"objective": objective} | objectives_made_of(objective)
-    found |= {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
+    found |= {name: getattr(settings, name) for name in affecting("weights", "scores", section="train")}
     found |= {"rows": _rows_mark(examples), "validation rows": _rows_mark(validation)}
     found |= {f"config.{name}": value for name, value in _config_of(model).items()}
     found["dropout"] = {str(p): count for p, count in sorted(Counter(dropouts(model)).items())}
