@@ -1,10 +1,13 @@
 """Documents per second of each engine: what is measured, compared and printed."""
 
 import json
+from argparse import Namespace
 
 import pytest
+from benchmarks import medians
 
 from ngramloss.bench import generate
+from ngramloss.bench.benchmark import Measured
 from ngramloss.cli import main
 from ngramloss.errors import UserError
 
@@ -19,79 +22,53 @@ TINY = [
     "--length",
     "8",
     "--repeats",
-    "1",
+    "2",
     "--device",
     "cpu",
 ]
 
 
-def setup(**changes):
-    common = {
-        "model": "bart-tiny",
-        "batches": (2,),
-        "beams": 2,
-        "length": 8,
-        "source": 12,
-        "repeats": 1,
-        "device": "cpu",
-        "seed": 0,
-        "cache": "",
-    }
-    return generate.Setup(**{**common, **changes})
+def options(**changes):
+    common = {"model": "bart-tiny", "batch_size": [2], "beams": 2, "length": 8, "source": 12, "repeats": 1, "seed": 0}
+    return Namespace(**{**common, "device": "cpu", "precision": "fp32", "trust_remote_code": False, **changes})
 
 
-def test_every_engine_writes_texts_of_the_given_length(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NGRAMLOSS_CACHE", "put back after the test")
-    first, second = (
-        generate.written(setup(cache=str(tmp_path), batches=(1, 3)), name) for name in ("hf", "ctranslate2")
-    )
-    assert [measured.texts for measured in first] == [measured.texts for measured in second]
-    assert [len(measured.texts) for measured in first] == [1, 3]
-    assert {len(text) for measured in first for best in measured.texts for text in best} == {8}
-    for measured in (*first, *second):
-        row = measured.row
-        assert row.tokens_per_second == pytest.approx(7 * row.docs_per_second)
-        assert 0.05 < row.gibibytes < 50
+    return tmp_path / "cache"
 
 
-def test_prompts_are_read_and_new_tokens_are_counted():
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_engine_writes_texts_of_the_given_length(cache, batch):
+    (values, first), (_, second) = (generate.written(options(), cache, name, batch) for name in ("hf", "ctranslate2"))
+    assert first == second
+    assert len(first) == batch
+    assert {len(text) for best in first for text in best} == {8}
+    assert values["tokens/s"] == pytest.approx([7 * each for each in values["docs/s"]])
+    assert 0.05 < values["peak GiB"][0] < 50
+
+
+def test_prompts_are_read_and_new_tokens_are_counted(cache):
     """Of the first engine, too: it begins with the last token of a prompt, and writes this many behind it."""
-    first, second = (generate.written(setup(model="llama-tiny", batches=(1, 3)), name) for name in ("hf", "graph"))
-    assert [measured.texts for measured in first] == [measured.texts for measured in second]
-    assert {len(text) for measured in first for best in measured.texts for text in best} == {9}
-    assert first[0].row.tokens_per_second == pytest.approx(8 * first[0].row.docs_per_second)
+    prompted = options(model="llama-tiny")
+    (values, first), (_, second) = (generate.written(prompted, cache, name, 3) for name in ("hf", "graph"))
+    assert first == second
+    assert {len(text) for best in first for text in best} == {9}
+    assert values["tokens/s"] == pytest.approx([8 * each for each in values["docs/s"]])
 
 
 def test_engines_are_compared_with_hugging_face_at_the_same_batch():
-    stock = [generate.Measured(generate.Row("hf", 2, 4.0), [[[1]], [[2]]])]
-    other = [generate.Measured(generate.Row("x", 2, 10.0), [[[1]], [[3]]])]
-    (row,) = generate.compared(other, stock)
-    assert (row.to_hf, row.to_best_hf, row.same) == (2.5, 2.5, 0.5)
-    (failed,) = generate.compared([generate.Measured(generate.Row("x", 2, why_not="no"), [])], stock)
-    assert failed.same != failed.same
-
-
-def test_an_engine_that_fails_gets_a_line_with_the_reason():
-    text = generate.as_text(
-        [
-            generate.Row("hf", 1, 2.0, 20.0, 1.0, 0.8, 1.0, 0.5),
-            *(generate.Row("x", batch, why_not="no library") for batch in (1, 8)),
-        ]
-    )
-    assert text.splitlines()[1].split() == [
-        "batch",
-        "1:",
-        "Hugging",
-        "Face",
-        "(hf)",
-        "2.00",
-        "20.0",
-        "1.00",
-        "0.80",
-        "100",
-        "0.50",
+    rows = [
+        Measured(generate.label(name), f"batch {batch}", {"docs/s": [speed]})
+        for name, batch, speed in (("hf", 1, 2.0), ("hf", 2, 4.0), ("x", 2, 10.0))
     ]
-    assert text.splitlines()[2:] == ["ngramloss, x: no library"]
+    rows.append(Measured(generate.label("y"), "batch 2", why_not="no"))
+    texts = {("batch 2", row.name): [[[1]], [[number]]] for number, row in enumerate(rows) if row.group == "batch 2"}
+    generate.compare(texts, rows)
+    assert [(row.median("× hf"), row.median("× best hf")) for row in rows[:3]] == [(1, 0.5), (1, 1), (2.5, 2.5)]
+    assert rows[2].median("same texts %") == 50
+    assert "× hf" not in rows[3].values
 
 
 def test_hugging_face_is_always_measured_first():
@@ -106,7 +83,7 @@ def test_hugging_face_is_always_measured_first():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"batches": (0, 2)}, "--batch must be 1 or more, got 0."),
+        ({"batch_size": [0, 2]}, "--batch-size must be 1 or more, got 0."),
         ({"source": 2000}, "--source must be from 1 to 1,024 for bart-tiny, got 2,000."),
         ({"length": 3}, "--length must be from 4 to 1,024 for bart-tiny, got 3."),
         (
@@ -117,7 +94,7 @@ def test_hugging_face_is_always_measured_first():
 )
 def test_numbers_that_cannot_be_are_a_sentence(changes, sentence):
     with pytest.raises(UserError) as raised:
-        generate.raise_unless_possible(setup(**changes))
+        generate.raise_unless_possible(options(**changes))
     assert str(raised.value) == sentence
 
 
@@ -125,11 +102,12 @@ def test_numbers_that_cannot_be_are_a_sentence(changes, sentence):
 def test_the_command_prints_a_table_and_writes_json_and_a_chart(tmp_path, capsys):
     files = ["-o", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
     assert main([*TINY, "--batch-size", "1", "2", "--engines", "ctranslate2", *files]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("bart-tiny, 4 beams, 12 → 8 tokens, fp32\n")
-    assert [line.split(":")[0] for line in printed.splitlines()[3:]] == ["batch 1", "batch 1", "batch 2", "batch 2"]
-    content = json.loads((tmp_path / "a.json").read_text())
-    assert content["settings"]["batches"] == [1, 2]
-    assert [row["engine"] for row in content["rows"]] == ["hf", "ctranslate2"] * 2
-    assert all(row["same"] == 1.0 for row in content["rows"])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "bart-tiny, 4 beams, 12 → 8 tokens, fp32"
+    engines = ["Hugging Face (hf)", "ngramloss, ctranslate2"]
+    assert [line.split("  ")[0] for line in printed[2:]] == ["batch 1", *engines, "batch 2", *engines]
+    assert json.loads((tmp_path / "a.json").read_text())["settings"]["batch_size"] == [1, 2]
+    lines = medians(tmp_path / "a.json")
+    assert list(lines) == [(f"batch {batch}", name) for batch in (1, 2) for name in engines]
+    assert all(row["same texts %"] == 100 for row in lines.values())
     assert (tmp_path / "a.png").stat().st_size > 1000

@@ -2,38 +2,42 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
+from benchmarks import medians
 
 from ngramloss.bench import child, scaling
+from ngramloss.bench.benchmark import Measured
+from ngramloss.bench.scaling import Training
 from ngramloss.cli import main
 
-TINY = ["bench", "scaling", "--model", "bart-tiny", "--device", "cpu", "--warm-up", "1", "--steps", "2"]
+TINY = [
+    "bench",
+    "scaling",
+    "--model",
+    "bart-tiny",
+    "--device",
+    "cpu",
+    "--warm-up",
+    "1",
+    "--steps",
+    "2",
+    "--repeats",
+    "2",
+]
 
 
-def row(processes=1, *, batch=8, milliseconds=20.0, loss=3.0, fsdp=False, why_not=""):
-    return scaling.Row(
-        f"{processes} processes",
-        processes,
-        fsdp,
-        batch,
-        64,
-        tokens=10.0 * batch,
-        step_milliseconds=milliseconds,
-        communication=0.25,
-        start_seconds=1.0,
-        gradient_bytes=4e6,
-        loss=loss,
-        why_not=why_not,
-    )
+def row(name="", *, batch=8, milliseconds=20.0, loss=3.0, why_not=""):
+    values = {"tokens a step": [10.0 * batch], "ms a step": [milliseconds], "loss": [loss]}
+    return Measured(name, values={} if why_not else values, why_not=why_not)
 
 
 # On paper
 
 
-def test_the_line_is_that_of_steps_in_one_process():
-    rows = [row(batch=4, milliseconds=9.0), row(batch=8, milliseconds=13.0), row(2, batch=8, milliseconds=99.0)]
-    assert scaling.line_of(rows) == pytest.approx((5.0, 0.1))
+def test_the_line_is_that_of_the_steps():
+    rows = [row(batch=4, milliseconds=9.0), row(batch=8, milliseconds=13.0)]
     assert scaling.line_of([*rows, row(batch=16, why_not="no memory")]) == pytest.approx((5.0, 0.1))
 
 
@@ -43,42 +47,34 @@ def test_one_size_of_steps_has_no_line():
     assert slope != slope
 
 
+def forecast(devices):
+    """Of a step of 8 rows and 80 tokens, with 4 MB of gradients and 1 GB per second."""
+    found = scaling.forecast(scaling.Line(5.0, 0.1), 80, 8, 4e6, devices, 1.0)
+    return [found[name] for name in ("sending ms", "ms a step", scaling.SHARED, scaling.GROWN, scaling.SHARDED)]
+
+
 def test_several_devices_take_the_time_of_the_formula():
-    """A ring all-reduce sends 2 · (N − 1) / N of 4 MB: 6 MB for 4 devices, 6 ms at 1 GB per second."""
-    found = scaling.forecast(row(), scaling.Line(5.0, 0.1), devices=4, bandwidth=1.0)
-    assert found == pytest.approx(
-        (
-            4,
-            6.0,
-            5 + 0.1 * 80 / 4 + 6,
-            1e3 * 8 / (5 + 2 + 6),
-            1e3 * 32 / (5 + 8 + 6),
-            1e3 * 32 / (5 + 8 + 9),  # FSDP sends 3 · (N − 1) / N
-        )
-    )
+    """A ring all-reduce sends 2 · (N − 1) / N of 4 MB: 6 MB for 4 devices, 6 ms."""
+    each = 6.0, 5 + 0.1 * 80 / 4 + 6, 1e3 * 8 / (5 + 2 + 6), 1e3 * 32 / (5 + 8 + 6)
+    assert forecast(4) == pytest.approx([*each, 1e3 * 32 / (5 + 8 + 9)])  # FSDP sends 3 · (N − 1) / N
 
 
 def test_one_device_sends_nothing():
-    alone = scaling.forecast(row(), scaling.Line(5.0, 0.1), devices=1, bandwidth=1.0)
-    assert alone == pytest.approx((1, 0.0, 13.0, 1e3 * 8 / 13, 1e3 * 8 / 13, 1e3 * 8 / 13))
+    assert forecast(1) == pytest.approx([0.0, 13.0, *[1e3 * 8 / 13] * 3])
 
 
-# Losses, and text
+# Losses
 
 
 def test_losses_are_compared_among_trainings_of_the_same_steps():
-    same = [row(loss=3.0), row(2, loss=3.0001), row(batch=4, loss=2.0)]
-    assert scaling.losses_agree(same)
-    assert scaling.losses_agree([*same, row(2, fsdp=True, loss=9.0, why_not="no")])
-    assert not scaling.losses_agree([*same, row(2, fsdp=True, loss=3.01)])
-    assert scaling.losses_agree([*same, row(2, fsdp=True, loss=3.01)], precision="bf16")
-    assert scaling.losses_agree(same[1:]) is None  # no two have the same steps
-
-
-def test_a_training_that_failed_has_a_line_of_its_own():
-    lines = scaling.as_text([row(), row(2, why_not="RuntimeError: no")]).splitlines()
-    assert lines[1].split() == ["1", "processes", "400.0", "20.0", "80", "25", "1.0", "3.000000"]
-    assert lines[2] == "2 processes: RuntimeError: no"
+    each = {"a": Training(8, 64), "b": Training(8, 64, 2), "c": Training(4, 64), "d": Training(8, 64, 2, True)}
+    same = [row("a", loss=3.0), row("b", loss=3.0001), row("c", loss=2.0)]
+    agree = partial(scaling.losses_agree, each=each, precision="fp32")
+    assert agree(same)
+    assert agree([*same, row("d", loss=9.0, why_not="no")])
+    assert not agree([*same, row("d", loss=3.01)])
+    assert agree([*same, row("d", loss=3.01)], precision="bf16")
+    assert agree(same[1:]) is None  # no two have the same steps
 
 
 # Processes
@@ -92,10 +88,11 @@ def ranks(failing):
 
 @pytest.mark.slow
 def test_processes_know_their_ranks_and_one_that_fails_says_why():
-    answers = child.in_children(2, ranks, "none")
-    assert [answer.result["RANK"] for answer in answers] == ["0", "1"]
-    assert {answer.result["WORLD_SIZE"] for answer in answers} == {"2"}
-    assert child.in_children(2, ranks, "1")[1].why_not == "ValueError: broken"
+    results = child.in_children(2, ranks, "none")
+    assert [each["RANK"] for each in results] == ["0", "1"]
+    assert {each["WORLD_SIZE"] for each in results} == {"2"}
+    with pytest.raises(child.Failed, match=r"^ValueError: broken$"):
+        child.in_children(2, ranks, "1")
 
 
 # The command
@@ -109,18 +106,20 @@ def test_trainings_with_more_processes_have_the_same_losses(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "losses of the same steps are the same." in printed
     assert "computed, not measured: devices like this one with 10 GB per second each" in printed
-    content = json.loads(written.read_text())
-    assert [each["what"] for each in content["rows"]] == [
+    content, lines = json.loads(written.read_text()), medians(written)
+    assert list(lines) == [
         "4 rows in a step",
         "8 rows in a step",
         "128 rows in all",
         "2 processes",
         "2 processes, FSDP",
+        "2",
+        "8",
     ]
-    assert [0 < each["communication"] < 1 for each in content["rows"]] == [False, False, False, True, True]
-    assert content["rows"][1]["loss"] == pytest.approx(content["rows"][4]["loss"], rel=1e-5)
-    assert content["losses_agree"]
-    assert [each["devices"] for each in content["computed"]] == [2, 8]
+    assert {len(row["values"]) for row in content["rows"] if row["group"] == ""} == {2}
+    assert [0 < each["sending %"] < 100 for each in list(lines.values())[:5]] == [False, False, False, True, True]
+    assert lines["8 rows in a step"]["loss"] == pytest.approx(lines["2 processes, FSDP"]["loss"], rel=1e-5)
+    assert content["notes"][0] == "losses of the same steps are the same."
 
 
 @pytest.mark.parametrize(

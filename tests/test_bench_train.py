@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from argparse import Namespace
 from dataclasses import replace
 from itertools import islice, pairwise
 from types import SimpleNamespace
@@ -11,10 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from benchmarks import medians
 
-from ngramloss.bench import child, lengths, train
+from ngramloss.bench import child, lengths, models, train, trainings
+from ngramloss.bench.benchmark import Measured
 from ngramloss.bench.window import PROFILED, TRACED, Window, busy
-from ngramloss.cli import bench as cli_bench
 from ngramloss.cli import main
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import UserError
@@ -62,11 +64,6 @@ def test_written_rows_are_read_as_tokens(tmp_path):
     assert 20 < ids.max() < 50
 
 
-def test_the_command_offers_every_data_set_and_contestant():
-    assert cli_bench.LENGTHS == lengths.NAMES
-    assert list(cli_bench.CONTESTANTS) == train.NAMES
-
-
 # What is measured
 
 
@@ -75,16 +72,16 @@ def test_padding_is_counted_in_sources_and_targets_together():
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     whole = {"input_ids": ids, "labels": labels, "decoder_input_ids": labels}
     padded = whole | {"attention_mask": mask}
-    assert train.padding_share([padded]) == pytest.approx(3 / 12)
-    assert train.padding_share([whole]) == pytest.approx(1 / 12)  # without a mask no source is padded
+    assert trainings.padding_share([padded]) == pytest.approx(3 / 12)
+    assert trainings.padding_share([whole]) == pytest.approx(1 / 12)  # without a mask no source is padded
     joined = {name: value for name, value in padded.items() if name != "decoder_input_ids"}
-    assert train.padding_share([joined]) == pytest.approx(2 / 8)  # targets are in the same rows
+    assert trainings.padding_share([joined]) == pytest.approx(2 / 8)  # targets are in the same rows
     ours = {"input_ids": ids, "labels": labels, "label_positions": torch.tensor([[1, 2], [4, 0]])}
-    assert train.padding_share([ours]) == pytest.approx(2 / 8)  # the rows end with positions 3 and 5
+    assert trainings.padding_share([ours]) == pytest.approx(2 / 8)  # the rows end with positions 3 and 5
     filled = padded | {"labels": torch.tensor([[1, 2], [-100, -100]])}  # nothing of its second row is real
-    assert train.padding_share([filled]) == pytest.approx(6 / 12)
-    assert train.padding_share([[whole, padded]]) == pytest.approx(4 / 24)
-    assert train.padding_share([SimpleNamespace(batches=[padded, [whole]], counts=torch.ones(2))]) == pytest.approx(
+    assert trainings.padding_share([filled]) == pytest.approx(6 / 12)
+    assert trainings.padding_share([[whole, padded]]) == pytest.approx(4 / 24)
+    assert trainings.padding_share([SimpleNamespace(batches=[padded, [whole]], counts=torch.ones(2))]) == pytest.approx(
         4 / 24
     )
 
@@ -154,7 +151,7 @@ def test_what_happens_once_in_a_training_is_left_out_of_the_window(monkeypatch):
 
     times, window, capture = [0.0], Window(warm_up=1, steps=2, cuda=False), Step.capture
     monkeypatch.setattr(Window, "_now", lambda self: times[-1])
-    with train._left_out_of(window, Step, "capture"):
+    with trainings._left_out_of(window, Step, "capture"):
         for number, seconds in ((1, 50.0), (2, 7.0), (3, 0.0)):
             times.append(times[-1] + 1.0)  # the step itself
             assert Step().capture(seconds) == seconds
@@ -169,18 +166,16 @@ def test_on_a_gpu_as_many_steps_are_profiled_again_and_a_trace_has_a_few_more(tm
 
 
 def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():
+    speeds = {"stock-random": [100], "stock-grouped": [200], "stock-compiled": [], "eager": [300]}
     rows = [
-        train.Row("stock-random", "a", docs_per_second=100),
-        train.Row("stock-grouped", "b", docs_per_second=200),
-        train.Row("stock-compiled", "c", why_not="OutOfMemoryError: no"),
-        train.Row("eager", "d", docs_per_second=300),
+        Measured(
+            train.CONTESTANTS[name].label, values={"docs/s": speed} if speed else {}, why_not="" if speed else "no"
+        )
+        for name, speed in speeds.items()
     ]
-    compared = train.compared(rows)
-    assert [row.to_random for row in compared if not row.why_not] == [1, 2, 3]
-    assert [row.to_best for row in compared if not row.why_not] == [0.5, 1, 1.5]
-    lines = train.as_text(compared).splitlines()
-    assert lines[3].split() == ["d", "300.0", "3.00", "1.50", *["–"] * 5]
-    assert lines[4] == "c: OutOfMemoryError: no"
+    train.compare(rows)
+    assert [row.median("× random") for row in rows if not row.why_not] == [1, 2, 3]
+    assert [row.median("× best") for row in rows if not row.why_not] == [0.5, 1, 1.5]
 
 
 # Contestants
@@ -192,12 +187,12 @@ def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():
         ([], False, "cpu", ["stock-random", "stock-grouped", "eager"]),
         ([], True, "cpu", ["stock-random", "stock-grouped", "stock-compiled", "eager"]),
         ([], False, "cuda", ["stock-random", "stock-grouped", "eager", "captured", "captured-compiled"]),
-        ([], True, "cuda", [name for name in train.NAMES if not name.startswith("liger")]),
+        ([], True, "cuda", [name for name in train.CONTESTANTS if not name.startswith("liger")]),
         (["captured-compiled", "stock-random"], False, "cpu", ["stock-random", "captured-compiled"]),
     ],
 )
 def test_contestants_that_compile_or_need_a_gpu_run_only_if_they_can_or_are_named(only, compiled, device, names):
-    assert [contestant.name for contestant in train.chosen(only, compiled=compiled, device=device)] == names
+    assert train.chosen(only, compiled=compiled, device=device) == names
 
 
 def test_liger_runs_where_it_is_installed_and_has_kernels(monkeypatch):
@@ -205,32 +200,25 @@ def test_liger_runs_where_it_is_installed_and_has_kernels(monkeypatch):
     names = [[*stock, *ours], [*stock, *ours], [*stock, "liger-random", "liger-grouped", *ours]]
     for installed, decoder_only, expected in zip((False, True, True), (True, False, True), names, strict=True):
         monkeypatch.setattr(train, "find_spec", lambda name, installed=installed: object() if installed else None)
-        found = train.chosen([], compiled=False, device="cuda", decoder_only=decoder_only)
-        assert [contestant.name for contestant in found] == expected
-    (liger,) = train.chosen(["liger-random"], compiled=False, device="cpu")
+        assert train.chosen([], compiled=False, device="cuda", decoder_only=decoder_only) == expected
+    liger = train.CONTESTANTS["liger-random"]
     assert liger.why_not("cuda", False) == "Liger-Kernel has no kernels for encoder-decoders."
     assert liger.why_not("cpu", True) == "needs a GPU."
 
 
 @pytest.fixture(params=["bart-tiny", "llama-tiny"])
-def setup(tmp_path, request):
-    tokens = tmp_path / "rows"
-    tokens.mkdir()
-    train.write_rows(tokens, "multi30k", 12, model=request.param, seed=0, trust_remote_code=False)
-    return train.Setup(
-        model=request.param,
-        decoder_only=request.param == "llama-tiny",
-        objective="ce + matches(2)",
-        tokens=tokens,
-        batch=3,
-        accumulate=2,
-        warm_up=1,
-        steps=1,
-        workers=0,
-        precision="fp32",
-        device="cpu",
-        seed=0,
-    )
+def options(request):
+    common = {"objective": "ce + matches(2)", "batch_size": 3, "accumulate": 2, "documents": 12, "workers": 0}
+    common |= {"precision": "fp32", "device": "cpu", "seed": 0, "trust_remote_code": False}
+    return Namespace(model=request.param, **common)
+
+
+@pytest.fixture
+def tokens(options, tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    trainings.write_rows(folder, "multi30k", 12, models.configuration(options.model), seed=0)
+    return folder
 
 
 def rows_of(batch):
@@ -247,42 +235,47 @@ def rows_of(batch):
         yield (*ids[mask.bool()].tolist(), None, *labels[real].tolist())
 
 
-def epoch(contestant, setup, folder):
-    """The batches of an epoch of two steps, after training on them."""
-    return list(islice(contestant.train(setup, str(folder), Window(warm_up=1, steps=1, cuda=False)), 4))
+@pytest.fixture
+def epoch(options, tokens, tmp_path):
+    """A function: the batches of an epoch of two steps, after training on them."""
+
+    def train_on(name):
+        contestant, window = train.CONTESTANTS[name], Window(warm_up=1, steps=1, cuda=False)
+        way = trainings.ours if contestant.ours else trainings.stock
+        return list(islice(way(options, tokens, str(tmp_path), window, **contestant.settings), 4))
+
+    return train_on
 
 
 @pytest.mark.parametrize("name", ["stock-grouped", "eager"])
-def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(setup, name, tmp_path):
+def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(epoch, name):
     seen = {}
-    for contestant in train.CONTESTANTS:
-        if contestant.name in ("stock-random", name):
-            batches = list(train.micro_batches(epoch(contestant, setup, tmp_path)))
-            assert [len(batch["labels"]) for batch in batches] == [3, 3, 3, 3]
-            seen[contestant.name] = [row for batch in batches for row in rows_of(batch)]
+    for each in ("stock-random", name):
+        batches = list(trainings.micro_batches(epoch(each)))
+        assert [len(batch["labels"]) for batch in batches] == [3, 3, 3, 3]
+        seen[each] = [row for batch in batches for row in rows_of(batch)]
     assert seen["stock-random"] != seen[name]
     assert sorted(seen["stock-random"], key=str) == sorted(seen[name], key=str)
 
 
-def test_compiled_steps_are_the_first_of_a_long_training(setup, tmp_path, monkeypatch):
-    asked, run = [], train.loop.run
+def test_compiled_steps_are_the_first_of_a_long_training(options, tokens, tmp_path, monkeypatch):
+    asked, run = [], trainings.loop.run
 
     def watched(job, here):
         asked.append(job.settings)
         return run(job._replace(settings=replace(job.settings, compile=False)), here)
 
-    monkeypatch.setattr(train.loop, "run", watched)
+    monkeypatch.setattr(trainings.loop, "run", watched)
     window = Window(warm_up=1, steps=1, cuda=False)
     for compiled in (False, True):
-        batches = train._ours(setup, str(tmp_path), window, capture=False, compiled=compiled)
+        batches = trainings.ours(options, tokens, str(tmp_path), window, capture=False, compiled=compiled)
         assert len(list(batches)) == 2  # an epoch
     assert [settings.max_steps for settings in asked] == [window.last_step + 1, LONG]
 
 
-def test_stock_groups_by_length_where_it_is_asked_to(setup, tmp_path):
+def test_stock_groups_by_length_where_it_is_asked_to(epoch):
     def spread(name):
-        (contestant,) = train.chosen([name], compiled=False, device="cpu")
-        rows = [int(mask.sum()) for batch in epoch(contestant, setup, tmp_path) for mask in batch["attention_mask"]]
+        rows = [int(mask.sum()) for batch in epoch(name) for mask in batch["attention_mask"]]
         return sum(abs(a - b) for a, b in pairwise(rows))
 
     assert spread("stock-grouped") < spread("stock-random")
@@ -300,27 +293,27 @@ def test_own_data_are_tokenised_in_whole_steps(tmp_path, monkeypatch):
     model = tiny("bart")
     model.resize_token_embeddings(300)
     model.save_pretrained(folder)
-    options = {"step_size": 4, "trust_remote_code": False}
-    tokens = Tokens(
-        train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options)
-    )
-    assert len(tokens) == 8
+
+    def tokenised(documents):
+        asked = Namespace(model=str(folder), data=str(tmp_path / "data.jsonl"), documents=documents)
+        asked.trust_remote_code = False
+        return trainings.tokenised_rows(tmp_path / "cache", asked, models.configuration(str(folder)), 4)
+
+    assert len(Tokens(tokenised(100))) == 8
     tiny("bart").save_pretrained(folder)
     with pytest.raises(UserError, match=r"has \d+ tokens, but the model \d+"):
-        train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 100, model=str(folder), **options)
+        tokenised(100)
     with pytest.raises(UserError, match="has 3 documents, but one step needs 4"):
-        train.tokenised_rows(tmp_path / "cache", str(tmp_path / "data.jsonl"), 3, model=str(folder), **options)
+        tokenised(3)
 
 
 def test_a_decoder_only_model_in_a_folder_needs_no_tokenizer(tmp_path):
     from models import tiny
 
-    from ngramloss.bench import step
-
     model = tiny("llama")
     model.config.pad_token_id = None
     model.save_pretrained(tmp_path)
-    assert step.built(str(tmp_path)).config.pad_token_id == 0
+    assert models.built(str(tmp_path)).config.pad_token_id == 0
 
 
 # Processes
@@ -339,9 +332,11 @@ def _die():
 
 
 def test_a_process_answers_with_a_result_or_the_reason_why_there_is_none():
-    assert child.in_child(_add, 2, 3) == child.Answer(5)
-    assert child.in_child(_fail).why_not == "ValueError: expected one " + "x" * 107
-    assert child.in_child(_die) == child.Answer(None, "the process ended with exit code -9")
+    assert child.in_child(_add, 2, 3) == 5
+    with pytest.raises(child.Failed, match=f"^ValueError: expected one {'x' * 107}$"):
+        child.in_child(_fail)
+    with pytest.raises(child.Failed, match=r"^the process ended with exit code -9$"):
+        child.in_child(_die)
 
 
 # The command
@@ -359,39 +354,34 @@ TINY = [
     "67",
     "--batch-size",
     "4",
-    "--warm-up",
-    "1",
-    "--steps",
-    "2",
-    "--workers",
-    "0",
 ]
+TINY += ["--warm-up", "1", "--steps", "2", "--workers", "0", "--repeats", "2"]
 
 
 def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, capfd):
     written, drawn, traced = tmp_path / "train.json", tmp_path / "train.png", tmp_path / "trace.json"
     only = ["--only", "stock-random", "stock-grouped", "eager", "captured"]
     assert main([*TINY, *only, "-o", str(written), "--plot", str(drawn), "--profile", str(traced)]) == 0
-    content = json.loads(written.read_text())
-    rows = {row["name"]: row for row in content["rows"]}
-    assert list(rows) == ["stock-random", "stock-grouped", "eager", "captured"]
-    for row in list(rows.values())[:3]:
-        assert row["docs_per_second"] == pytest.approx(8e3 / row["step_milliseconds"])
-        assert row["device_milliseconds"] is None
-        assert row["gibibytes"] > 0
-    assert rows["stock-random"]["to_random"] == 1
-    assert rows["eager"]["padding"] < rows["stock-random"]["padding"]
-    assert rows["captured"]["why_not"] == "UserError: needs a GPU."
+    names = ["stock trainer, random batches", "stock trainer, group_by_length", "ngramloss, eager"]
+    content, rows = json.loads(written.read_text()), medians(written)
+    assert list(rows) == names
+    for row in rows.values():
+        assert "GPU ms" not in row
+        assert row["peak GiB"] > 0
+    speeds, times = (
+        next(row["values"] for row in content["rows"] if row["column"] == name) for name in ("docs/s", "ms a step")
+    )
+    assert speeds == pytest.approx([8e3 / spent for spent in times])
+    assert rows[names[0]]["× random"] == 1
+    assert rows["ngramloss, eager"]["padding %"] < rows[names[0]]["padding %"]
+    failed = {"group": "", "name": "ngramloss, captured", "why_not": "UserError: needs a GPU."}
+    assert content["failed"] == [failed]
     assert (content["settings"]["accumulate"], content["settings"]["documents"]) == (2, 64)
     printed, said = capfd.readouterr()
     assert "CPU thread" in printed.splitlines()[1]
-    assert [line.split("  ")[0] for line in printed.splitlines()[3:]] == [
-        "stock trainer, random batches",
-        "stock trainer, group_by_length",
-        "ngramloss, eager",
-        "ngramloss, captured: UserError: needs a GPU.",
-    ]
-    assert "3 of 4: ngramloss, eager\n" in said
+    shown = [line.split("  ")[0] for line in printed.splitlines()[3:]]
+    assert shown == [*names, "ngramloss, captured: UserError: needs a GPU."]
+    assert "ngramloss, eager: " in said
     assert "note:" not in said
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert any(event.get("cat") == "cpu_op" for event in json.loads(traced.read_text())["traceEvents"])
@@ -412,7 +402,7 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
 )
 def test_a_mistake_is_reported_before_any_training(arguments, message, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "measure", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr("ngramloss.bench.benchmark.measure", lambda _: pytest.fail("it trains"))
     assert main([*TINY, *arguments]) in (1, 2)
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

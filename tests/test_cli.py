@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import medians
 
 import ngramloss
 from ngramloss import doctor, recipe
@@ -270,20 +272,16 @@ def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
         "cpu",
     ]
     assert main(["bench", "candidates", *tiny, "-o", str(tmp_path / "a.json")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[2:]] == [
-        "ce",
-        "the encoder alone",
-        "ce + 10*rank(margin=0.001,alpha=2), 2 candidates",
-    ]
-    plain, encoder, found = json.loads((tmp_path / "a.json").read_text())["rows"]
-    parts = encoder["milliseconds"] + 3 * (plain["milliseconds"] - encoder["milliseconds"])
-    assert found["to_parts"] == pytest.approx(found["milliseconds"] / parts)
-    assert plain["to_parts"] is None
+    names = ["ce", "the encoder alone", "ce + 10*rank(margin=0.001,alpha=2), 2 candidates"]
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[3:]] == names
+    plain, encoder, found = medians(tmp_path / "a.json").values()
+    parts = encoder["ms"] + 3 * (plain["ms"] - encoder["ms"])
+    assert found["/ parts"] == pytest.approx(found["ms"] / parts)
+    assert "/ parts" not in plain
     for change, sentence in (
         (["--objective", "ce"], "no term of 'ce' compares candidates. Add one, such as rank."),
         (["--source", "2000"], "bart-tiny has 1,024 positions, but 2,000 tokens were asked for."),
-        (["--target", "0"], "expected numbers of at least 1, got 2, 2, 16 and 0."),
+        (["--target", "0"], "expected numbers of at least 1, got 2, 2, 16, 0."),
     ):
         assert main(["bench", "candidates", *tiny, *change]) == 2
         assert sentence in capsys.readouterr().err
@@ -292,25 +290,43 @@ def test_bench_candidates_compares_a_step_with_its_parts(tmp_path, capsys):
 @pytest.mark.parametrize("model", ["bart-tiny", "llama-tiny"])
 def test_bench_candidates_online_trains_on_texts_that_the_model_writes(tmp_path, capsys, model):
     tiny = f"--online --model {model} --count 2 --batch-size 2 --source 16 --target 8 --device cpu --steps 2".split()
-    tiny += ["--refresh", "1", "2", "--objective", "ce + risk"]
+    tiny += ["--refresh", "1", "2", "--objective", "ce + risk", "--repeats", "2"]
     assert main(["bench", "candidates", *tiny, "-o", str(tmp_path / "a.json")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[2:]] == [
-        "ce, without writing",
-        "ce + risk, 2 samples, refresh 1",
-        "ce + risk, 2 samples, refresh 2",
-    ]
-    plain, *written = json.loads((tmp_path / "a.json").read_text())["rows"]
-    assert plain["writing_share"] is None
-    assert all(0 < row["writing_share"] <= 1 and row["texts_per_second"] > 0 for row in written)
+    names = ["ce, without writing", *(f"ce + risk, 2 samples, refresh {steps}" for steps in (1, 2))]
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[3:]] == names
+    plain, *written = medians(tmp_path / "a.json").values()
+    assert "writing %" not in plain
+    assert all(0 < row["writing %"] <= 100 and row["texts/s"] > 0 for row in written)
     assert main(["bench", "candidates", *tiny, "--refresh", "0"]) == 2
     assert "expected numbers of at least 1, got 2, 2, 16, 8, 2, 0." in capsys.readouterr().err
 
 
 def test_bench_ngrams_shows_the_curve(capsys):
-    assert main(["bench", "ngrams", "--longest", "1024", "--batch-size", "1", "--device", "cpu"]) == 0
+    arguments = ["bench", "ngrams", "--longest", "1024", "--batch-size", "1", "--device", "cpu"]
+    assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["128", "256", "512", "1,024"]
+    assert lines[2].split() == ["ms", "spread", "%", "×", "T=512"]
+    assert [line.split()[0] for line in lines[3:]] == ["128", "256", "512", "1,024"]
+
+
+def test_every_benchmark_writes_what_it_measured_in_the_same_form(tmp_path, capsys):
+    written = tmp_path / "a.json"
+    arguments = f"bench ngrams --longest 512 --batch-size 1 --device cpu --repeats 3 -o {written} --json".split()
+    assert main(arguments) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content == json.loads(written.read_text())
+    assert content["benchmark"] == "ngrams"
+    assert content["command"] == shlex.join(["ngramloss", *arguments])
+    assert content["versions"]["torch"] == version("torch")
+    assert content["settings"]["repeats"] == 3
+    assert (content["failed"], content["notes"]) == ([], [])
+    for row in content["rows"]:
+        low, middle, high = sorted(row["values"])
+        assert row["median"] == middle
+        assert row["spread"] == pytest.approx((high - low) / 2)
+    last = content["rows"][-1]
+    assert (last["group"], last["name"], last["column"], last["unit"]) == ("", "512", "× T=512", "×")
+    assert last["median"] == 1
 
 
 @pytest.mark.parametrize(
@@ -400,22 +416,10 @@ def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch)
 
     monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 8, 101, 16))
     written, drawn = tmp_path / "head.json", tmp_path / "head.png"
-    arguments = [
-        "bench",
-        "head",
-        "--sizes",
-        "tiny",
-        "--loops",
-        "--device",
-        "cpu",
-        "-o",
-        str(written),
-        "--plot",
-        str(drawn),
-    ]
-    assert main(arguments) == 0
-    rows = {row["what"]: row for row in json.loads(written.read_text())["rows"]}
-    assert rows[head.STOCK]["to_stock"] == rows[head.FLOOR]["to_floor"] == 1
+    files = ["-o", str(written), "--plot", str(drawn)]
+    assert main(["bench", "head", "--sizes", "tiny", "--loops", "--device", "cpu", *files]) == 0
+    rows = medians(written)
+    assert rows[head.STOCK]["/ stock"] == rows[head.FLOOR]["/ bound"] == 1
     assert {f"ngramloss chunked fast, {objective}" for objective in head.OBJECTIVES} <= set(rows)
     assert "the paper's loops, ce + rewards(2,3,4)" in rows
     assert drawn.read_bytes().startswith(b"\x89PNG")
@@ -429,15 +433,14 @@ def test_bench_head_measures_labelled_positions_alone(tmp_path, capsys, monkeypa
     monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 100, 101, 16))
     arguments = ["bench", "head", "--sizes", "tiny", "--device", "cpu", "--objectives", "ce + matches(2)"]
     assert main([*arguments, "--labelled", "0.1", "-o", str(tmp_path / "head.json")]) == 0
-    names = [row["what"] for row in json.loads((tmp_path / "head.json").read_text())["rows"]]
-    assert "ngramloss chunked fast, ce + matches(2), labelled positions" in names
+    assert "ngramloss chunked fast, ce + matches(2), labelled positions" in medians(tmp_path / "head.json")
     with pytest.raises(SystemExit):
         main([*arguments, "--labelled", "0"])
     assert "must be above 0 and at most 1, got 0" in capsys.readouterr().err
 
 
-def test_bench_step_counts_documents_a_second(tmp_path, capsys):
-    written = tmp_path / "step.json"
+def test_bench_step_counts_documents_a_second(tmp_path):
+    written = str(tmp_path / "step.json")
     arguments = [
         "--model",
         "bart-tiny",
@@ -451,10 +454,10 @@ def test_bench_step_counts_documents_a_second(tmp_path, capsys):
         "--device",
         "cpu",
     ]
-    assert main(["bench", "step", *arguments, "-o", str(written)]) == 0
-    rows = json.loads(written.read_text())["rows"]
-    assert [row["what"] for row in rows][:3] == ["the model's own cross-entropy", "ce", "ce + matches(2,3,4)"]
-    assert all(row["docs_per_second"] > 0 for row in rows)
+    assert main(["bench", "step", *arguments, "-o", written]) == 0
+    rows = medians(written)
+    assert list(rows)[:3] == ["the model's own cross-entropy", "ce", "ce + matches(2,3,4)"]
+    assert all(row["docs/s"] == pytest.approx(2e3 / row["ms"]) for row in rows.values())
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
@@ -462,55 +465,50 @@ def test_bench_step_in_other_precisions(precision, capsys):
     arguments = ["--model", "bart-tiny", "--batch-size", "2", "--source", "8", "--target", "8", "--device", "cpu"]
     assert main(["bench", "step", *arguments, "--objectives", "ce + rewards(2)", "--precision", precision]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert f", {precision}, " in lines[0]
-    assert [line.split("  ")[0] for line in lines[2:]] == ["the model's own cross-entropy", "ce + rewards(2)"]
+    assert lines[0].endswith(f", {precision}")
+    assert [line.split("  ")[0] for line in lines[3:]] == ["the model's own cross-entropy", "ce + rewards(2)"]
 
 
 def test_bench_step_shows_what_captured_objectives_add_to_ce(monkeypatch):
-    from ngramloss.bench import step
-    from ngramloss.bench.captured import Graph
+    from ngramloss.bench import benchmark, clock, step
 
     def captured(run, clear):  # there is no GPU: the function itself stands for its graph
         run()
         if not captures:
             raise RuntimeError("CUDA error:\nout of memory")
-        return Graph(run, captures.pop(0))
+        return clock.Graph(run, captures.pop(0))
 
-    captures, times = [0.5, 0.75], iter([10, 12, 14, 20])
-    monkeypatch.setattr(step, "graph_of", captured)
-    monkeypatch.setattr(step, "median_milliseconds", lambda run, device, **_: [run(), next(times)][1])
-    sizes = {"batch": 2, "source": 8, "target": 8, "precision": "fp32", "device": "cpu", "loops": False}
-    _, *rows = step.measure("bart-tiny", [], captured=["ce + bag(2)", "ce", "matches(2)"], **sizes)
-    assert [row.what for row in rows] == ["ce, captured", "ce + bag(2), captured", "matches(2), captured"]
-    assert [(row.milliseconds, row.gibibytes, row.added_milliseconds) for row in rows[:2]] == [
+    captures, times = [0.5, 0.75], iter([4, 10, 12, 14, 20])
+    monkeypatch.setattr(step, "captured_objectives", lambda options: ["ce", "ce + bag(2)", "matches(2)"])
+    monkeypatch.setattr(clock, "cost", lambda run, device, **_: {"ms": [next(times)]})
+    monkeypatch.setattr(clock, "captured", captured)
+    monkeypatch.setattr(clock, "milliseconds", lambda run, device, **_: [run(), [next(times)]][1])
+    words = ["bench", "step", "--model", "bart-tiny", "--batch-size", "2", "--source", "8", "--target", "8"]
+    options = parser().parse_args([*words, "--device", "cpu", "--precision", "fp32"])
+    monkeypatch.setattr(step, "OBJECTIVES", [])
+    _, *rows = measured = benchmark.measure(step.rows(options))
+    step.compare(measured)
+    assert [row.name for row in rows] == ["ce, captured", "ce + bag(2), captured", "matches(2), captured"]
+    assert [(row.median("ms"), row.median("GiB"), row.median("+ ms to ce")) for row in rows[:2]] == [
         (12, 0.5, 0),
         (20, 0.75, 4),
     ]
-    assert rows[1].docs_per_second == 100
+    assert rows[1].median("docs/s") == 100
     assert rows[2].why_not == "RuntimeError: CUDA error: out of memory"
 
 
-def test_bench_head_captures_every_objective_on_a_gpu(monkeypatch):
+def test_bench_head_captures_every_objective_on_a_gpu():
     from ngramloss.bench import head
-    from ngramloss.bench.clock import Cost
 
-    monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
-    monkeypatch.setattr(head, "cost", lambda run, device, **_: Cost(2.0, 0.0))
-    monkeypatch.setattr(head, "captured_cost", lambda run, device, **_: Cost(1.0, 0.0))
-    inputs = head.example(head.SIZES["tiny"], "cpu", torch.float32)
+    inputs = head.example(head.Size(1, 4, 16, 8), "cpu", torch.float32)
     names = [what for what, *_ in head.contestants(*inputs, objectives=head.OBJECTIVES, loops=False, capture=True)]
     assert names[-5:] == [f"ngramloss chunked fast, {objective}, captured" for objective in head.OBJECTIVES]
-    monkeypatch.setattr(
-        head,
-        "contestants",
-        lambda *_, capture, **__: [(head.FLOOR, None, []), (head.STOCK, None, []), ("x, captured", None, [])],
-    )
-    assert [row.milliseconds for row in head.measure(["tiny"], "cpu", torch.float32, loops=False)] == [2, 2, 1]
 
 
 def test_bench_head_has_the_same_loss_of_labelled_positions_found_or_known():
-    from ngramloss.bench import head
+    from ngramloss.bench import head, peers
     from ngramloss.loss import JointLoss
+    from ngramloss.stats import labelled
 
     hidden, weight, labels = head.example(head.Size(3, 70, 16, 8), "cpu", torch.float32)
     labels[:, :60] = -100
@@ -518,72 +516,79 @@ def test_bench_head_has_the_same_loss_of_labelled_positions_found_or_known():
         what for what, *_ in head.contestants(hidden, weight, labels, objectives=["ce"], loops=False, capture=True)
     ]
     assert names[-1] == "ngramloss chunked fast, ce, labelled positions, captured"
-    loss_fn, (_, packed) = JointLoss("ce + matches(2)"), head.labelled(labels)
+    loss_fn, (_, packed) = JointLoss("ce + matches(2)"), labelled(labels)
     expected = loss_fn.from_hidden(hidden, weight, labels)
-    torch.testing.assert_close(head._of_labelled(loss_fn, hidden, weight, labels), expected)
-    torch.testing.assert_close(head._of_known(loss_fn, packed, hidden, weight, labels), expected)
+    torch.testing.assert_close(peers.of_labelled(loss_fn, hidden, weight, labels), expected)
+    torch.testing.assert_close(peers.of_known(loss_fn, packed, hidden, weight, labels), expected)
 
 
-def test_bench_head_prints_a_dash_with_a_reason_for_what_it_could_not_measure(monkeypatch, capsys):
+@pytest.fixture
+def bench_head(monkeypatch, capsys):
+    """A function: what ``bench head`` prints if its contestants take these times, or raise."""
+    from ngramloss.bench import clock, head
+
+    def run(times, memory=0.5):
+        def cost(run, device, **_):
+            if isinstance(times[run], Exception):
+                raise times[run]
+            return {"ms": [times[run]], "GiB": [memory]}
+
+        monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
+        monkeypatch.setattr(clock, "cost", cost)
+        monkeypatch.setattr(clock, "captured_cost", lambda run, device, **_: {"ms": [times[run] / 2]})
+        monkeypatch.setattr(head, "contestants", lambda *_, **__: [(name, name, []) for name in times])
+        assert main(["bench", "head", "--sizes", "tiny", "--device", "cpu"]) == 0
+        shown = capsys.readouterr()
+        return shown.out.splitlines()[4:], shown.err  # behind the title, sizes, machine and heads
+
+    return run
+
+
+def test_bench_head_times_what_is_captured_as_a_graph(bench_head):
     from ngramloss.bench import head
-    from ngramloss.bench.clock import Cost
 
-    failing: set[str] = set()
+    lines, _ = bench_head({head.FLOOR: 1.0, head.STOCK: 4.0, "mine, captured": 4.0})
+    assert lines[2].split()[-4:] == ["2.00", "–", "0.50", "2.00"]
 
-    def cost(run, device, **_):
-        if run in failing:
-            raise ValueError(f"no room for {run}")
-        return Cost(2.0, memory)
+
+def test_bench_head_prints_a_dash_with_a_reason_for_what_it_could_not_measure(bench_head, monkeypatch):
+    from ngramloss.bench import benchmark, head
 
     names = [head.FLOOR, head.STOCK, "mine"]
-    monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
-    monkeypatch.setattr(head, "cost", cost)
-    monkeypatch.setattr(head, "contestants", lambda *_, **__: [(name, name, []) for name in names])
-    command = ["bench", "head", "--sizes", "tiny", "--device", "cpu"]
-
-    memory = 0.5
-    assert main(command) == 0
-    shown = capsys.readouterr()
-    assert [line[54:].split() for line in shown.out.splitlines()[-3:]] == [["2.00", "0.50", "1.00", "1.00"]] * 3
-    assert shown.err == ""
-    failing.update(names[:2])
-    assert main(command) == 0
-    *_, floor, stock, mine = capsys.readouterr().out.splitlines()
-    assert "no room for" in floor
-    assert "no room for" in stock
-    assert mine[54:].split() == ["2.00", "0.50", "–", "–"]
-    failing.clear()
-    memory = float("nan")
-    assert main(command) == 0
-    shown = capsys.readouterr()
-    assert "nan" not in shown.out
-    assert shown.out.splitlines()[-1][54:].split() == ["2.00", "–", "1.00", "1.00"]
-    assert shown.err == "note: GiB is – because this system has no /proc, where the memory of a process is read.\n"
+    lines, said = bench_head(dict.fromkeys(names, 2.0))
+    assert [line.split()[-4:] for line in lines] == [["2.00", "0.50", "1.00", "1.00"]] * 3
+    assert "note" not in said
+    no_room = ValueError("no room")
+    lines, _ = bench_head({head.FLOOR: 2.0, head.STOCK: no_room, "mine": 2.0})
+    assert lines[1].split() == ["mine", "2.00", "0.50", "1.00"]
+    assert lines[2] == f"{head.STOCK}: ValueError: no room"
+    lines, _ = bench_head({head.FLOOR: no_room, head.STOCK: no_room, "mine": 2.0})
+    assert lines[0].split() == ["mine", "2.00", "0.50"]
+    monkeypatch.setattr(benchmark, "STATM", "/nowhere")
+    lines, said = bench_head(dict.fromkeys(names, 2.0), memory=float("nan"))
+    assert lines[2].split() == ["mine", "2.00", "1.00", "1.00"]
+    assert "note: GiB is missing because this system has no /proc, where the memory of a process is read.\n" in said
 
 
 @pytest.mark.parametrize(("what", "warned"), [("mine", True), ("mine, labelled positions", False)])
-def test_bench_head_does_not_trust_a_time_below_its_lower_bound(monkeypatch, capsys, what, warned):
+def test_bench_head_does_not_trust_a_time_below_its_lower_bound(bench_head, what, warned):
     """Of a part of the positions, it may be below."""
     from ngramloss.bench import head
-    from ngramloss.bench.clock import Cost
 
-    spent = {head.FLOOR: 3.0, head.STOCK: 4.0, what: 2.0}
-    monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
-    monkeypatch.setattr(head, "cost", lambda run, device, **_: Cost(spent[run], 0.5))
-    monkeypatch.setattr(head, "contestants", lambda *_, **__: [(name, name, []) for name in spent])
-    assert main(["bench", "head", "--sizes", "tiny", "--device", "cpu"]) == 0
-    said = (
+    _, said = bench_head({head.FLOOR: 3.0, head.STOCK: 4.0, what: 2.0})
+    warning = (
         "warning: 'mine' took less time than the lower bound, so the machine was busy with something else and no time "
+        "in this table can be trusted. Measure again when it is free.\n"
     )
-    assert capsys.readouterr().err == (said + "in this table can be trusted. Measure again when it is free.\n") * warned
+    assert (warning in said) is warned
 
 
 def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypatch, capsys):
     from models import tiny
 
-    from ngramloss.bench import step
+    from ngramloss.bench import models
 
-    monkeypatch.setattr(step, "built", lambda name, **_: tiny("t5"))
+    monkeypatch.setattr(models, "built", lambda name, **_: tiny("t5"))
     assert main(["bench", "step", "--loops", "--source", "8", "--target", "8", "--device", "cpu"]) == 2
     assert (
         "the paper's loops work only with BART, not with T5ForConditionalGeneration. Remove --loops."

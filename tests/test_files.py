@@ -327,9 +327,9 @@ def test_links_are_followed_inside_of_a_folder_alone(tmp_path):
 
 
 def json_of_a_benchmark(path):
-    from ngramloss.cli.bench import _write_json
+    from ngramloss.bench.benchmark import write_json
 
-    _write_json(path, {"rows": []})
+    write_json(path, {"rows": []})
 
 
 def chart_of_a_benchmark(path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from searches import PROMPTED, SERVED, SOURCES, tiny, with_settings, written
 
-from ngramloss.bench import step
+from ngramloss.bench.models import built
 from ngramloss.generation import engines
 from ngramloss.generation.decoders import difference
 from ngramloss.generation.engines import graph, hf
@@ -99,7 +99,7 @@ def test_samples_and_groups_are_those_of_a_cpu(family):
 @pytest.mark.parametrize("name", ["small", "smollm2-135m"])
 def test_a_larger_model_in_every_precision(name, dtype):
     """Random weights have hypotheses that differ by less than rounding, so in 16 bits only most texts are equal."""
-    model = to_precision(step.built(name).eval(), dtype, "cuda")
+    model = to_precision(built(name).eval(), dtype, "cuda")
     lengths = {"min_length": 20, "max_length": 40, "min_new_tokens": None, "max_new_tokens": None}
     if is_causal(model.config):
         lengths = {"min_length": None, "max_length": None, "min_new_tokens": 20, "max_new_tokens": 40}
@@ -114,7 +114,7 @@ def test_a_larger_model_in_every_precision(name, dtype):
 
 def memory(name):
     """Peaks of reserved memory, and what stays allocated, in a process in which nothing else has used the GPU."""
-    model = to_precision(step.built(name).eval(), torch.bfloat16, "cuda")
+    model = to_precision(built(name).eval(), torch.bfloat16, "cuda")
     lengths = {"min_length": 30, "max_length": 30, "max_new_tokens": None, "min_new_tokens": None}
     if is_causal(model.config):
         lengths = {"min_length": None, "max_length": None, "max_new_tokens": 30, "min_new_tokens": 30}

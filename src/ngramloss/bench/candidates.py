@@ -1,72 +1,94 @@
-"""a model, lengths, a number of candidates → the time of a step that compares them, and of its parts."""
+"""a model, lengths, a number of candidates → cost of a step that compares them, or of a training that writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from ngramloss.bench.captured import captured_cost
-from ngramloss.bench.clock import Cost, cost
-from ngramloss.bench.step import built, dtype_of, example
+from ngramloss.bench import options as add
+from ngramloss.bench import step
+from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, repeated
 from ngramloss.errors import UserError
-from ngramloss.hf.heads import has_encoder
 
-NAN = float("nan")
-PLAIN, ENCODER = "ce", "the encoder alone"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUMMARY = "a step that compares candidates"
+TEXT = """\
+Time a training step that compares candidates of each source, as `rank` does, beside a plain step and its encoder. The
+encoder reads a source once, and each candidate is one more text of the decoder, so the parts are the encoder once and
+the rest of the plain step for each text. On a GPU, forward and backward are a CUDA graph. With --online, train shortly
+on candidates that the model writes meanwhile: documents and texts per second, and the share of time spent writing."""
+EXAMPLES = """\
+examples:
+  ngramloss bench candidates
+  ngramloss bench candidates --count 4 --batch-size 8 --source 1024 --target 128 -o candidates.json
+  ngramloss bench candidates --model bart-tiny --count 2 --batch-size 2 --source 20 --target 10      # quick
+  ngramloss bench candidates --online --count 4 --objective "ce + risk" --refresh 1 8 --steps 20
+"""
+PLAIN, ENCODER, ONLINE = "ce", "the encoder alone", "ce, without writing"
+PARTS = "/ parts"
+"""The time of a step, divided by that of its parts: the encoder once, and the rest of the plain step for each text."""
+COLUMNS = [Column("docs/s", 1), Column("ms"), Column("GiB"), Column(PARTS, unit="×")]
+ONLINE_COLUMNS = [Column("docs/s", 1), Column("texts/s", 1), Column("writing %", 0, "%"), Column("GiB")]
 
 
-class Row(NamedTuple):
-    """One line of the table: forward and backward of a batch, on a GPU as a CUDA graph."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add.model(parser)
+    add.objective(parser, "ce + 10*rank(margin=0.001,alpha=2)", "with a term that compares candidates")
+    add.number(parser, "--count", 16, "K", "candidates of each source")
+    add.number(parser, "--batch-size", 16, "B", "sources")
+    add.number(parser, "--source", 512, "T", "source tokens")
+    add.number(parser, "--target", 64, "T", "tokens of each text")
+    add.precision(parser, "bf16 and fp16 are mixed precision")
+    parser.add_argument("--online", action="store_true", help="train on texts that the model writes meanwhile")
+    every = "with --online: steps for which texts are written at a time (default: 1 8)"
+    parser.add_argument("--refresh", type=int, nargs="+", default=[1, 8], metavar="N", help=every)
+    add.number(parser, "--steps", 16, "N", "with --online: steps that are measured, after as many others")
+    repeats = "timed steps, or trainings, of each row (default: 3; CUDA graphs are replayed 30 times)"
+    parser.add_argument("--repeats", type=int, metavar="N", help=repeats)
 
-    what: str
-    docs_per_second: float
-    milliseconds: float
-    gibibytes: float
-    """Peak memory besides the model and the batch."""
-    to_parts: float = NAN
-    """Its time, divided by that of its parts: the encoder once, and the rest of the plain step for each text."""
+
+def plan(options: argparse.Namespace, folder: Path) -> Plan:
+    """A step and its parts, or trainings."""
+    from ngramloss.loss import JointLoss
+
+    if not JointLoss(options.objective).needs_candidates:
+        raise UserError(f"no term of {options.objective!r} compares candidates. Add one, such as rank.")
+    numbers = [options.count, options.batch_size, options.source, options.target]
+    numbers += [options.steps, *options.refresh] if options.online else []
+    if min(numbers) < 1:
+        raise UserError(f"expected numbers of at least 1, got {', '.join(map(str, numbers))}.")
+    if options.online:
+        return Plan(step.title(options), ONLINE_COLUMNS, trainings(options))
+    return Plan(step.title(options), COLUMNS, steps(options), partial(compare, options.count))
 
 
-def measure(
-    model_name: str,
-    objective: str,
-    *,
-    count: int,
-    batch: int,
-    source: int,
-    target: int,
-    precision: str,
-    device: str,
-    trust_remote_code: bool = False,
-) -> Iterator[Row]:
-    """Measure a plain step, its encoder, and a step that compares candidates of each source.
+def steps(options: argparse.Namespace) -> Iterator[Row]:
+    """A plain step, its encoder, and a step that compares candidates of each source."""
+    import torch
 
-    Args:
-        model_name: as in :func:`built`.
-        objective: has a term that compares candidates.
-        count: candidates of each source.
-        batch: sources.
-        source: tokens of each.
-        target: tokens of the reference and of each candidate.
-        precision: bf16 and fp16 are mixed.
-        device: of the model.
-        trust_remote_code: whether code that comes with the model may run.
-    """
+    from ngramloss.bench import clock, models
     from ngramloss.hf.attach import attach, detach
+    from ngramloss.hf.heads import has_encoder
 
-    if min(count, batch, source, target) < 1:
-        raise UserError(f"expected numbers of at least 1, got {count}, {batch}, {source} and {target}.")
-    model: Any = built(model_name, trust_remote_code=trust_remote_code).to(device)
+    device, batch, count, source, target = (
+        getattr(options, name) for name in ("device", "batch_size", "count", "source", "target")
+    )
+    model: Any = models.built(options.model, trust_remote_code=options.trust_remote_code).to(device)
     if not has_encoder(model):
-        raise UserError(f"{model_name} is decoder-only, and has no encoder to time. Name an encoder-decoder.")
+        raise UserError(f"{options.model} is decoder-only, and has no encoder to time. Name an encoder-decoder.")
     longest = getattr(model.config, "max_position_embeddings", None) or max(source, target)
     if max(source, target) > longest:
-        raise UserError(f"{model_name} has {longest:,} positions, but {max(source, target):,} tokens were asked for.")
-    inputs = example(model, batch, source, target, device)
-    others = example(model, batch * count, 1, target, device)["labels"].view(batch, count, target)  # [B, K, T]
+        raise UserError(
+            f"{options.model} has {longest:,} positions, but {max(source, target):,} tokens were asked for."
+        )
+    inputs = models.example(model, batch, source, target, device)
+    others = models.example(model, batch * count, 1, target, device)["labels"].view(batch, count, target)  # [B, K, T]
     gains = torch.linspace(1, 0, count, device=device).expand(batch, -1)  # [B, K]
 
     def loss_of(**more: Tensor) -> Tensor:
@@ -79,31 +101,119 @@ def measure(
         ).last_hidden_state  # [B, S, D]
         return hidden.float().square().mean()
 
+    def cost(loss_of: Callable[[], Tensor]) -> dict[str, list[float]]:
+        def run() -> None:
+            model.zero_grad()
+            with torch.autocast(device, models.dtype_of(options.precision), enabled=options.precision != "fp32"):
+                loss = loss_of()
+            loss.backward()
+
+        common: Any = {"clear": model.zero_grad, "repeats": options.repeats}
+        if device == "cuda":
+            spent = clock.captured_cost(run, device, **common)
+        else:
+            spent = clock.cost(run, device, usual=3, warm_up=1, **common)
+        return {"docs/s": [1e3 * batch / each for each in spent["ms"]], **spent}
+
     attach(model, PLAIN)
-    plain = _cost(model, loss_of, precision, device)
-    yield _row(PLAIN, plain, batch)
+    yield Row(PLAIN, partial(cost, loss_of))
     detach(model)
-    encoder = _cost(model, encoded, precision, device)
-    yield _row(ENCODER, encoder, batch)
-    attach(model, objective)
-    found = _cost(model, lambda: loss_of(candidates=others, gains=gains), precision, device)
-    parts = encoder.milliseconds + (1 + count) * (plain.milliseconds - encoder.milliseconds)
-    yield _row(f"{objective}, {count} candidates", found, batch)._replace(to_parts=found.milliseconds / parts)
+    yield Row(ENCODER, partial(cost, encoded))
+    attach(model, options.objective)
+    name = f"{options.objective}, {count} candidates"
+    yield Row(name, partial(cost, partial(loss_of, candidates=others, gains=gains)))
 
 
-def _row(what: str, spent: Cost, batch: int) -> Row:
-    return Row(what, 1e3 * batch / spent.milliseconds, spent.milliseconds, spent.gibibytes)
+def compare(count: int, measured: list[Measured]) -> None:
+    """Add the ratio to the parts."""
+    plain, encoder, found = (row.median("ms") for row in measured)
+    measured[2].relate(PARTS, "ms", encoder + (1 + count) * (plain - encoder) if found == found else NAN)
 
 
-def _cost(model: Any, loss_of: Callable[[], Tensor], precision: str, device: str) -> Cost:
-    """The cost of forward and backward."""
+# Texts that the model writes
 
-    def run() -> None:
-        model.zero_grad()
-        with torch.autocast(device, dtype_of(precision), enabled=precision != "fp32"):
-            loss = loss_of()
-        loss.backward()
 
-    if device == "cuda":
-        return captured_cost(run, device, clear=model.zero_grad)
-    return cost(run, device, clear=model.zero_grad, repeats=3, warm_up=1)
+def trainings(options: argparse.Namespace) -> Iterator[Row]:
+    """Train without writing, then with the model's own texts, for each number of steps between two refreshes.
+
+    Each training has twice ``--steps`` steps, of which the second half is measured. Random weights end few texts, so
+    most have the greatest length. The model writes in the precision of its weights.
+    """
+    for refresh in (0, *options.refresh):
+        name = f"{options.objective}, {options.count} samples, refresh {refresh}" if refresh else ONLINE
+        yield Row(name, partial(repeated, partial(trained, options, refresh), options.repeats or 3))
+
+
+class _Numbers:
+    """A tokenizer whose words are ids."""
+
+    pad_token_id: int | None = None
+
+    def batch_decode(self, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
+        return [" ".join(map(str, row)) for row in rows]
+
+
+def trained(options: argparse.Namespace, refresh: int) -> dict[str, float]:
+    """Train once."""
+    import torch
+
+    from ngramloss.bench import models
+    from ngramloss.data import Example
+    from ngramloss.hf.heads import has_encoder
+    from ngramloss.metrics import gains
+    from ngramloss.recipe import Generation, Online, Train
+    from ngramloss.training import loop
+    from ngramloss.training.online import OwnTexts
+    from ngramloss.training.processes import Processes
+
+    batch, source, target, steps = options.batch_size, options.source, options.target, options.steps
+    here = Processes(0, 1, torch.device("cuda", 0) if options.device == "cuda" else torch.device(options.device))
+    model: Any = models.built(options.model, trust_remote_code=options.trust_remote_code)
+    ids = models.example(model, batch * 8, source, target, "cpu")
+    rows = [
+        {"input_ids": read, "labels": labels}
+        for read, labels in zip(ids["input_ids"][:, :source].tolist(), ids["labels"][:, -target:].tolist(), strict=True)
+    ]
+    settings = Train(
+        max_steps=2 * steps,
+        batch_size=batch,
+        accumulate=1,
+        warmup_steps=0,
+        log_every=steps,
+        eval_every=0,
+        save_every=2 * steps,
+        precision=options.precision,
+    )
+    own = None
+    if refresh:  # gains are ROUGE, in which ids are words
+        gain = gains.gain_of("rouge", {})
+        examples = [
+            Example(str(number), " ".join(map(str, row["input_ids"])), " ".join(map(str, row["labels"])))
+            for number, row in enumerate(rows)
+        ]
+        own = OwnTexts(
+            Online(samples=options.count, refresh=refresh),
+            lambda numbers, texts: gains.gains_at_once(gain, [examples[number] for number in numbers], texts),
+            Generation(max_length=target + has_encoder(model)),
+        )
+    lines: list[Mapping[str, float]] = []
+    if options.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(here.device)
+    job = loop.Job(
+        model,
+        _Numbers(),
+        rows,
+        settings,
+        options.objective if refresh else PLAIN,
+        own_texts=own,
+        on_step=lambda _, line: lines.append(line),
+    )
+    loop.run(job, here)
+    line = lines[-1]
+    return {
+        "docs/s": line["docs_per_second"],
+        "texts/s": line.get("texts_per_second", NAN),
+        "writing %": 100 * line.get("writing_share", NAN),
+        "GiB": line["memory_gib"] if options.device == "cuda" else NAN,
+    }

@@ -1,4 +1,4 @@
-"""a function and its arguments → its result, computed in a process of its own or in several, or why there is none.
+"""a function and its arguments → its result, computed in a process of its own or in several.
 
 Processes are forked from a server that has imported torch and transformers but has computed nothing: so they start at
 once, and no state of this process is in their way. A fork of a process that has used OpenMP hangs; a fork of a process
@@ -12,20 +12,16 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_all_start_methods, get_context, set_start_method
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-IMPORTED = ["ngramloss.bench.train"]
+IMPORTED = ["ngramloss.bench.trainings"]
 """What the server imports."""
 
 Result = TypeVar("Result")
 
 
-class Answer(NamedTuple, Generic[Result]):
-    """What the process returned."""
-
-    result: Result | None
-    why_not: str = ""
-    """The error, if there is no result."""
+class Failed(Exception):
+    """Why a process has no result."""
 
 
 def start_server() -> None:
@@ -37,40 +33,35 @@ def start_server() -> None:
         forkserver.ensure_running()
 
 
-def in_child(function: Callable[..., Result], *arguments: Any) -> Answer[Result]:
+def in_child(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call the function in a new process, so that its memory, caches and errors end with it.
 
     The function and its arguments are pickled. Where there is no server, the process imports everything itself.
     """
-    (answer,) = _answers(function, arguments, [{}])
-    return answer
+    (result,) = _results(function, arguments, [{}])
+    return result
 
 
-def in_children(count: int, function: Callable[..., Result], *arguments: Any) -> list[Answer[Result]]:
+def in_children(count: int, function: Callable[..., Result], *arguments: Any) -> list[Result]:
     """Call the function in several processes that know of each other, as torchrun starts them.
 
-    Returns:
-        An answer of each. When one fails, the others are ended.
+    When one fails, the others are ended.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     together = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-    ranks = [{name: str(value) for name, value in (together | _rank(rank)).items()} for rank in range(count)]
-    return _answers(function, arguments, ranks)
+    ranks = [together | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
+    return _results(function, arguments, [{name: str(value) for name, value in rank.items()} for rank in ranks])
 
 
-def _rank(rank: int) -> dict[str, Any]:
-    return {"RANK": rank, "LOCAL_RANK": rank}
-
-
-def _answers(
+def _results(
     function: Callable[..., Result], arguments: tuple[Any, ...], environments: Sequence[Mapping[str, str]]
-) -> list[Answer[Result]]:
-    """Start a process with each of these environments, and wait for their answers."""
+) -> list[Result]:
+    """Start a process with each of these environments, and wait for their results."""
     start_server()
     context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
-    processes, answers = {}, {}
+    processes, results = {}, {}
     for environment in environments:
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_send, args=(sender, function, arguments, environment))
@@ -78,12 +69,9 @@ def _answers(
         sender.close()
         processes[receiver] = process
     try:
-        while missing := [receiver for receiver in processes if receiver not in answers]:
+        while missing := [receiver for receiver in processes if receiver not in results]:
             for receiver in wait(missing):
-                answers[receiver] = _answer(receiver, processes[receiver])
-                if answers[receiver].result is None:
-                    for other in processes.values():
-                        other.terminate()
+                results[receiver] = _result(receiver, processes[receiver])
     except BaseException:  # such as KeyboardInterrupt
         for process in processes.values():
             process.terminate()
@@ -91,16 +79,18 @@ def _answers(
     finally:
         for process in processes.values():
             process.join()
-    return [answers[receiver] for receiver in processes]
+    return [results[receiver] for receiver in processes]
 
 
-def _answer(receiver: Any, process: Any) -> Answer[Any]:
+def _result(receiver: Any, process: Any) -> Any:
     try:
-        answer: Answer[Any] = receiver.recv()
+        result, why_not = receiver.recv()
     except EOFError:
         process.join()
-        answer = Answer(None, f"the process ended with exit code {process.exitcode}")
-    return answer
+        raise Failed(f"the process ended with exit code {process.exitcode}") from None
+    if why_not:
+        raise Failed(why_not)
+    return result
 
 
 def _send(
@@ -110,9 +100,9 @@ def _send(
     if "fork" in get_all_start_methods():  # as in a script; through the server each worker of a loader takes seconds
         set_start_method("fork", force=True)
     try:
-        answer = Answer(function(*arguments))
+        answer = function(*arguments), ""
     except BaseException as reason:  # the parent reports it
-        answer = Answer(None, shortened(reason))
+        answer = None, shortened(reason)
     sender.send(answer)
     sender.close()
 

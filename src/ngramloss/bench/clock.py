@@ -1,4 +1,4 @@
-"""a function → its median time and its peak memory on a device."""
+"""a function → the times of its calls and its peak memory on a device, there also as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -7,51 +7,65 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import median
 from typing import NamedTuple
 
 import torch
 
+from ngramloss.bench import benchmark
+from ngramloss.gpu import graphs
 
-class Cost(NamedTuple):
-    """The cost of one call."""
-
-    milliseconds: float
-    gibibytes: float
-    """Peak memory minus what was allocated before the call. On a CPU it is sampled resident memory: a lower bound."""
+SLOW = 2.0
+"""Seconds. A call that takes longer is timed 3 times, if no number is asked for."""
+WARM_UP = 3
+"""Calls before a capture: libraries then have chosen their kernels, and nothing waits for the device any more."""
 
 
 def cost(
-    run: Callable[[], object], device: str, *, clear: Callable[[], object] = bool, repeats: int = 30, warm_up: int = 8
-) -> Cost:
-    """Warm up, then take the median time: device events on a GPU, else the clock. Slow calls run fewer times."""
-    milliseconds = median_milliseconds(run, device, repeats=repeats, warm_up=warm_up)
-    clear()  # memory that the last call left must not count as allocated before the next
-    return Cost(milliseconds, _peak(run, device))
+    run: Callable[[], object],
+    device: str,
+    *,
+    repeats: int | None = None,
+    usual: int = 30,
+    warm_up: int = 8,
+    clear: Callable[[], object] = bool,
+) -> dict[str, list[float]]:
+    """The times of calls, ``ms``, and the peak memory of one more, ``GiB``, minus what was allocated before.
+
+    On a CPU resident memory is sampled: a lower bound.
+
+    Args:
+        run: the function.
+        device: where it computes.
+        repeats: calls that are timed; None for ``usual``, or 3 if a call is slow.
+        usual: see ``repeats``.
+        warm_up: calls before.
+        clear: drops what a call leaves in memory, which must not count as allocated before the next.
+    """
+    spent = milliseconds(run, device, repeats=repeats, usual=usual, warm_up=warm_up)
+    clear()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated() / 2**30 if device == "cuda" else _resident()
+    with peak_memory(device) as peak:
+        run()
+    return {"ms": spent, "GiB": [peak() - before]}
 
 
-def median_milliseconds(run: Callable[[], object], device: str, *, repeats: int, warm_up: int) -> float:
-    """Measure only the time."""
-    start = time.perf_counter()
-    run()
-    _finish(device)
-    slow = time.perf_counter() - start > 2
+def milliseconds(
+    run: Callable[[], object], device: str, *, repeats: int | None = None, usual: int = 30, warm_up: int = 8
+) -> list[float]:
+    """The times of calls after a warm-up: device events on a GPU, else the clock. See :func:`cost`."""
+    slow = once(run, device) > 1e3 * SLOW
     for _ in range(1 if slow else warm_up):
         run()
-    return median(_milliseconds(run, device) for _ in range(3 if slow else repeats))
+    return [once(run, device) for _ in range(repeats or (3 if slow else usual))]
 
 
-def _finish(device: str) -> None:
-    if device != "cpu":
-        torch.get_device_module(device).synchronize()
-
-
-def _milliseconds(run: Callable[[], object], device: str) -> float:
+def once(run: Callable[[], object], device: str) -> float:
+    """The milliseconds of one call."""
     if device != "cuda":
-        _finish(device)
         start = time.perf_counter()
         run()
-        _finish(device)
         return 1e3 * (time.perf_counter() - start)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     before.record()
@@ -61,45 +75,14 @@ def _milliseconds(run: Callable[[], object], device: str) -> float:
     return float(before.elapsed_time(after))
 
 
-def _peak(run: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / 2**30
-    if not os.path.exists("/proc/self/statm"):
-        return float("nan")
-    before = _resident()
-    with _sampled() as samples:
-        run()
-    return (max(samples) - before) / 2**30
-
-
-def seconds(run: Callable[[], object], device: str, *, repeats: int) -> float:
-    """The median time of calls that take long; there is no warm-up."""
-    return median(_milliseconds(run, device) for _ in range(repeats)) / 1e3
-
-
 @contextmanager
-def peak_resident(device: str) -> Iterator[Callable[[], float]]:
+def peak_memory(device: str) -> Iterator[Callable[[], float]]:
     """Watch the memory. Yields a function that returns the peak in GiB: of the process, on a GPU of its tensors."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         yield lambda: torch.cuda.max_memory_allocated() / 2**30
-    elif not os.path.exists("/proc/self/statm"):
-        yield lambda: float("nan")
-    else:
-        with _sampled() as samples:
-            yield lambda: max(samples) / 2**30
-
-
-@contextmanager
-def _sampled() -> Iterator[list[int]]:
-    """Sample the resident memory of the process, every 2 milliseconds."""
+        return
     samples, done = [_resident()], threading.Event()
 
     def watch() -> None:
@@ -109,12 +92,52 @@ def _sampled() -> Iterator[list[int]]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield samples
+        yield lambda: max(samples)
     finally:
         done.set()
         watcher.join()
 
 
-def _resident() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _resident() -> float:
+    """The memory of the process in GiB; NaN where there is no /proc."""
+    if not os.path.exists(benchmark.STATM):
+        return benchmark.NAN
+    with open(benchmark.STATM) as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
+
+
+class Graph(NamedTuple):
+    """A function, captured as a CUDA graph."""
+
+    replay: Callable[[], object]
+    gibibytes: float
+    """Peak memory that the graph needs in addition to what was allocated before."""
+
+
+def captured(run: Callable[[], object], clear: Callable[[], object]) -> Graph:
+    """Capture a function once. It must begin by dropping its gradients: the graph then has gradients of its own.
+
+    Each replay writes the same buffers, which stay for as long as the graph does.
+
+    Args:
+        run: the function. It may not wait for the device.
+        clear: drops the gradients, so that they do not count as allocated before.
+    """
+    graphs.warm_up(run, times=WARM_UP)
+    clear()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    graph, _ = graphs.record(run)
+    return Graph(graph.replay, (torch.cuda.max_memory_allocated() - before) / 2**30)
+
+
+def captured_cost(
+    run: Callable[[], object], device: str, *, clear: Callable[[], object], repeats: int | None = None
+) -> dict[str, list[float]]:
+    """As :func:`cost`, of the captured function. The gradients are dropped at the end."""
+    clear()
+    graph = captured(run, clear)
+    spent = milliseconds(graph.replay, device, repeats=repeats)
+    clear()
+    return {"ms": spent, "GiB": [graph.gibibytes]}

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import argparse
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+from ngramloss.bench import options as add
+from ngramloss.bench.benchmark import Column, Measured, Plan, Row, check_objectives
+from ngramloss.errors import UserError
+from ngramloss.output.console import logger
 
-import ngramloss
-from ngramloss.bench import chart, peers
-from ngramloss.bench.captured import captured_cost
-from ngramloss.bench.child import shortened
-from ngramloss.bench.clock import Cost, cost
-from ngramloss.loss import JointLoss
-from ngramloss.stats import IGNORE_INDEX, Packing, at_positions, chosen_backend, labelled
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SUMMARY = "hidden states → loss → gradients"
+TEXT = """\
+Time the path from hidden states to the loss and its gradients, for each objective and backend. PyTorch's cross-entropy
+and other libraries are timed in the same run."""
+EXAMPLES = """\
+examples:
+  ngramloss bench head
+  ngramloss bench head --sizes bart-16 bart-64 -o head.json --plot head.png
+  ngramloss bench head --objectives ce "ce + soft(1)" "ce + unlikelihood"
+  ngramloss bench head --sizes bart-64 --objectives ce "ce + rdrop"      # 2 × 32 rows, for every line
+  ngramloss bench head --sizes bart-16 --loops        # the paper's own loops too: slow
+"""
+AXIS = "milliseconds, hidden states → loss → gradients"
+COLUMNS = [Column("ms"), Column("GiB"), Column("/ stock", unit="×"), Column("/ bound", unit="×")]
 
 
 class Size(NamedTuple):
@@ -42,71 +56,89 @@ SIZES = {
 }
 OBJECTIVES = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)", "ce + precision(2)", "ce + bag(2)"]
 FLOOR, STOCK = "three matrix products (lower bound)", "cross-entropy, stock"
-NAN = float("nan")
 LABELLED = ", labelled positions"
 """At the end of what computes only positions that have a label."""
 CAPTURED = ", captured"
 """At the end of what is timed as a CUDA graph."""
+Contestant = tuple[str, Callable[[], object], list["Tensor"]]
+"""A name, a function that runs it, and the leaf tensors that get gradients."""
 
 
-class Row(NamedTuple):
-    """One line of the table."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    sizes = "sizes to time (default: bart-16 bart-64 llama; without a GPU: cpu)"
+    parser.add_argument("--sizes", nargs="+", metavar="SIZE", help=sizes)
+    objectives = "objectives to time (default: ce, and ce with matches, rewards, precision and bag)"
+    add.objectives(parser, objectives)
+    types = "data type (default: bfloat16 on a GPU, float32 on a CPU)"
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help=types)
+    share = "share of the positions with a label, as behind a prompt; then labelled positions are also measured alone"
+    parser.add_argument("--labelled", type=_share, default=1.0, metavar="SHARE", help=f"{share} (default: 1)")
+    add.calls(parser, "30, or 3 of a call that takes over 2 seconds")
 
-    size: str
-    what: str
-    milliseconds: float
-    gibibytes: float
-    to_stock: float
-    to_floor: float
-    why_not: str = ""
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
+    return share
 
 
-def measure(
-    sizes: list[str],
-    device: str,
-    dtype: torch.dtype,
-    *,
-    loops: bool,
-    objectives: Sequence[str] = (),
-    share: float = 1.0,
-) -> Iterator[Row]:
-    """Measure every contestant at every size; the lower bound and stock come first, as references.
+def plan(options: argparse.Namespace, folder: Path) -> Plan:
+    """Every contestant at every size."""
+    check_objectives(options.objectives or (), has="twins")
+    on_gpu = options.device == "cuda"
+    options.sizes = options.sizes or (["bart-16", "bart-64", "llama"] if on_gpu else ["cpu"])
+    for size in options.sizes:
+        if size not in SIZES:
+            raise UserError(f"unknown size {size!r}. Choose from {', '.join(SIZES)}.")
+    options.dtype = options.dtype or ("bfloat16" if on_gpu else "float32")
+    sizes = "\n".join(f"{size}: {SIZES[size]}" for size in options.sizes)
+    return Plan(f"{AXIS}, {options.dtype}\n{sizes}", COLUMNS, rows(options), compare, drawn=_drawn)
 
-    Args:
-        sizes: names of sizes.
-        device: "cpu" or "cuda".
-        dtype: of hidden states and weights.
-        loops: whether to time the paper's loops.
-        objectives: instead of those that are measured otherwise.
-        share: of the positions that have a label, the last ones of each row, as behind a prompt.
-    """
-    for name in sizes:
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """The lower bound and stock come first at each size."""
+    import torch
+
+    from ngramloss.bench import clock
+    from ngramloss.loss import JointLoss
+    from ngramloss.stats import IGNORE_INDEX
+
+    objectives = options.objectives or OBJECTIVES
+    twins = any(JointLoss(objective).needs_twins for objective in objectives)
+    for name in options.sizes:
         size = SIZES[name]
-        twins = any(JointLoss(objective).needs_twins for objective in objectives)
-        hidden, weight, labels = example(size, device, dtype, twins=twins)
-        labels[:, : size.T - max(round(share * size.T), 1)] = IGNORE_INDEX
-        results: dict[str, Cost | str] = {}
-        for what, run, leaves in contestants(
-            hidden, weight, labels, loops=loops, capture=device == "cuda", objectives=objectives or OBJECTIVES
+        hidden, weight, labels = example(size, options.device, getattr(torch, options.dtype), twins=twins)
+        labels[:, : size.T - max(round(options.labelled * size.T), 1)] = IGNORE_INDEX
+        for what, call, leaves in contestants(
+            hidden, weight, labels, objectives=objectives, loops=options.loops, capture=options.device == "cuda"
         ):
-            try:
-                cost_of = captured_cost if what.endswith(CAPTURED) else cost
-                results[what] = cost_of(run, device, clear=partial(_drop_gradients, *leaves))
-            except Exception as reason:  # a peer that cannot run here gets a line with the reason
-                results[what] = shortened(reason)
-            if what != FLOOR:  # which is compared with stock, the next one
-                yield from (_row(name, each, results) for each in ([FLOOR, STOCK] if what == STOCK else [what]))
+            cost = clock.captured_cost if what.endswith(CAPTURED) else clock.cost
+            drop = partial(_drop_gradients, *leaves)
+            yield Row(what, partial(cost, call, options.device, repeats=options.repeats, clear=drop), name)
 
 
-def _row(size: str, what: str, results: Mapping[str, Cost | str]) -> Row:
-    """One line of the table; NaN where something could not be measured."""
-    spent, stock, floor = results[what], results[STOCK], results[FLOOR]
-    if isinstance(spent, str):
-        return Row(size, what, NAN, NAN, NAN, NAN, spent)
-    to_stock, to_floor = (
-        NAN if isinstance(other, str) else spent.milliseconds / other.milliseconds for other in (stock, floor)
-    )
-    return Row(size, what, *spent, to_stock, to_floor)
+def compare(measured: list[Measured]) -> None:
+    """Add the ratios to stock and to the lower bound; warn if something took less time than that."""
+    for name, what in (("/ stock", STOCK), ("/ bound", FLOOR)):
+        times = {row.group: row.median("ms") for row in measured if row.name == what}
+        for row in measured:
+            row.relate(name, "ms", times[row.group])
+    if impossible := [row.name for row in measured if row.median("/ bound") < 0.95 and LABELLED not in row.name]:
+        logger.warning(
+            f"warning: {impossible[0]!r} took less time than the lower bound, so the machine was busy with something "
+            "else and no time in this table can be trusted. Measure again when it is free."
+        )
+
+
+def _drawn(row: Measured) -> bool:
+    return "loops" not in row.name and "plain" not in row.name
+
+
+def _drop_gradients(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        tensor.grad = None
 
 
 def example(size: Size, device: str, dtype: torch.dtype, *, twins: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,6 +146,8 @@ def example(size: Size, device: str, dtype: torch.dtype, *, twins: bool = False)
 
     With ``twins``, rows 2i and 2i + 1 have the same labels, and hidden states that differ as by dropout.
     """
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     B, T, V, D = size
     labels = torch.randint(0, V, (B, T), generator=generator)  # [B, T]
@@ -129,19 +163,24 @@ def example(size: Size, device: str, dtype: torch.dtype, *, twins: bool = False)
 
 def contestants(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, objectives: Sequence[str], loops: bool, capture: bool = False
-) -> Iterator[tuple[str, Callable[[], Any], list[Tensor]]]:
-    """The name of each contestant, a function that runs it, and the leaf tensors that get gradients.
+) -> Iterator[Contestant]:
+    """All that is timed.
 
     With ``capture``, the best backend's come again, to be timed as CUDA graphs. They come last, because a capture that
     fails may leave the device unusable.
     """
+    import torch
 
-    def step(loss: Callable[..., Tensor], parameter: Tensor = weight) -> tuple[Callable[[], None], list[Tensor]]:
+    from ngramloss.bench import peers
+    from ngramloss.loss import JointLoss
+    from ngramloss.stats import IGNORE_INDEX, chosen_backend, labelled
+
+    def step(what: str, loss: Callable[..., Tensor], parameter: Tensor = weight) -> Contestant:
         def run() -> None:
             hidden.grad = parameter.grad = None
             loss(hidden, parameter, labels).backward()
 
-        return run, [hidden, parameter]
+        return what, run, [hidden, parameter]
 
     def compiled() -> Callable[..., Tensor]:
         torch._dynamo.reset()  # otherwise the second size would be compiled for any size, which is slower
@@ -151,72 +190,32 @@ def contestants(
     padded = torch.zeros(round_number, weight.shape[1], device=weight.device, dtype=weight.dtype)  # [V', D]
     padded[: weight.shape[0]] = weight.detach()
     padded.requires_grad_()
-    yield FLOOR, partial(_three_products, hidden.detach().flatten(0, 1), padded.detach()), []
-    yield STOCK, *step(peers.stock)
-    yield "cross-entropy, torch.compile", *step(compiled())
-    yield "cross-entropy, vocabulary padded", *step(peers.stock, padded)
-    yield "cross-entropy, padded and torch.compile", *step(compiled(), padded)
+    yield FLOOR, partial(peers.three_products, hidden.detach().flatten(0, 1), padded.detach()), []
+    yield step(STOCK, peers.stock)
+    yield step("cross-entropy, torch.compile", compiled())
+    yield step("cross-entropy, vocabulary padded", peers.stock, padded)
+    yield step("cross-entropy, padded and torch.compile", compiled(), padded)
     for name, peer in (("Liger-Kernel, cross-entropy", peers.liger()), ("cut-cross-entropy", peers.cut())):
         if peer is not None:
-            yield name, *step(peer)
-    if loops:
-        for name, placed in (("matches", False), ("rewards", True)):
-            loop = partial(peers.papers_loops, placed=placed, lengths=(2, 3, 4))
-            yield f"the paper's loops, ce + {name}(2,3,4)", *step(loop)
+            yield step(name, peer)
+    for name, placed in (("matches", False), ("rewards", True)) if loops else ():
+        loop = partial(peers.papers_loops, placed=placed, lengths=(2, 3, 4))
+        yield step(f"the paper's loops, ce + {name}(2,3,4)", loop)
     best = chosen_backend(hidden.device, hidden.dtype).backend
     for backend in dict.fromkeys([best, "chunked", "plain"]):
         for objective in objectives if backend == best else objectives[:2]:
             for memory in ("fast", "lean") if backend != "plain" and objective in objectives[:2] else ("fast",):
                 loss_fn = JointLoss(objective, backend=backend, memory=memory)
-                yield f"ngramloss {backend} {memory}, {objective}", *step(loss_fn.from_hidden)
+                yield step(f"ngramloss {backend} {memory}, {objective}", loss_fn.from_hidden)
     for objective in objectives if (labels == IGNORE_INDEX).any() else ():
-        yield f"ngramloss {best} fast, {objective}{LABELLED}", *step(partial(_of_labelled, JointLoss(objective)))
-    for objective in objectives if capture else ():
-        loss_fn = JointLoss(objective, backend=best, memory="fast")
-        yield f"ngramloss {best} fast, {objective}{CAPTURED}", *step(loss_fn.from_hidden)
-    if capture and (packed := labelled(labels).packed) is not None:
-        for objective in objectives:
-            loss_fn = JointLoss(objective, backend=best, memory="fast")
-            known = partial(_of_known, loss_fn, packed)
-            yield f"ngramloss {best} fast, {objective}{LABELLED}{CAPTURED}", *step(known)
-
-
-def _of_labelled(loss_fn: JointLoss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The loss of the positions that have a label, found again each time, as an attached decoder-only model does."""
-    positions, packed = labelled(labels)
-    return loss_fn.from_hidden(hidden, weight, labels, segments=packed, positions=positions)
-
-
-def _of_known(loss_fn: JointLoss, packed: Packing, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The same where it is known which positions have a label, as in the steps of ``ngramloss train``."""
-    anywhere = torch.arange(packed.labels.numel(), device=labels.device) % labels.numel()  # [S · U]
-    positions = packed.position.where(packed.labels != IGNORE_INDEX, anywhere.view_as(packed.labels))  # [S, U]
-    return loss_fn.from_hidden(at_positions(hidden, positions), weight, packed.labels)
-
-
-def _drop_gradients(*tensors: Tensor) -> None:
-    for tensor in tensors:
-        tensor.grad = None
-
-
-def _three_products(rows: Tensor, weight: Tensor) -> None:
-    logits = rows @ weight.t()  # [N, V']
-    logits @ weight
-    logits.t() @ rows
-
-
-def machine(device: str) -> str:
-    """A description of the machine and the versions."""
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    return f"{name}, torch {torch.__version__}, ngramloss {ngramloss.__version__}"
-
-
-def plot(rows: list[Row], path: Path, title: str) -> None:
-    """Draw bars of time for each size."""
-    panels = []
-    for name in dict.fromkeys(row.size for row in rows):
-        shown = [row for row in rows if row.size == name and row.milliseconds == row.milliseconds]
-        shown = [row for row in shown if "loops" not in row.what and "plain" not in row.what]
-        bars = [(row.what, row.milliseconds, f"{row.milliseconds:.2f} ms") for row in shown]
-        panels.append(chart.Panel(str(SIZES[name]), "milliseconds, hidden states → loss → gradients", bars))
-    chart.draw(panels, path, title)
+        found = partial(peers.of_labelled, JointLoss(objective))
+        yield step(f"ngramloss {best} fast, {objective}{LABELLED}", found)
+    ours = [(objective, JointLoss(objective, backend=best, memory="fast")) for objective in objectives if capture]
+    for objective, loss_fn in ours:
+        yield step(f"ngramloss {best} fast, {objective}{CAPTURED}", loss_fn.from_hidden)
+    packed = labelled(labels).packed
+    for objective, loss_fn in ours:
+        if packed is None:
+            break
+        known = partial(peers.of_known, loss_fn, packed)
+        yield step(f"ngramloss {best} fast, {objective}{LABELLED}{CAPTURED}", known)

@@ -2,26 +2,24 @@
 
 The package has no texts, only how many documents have which lengths (``lengths.json``): tokens are estimated as
 1.35 × words (about what BART's tokenizer makes of English) plus two special tokens, sources are cut at 1,024 tokens and
-targets at 128. XSum and CNN/DailyMail are 1,816 and 443 documents of the test sets, DialogSum and Multi30k (English to
-German) the training sets.
+targets at 128. Each triple of ``counts`` is a source bin, a target bin and a number of documents; bin i begins at i
+times its width, so a text that was cut is alone in the last bin. XSum and CNN/DailyMail are 1,816 and 443 documents of
+the test sets, DialogSum and Multi30k (English to German) the training sets.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from ngramloss.storage.files import writing
 
-TOKENS_PER_WORD = 1.35
-SPECIAL = 2
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 LONGEST = 1024, 128
 """Limits of sources and targets, in tokens."""
 SHORTEST = 3
@@ -29,23 +27,7 @@ FULL = "full"
 """Every document has the greatest lengths."""
 NAMES = ("xsum", "cnndm", "dialogsum", "multi30k", FULL)
 
-Lengths = NDArray[np.int64]
-
-
-def histogram(pairs: Iterable[tuple[str, str]], widths: tuple[int, int]) -> dict[str, Any]:
-    """How many (source, target) pairs of texts fall into each bin of token counts: an entry of ``lengths.json``.
-
-    Each triple of ``counts`` is a source bin, a target bin and a number of documents. Bin i begins at i times its
-    width, so a text that was cut is alone in the last bin.
-
-    >>> histogram([("a b c", "d"), ("a " * 2000, "d")], widths=(32, 4))
-    {'widths': [32, 4], 'counts': [[0, 0, 1], [32, 0, 1]]}
-    """
-    bins: Counter[tuple[int, ...]] = Counter()
-    for texts in pairs:
-        tokens = (round(TOKENS_PER_WORD * len(text.split())) + SPECIAL for text in texts)
-        bins[tuple(min(n, most) // width for n, most, width in zip(tokens, LONGEST, widths, strict=True))] += 1
-    return {"widths": list(widths), "counts": [[*cell, number] for cell, number in sorted(bins.items())]}
+Lengths: TypeAlias = "NDArray[np.int64]"
 
 
 def sample(name: str, documents: int, seed: int, longest: tuple[int, int] = LONGEST) -> tuple[Lengths, Lengths]:
@@ -57,6 +39,8 @@ def sample(name: str, documents: int, seed: int, longest: tuple[int, int] = LONG
         seed: the same seed gives the same lengths.
         longest: limits of the model; lengths above them are cut.
     """
+    import numpy as np
+
     if name == FULL:
         source, target = (np.full(documents, min(most, limit)) for most, limit in zip(LONGEST, longest, strict=True))
         return source, target
@@ -73,6 +57,8 @@ def sample(name: str, documents: int, seed: int, longest: tuple[int, int] = LONG
 
 def write_tokens(folder: Path, sources: Lengths, targets: Lengths, *, vocabulary: int, seed: int) -> None:
     """Write random ids of these lengths as a folder that :class:`ngramloss.data.tokens.Tokens` reads."""
+    import numpy as np
+
     random = np.random.default_rng(seed)
     for name, lengths in (("input_ids", sources), ("labels", targets)):
         ids = random.integers(min(4, vocabulary - 1), vocabulary, lengths.sum(), dtype=np.int32)

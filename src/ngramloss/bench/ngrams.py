@@ -2,35 +2,66 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
-import torch
-
-from ngramloss.bench.clock import median_milliseconds
+from ngramloss.bench import options as add
+from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives
 from ngramloss.errors import UserError
-from ngramloss.loss import JointLoss
-from ngramloss.stats import TokenStats
 
+SUMMARY = "the n-gram part as T grows"
+TEXT = "Time the n-gram part of an objective for T = 128 to 32,768 tokens. It grows like T log T, not T²."
+EXAMPLES = """\
+examples:
+  ngramloss bench ngrams
+  ngramloss bench ngrams --objective "matches(2)" --batch-size 16 --device cuda
+"""
 BASE = 512
 """Costs are shown as a multiple of the cost at this T."""
+RATIO = f"× T={BASE}"
 
 
-def measure(objective: str, *, batch: int, longest: int, device: str) -> Iterator[str]:
-    """Yield a line for each T: milliseconds from statistics to loss and gradient, and the multiple of T = 512."""
-    loss_fn = JointLoss(objective)
-    if loss_fn.needs:
-        raise UserError(f"{objective!r} reads more than [B, T] numbers. Use matches, rewards or precision here.")
-    if longest < 128 or batch < 1:
-        raise UserError(f"expected T of at least 128 and a batch of at least 1, got {longest} and {batch}.")
-    yield f"{objective}, B={batch}, {device}, torch {torch.__version__}: statistics → loss → their gradient, median"
-    yield f"{'T':>7} {'ms':>9} {'× T=512':>8}"
-    base = _milliseconds(loss_fn, batch, BASE, device)
-    for T in (2**power for power in range(7, 40) if 2**power <= longest):
-        cost = base if T == BASE else _milliseconds(loss_fn, batch, T, device)
-        yield f"{T:>7,} {cost:>9.2f} {cost / base:>8.2f}"
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add.objective(parser, "matches(2,3,4)", "objective to time")
+    add.number(parser, "--batch-size", 4, "B", "sequences per batch")
+    add.number(parser, "--longest", 32768, "T", "longest sequence to time, in tokens")
+    add.calls(parser, "20, or 3 of a call that takes over 2 seconds")
 
 
-def _milliseconds(loss_fn: JointLoss, B: int, T: int, device: str) -> float:
+def plan(options: argparse.Namespace, folder: Path) -> Plan:
+    """One row for each T."""
+    from ngramloss.loss import JointLoss
+
+    check_objectives([options.objective])
+    if JointLoss(options.objective).needs:
+        raise UserError(
+            f"{options.objective!r} reads more than [B, T] numbers. Use matches, rewards or precision here."
+        )
+    if options.longest < 128 or options.batch_size < 1:
+        raise UserError(
+            f"expected T of at least 128 and a batch of at least 1, got {options.longest} and {options.batch_size}."
+        )
+    title = f"{options.objective}, B={options.batch_size}: statistics → loss → their gradient, by T"
+    return Plan(title, [Column("ms"), Column(RATIO, unit="×")], rows(options), compare)
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Sequences twice as long, again and again."""
+    for T in (2**power for power in range(7, 40) if 2**power <= options.longest):
+        yield Row(f"{T:,}", partial(_milliseconds, options, T))
+
+
+def _milliseconds(options: argparse.Namespace, T: int) -> dict[str, list[float]]:
+    import torch
+
+    from ngramloss.bench import clock
+    from ngramloss.loss import JointLoss
+    from ngramloss.stats import TokenStats
+
+    B, device, loss_fn = options.batch_size, options.device, JointLoss(options.objective)
     generator = torch.Generator().manual_seed(T)
     labels = torch.randint(0, 50_000, (B, T), generator=generator)  # [B, T]
     right = torch.rand(B, T, generator=generator) < 0.6  # [B, T]
@@ -38,4 +69,19 @@ def _milliseconds(loss_fn: JointLoss, B: int, T: int, device: str) -> float:
     logp = torch.rand(B, T, generator=generator).neg().to(device).requires_grad_()  # [B, T]
     labels = labels.to(device)  # [B, T]
     stats = TokenStats(logp.detach(), best_token, logp, logp)
-    return median_milliseconds(lambda: loss_fn.from_stats(stats, labels)[0].backward(), device, repeats=20, warm_up=3)
+    return {
+        "ms": clock.milliseconds(
+            lambda: loss_fn.from_stats(stats, labels)[0].backward(),
+            device,
+            repeats=options.repeats,
+            usual=20,
+            warm_up=3,
+        )
+    }
+
+
+def compare(measured: list[Measured]) -> None:
+    """Add the multiples of the time at T = 512."""
+    times = {row.name: row.median("ms") for row in measured}
+    for row in measured:
+        row.relate(RATIO, "ms", times.get(str(BASE), NAN))

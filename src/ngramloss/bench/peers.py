@@ -1,4 +1,4 @@
-"""hidden states, weight and labels → losses of other implementations: stock, the paper's loops, other packages."""
+"""hidden states, weight and labels → losses of other implementations, and ours where few positions have labels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from importlib.util import find_spec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ngramloss.loss import JointLoss
+from ngramloss.stats import IGNORE_INDEX, Packing, at_positions, labelled
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -61,3 +64,23 @@ def cut() -> Loss | None:
     from cut_cross_entropy import linear_cross_entropy
 
     return lambda hidden, weight, labels: linear_cross_entropy(hidden, weight, labels)
+
+
+def of_labelled(loss_fn: JointLoss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """The loss of the positions that have a label, found again each time, as an attached decoder-only model does."""
+    positions, packed = labelled(labels)
+    return loss_fn.from_hidden(hidden, weight, labels, segments=packed, positions=positions)
+
+
+def of_known(loss_fn: JointLoss, packed: Packing, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """The same where it is known which positions have a label, as in the steps of ``ngramloss train``."""
+    anywhere = torch.arange(packed.labels.numel(), device=labels.device) % labels.numel()  # [S · U]
+    positions = packed.position.where(packed.labels != IGNORE_INDEX, anywhere.view_as(packed.labels))  # [S, U]
+    return loss_fn.from_hidden(at_positions(hidden, positions), weight, packed.labels)
+
+
+def three_products(rows: Tensor, weight: Tensor) -> None:
+    """The matrix products that every implementation must compute."""
+    logits = rows @ weight.t()  # [N, V']
+    logits @ weight
+    logits.t() @ rows

@@ -6,152 +6,194 @@ must have the same losses, whatever the number of processes; dropout is off for 
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from torch.profiler import ProfilerActivity, profile
-from transformers import logging
+from ngramloss.bench import lengths
+from ngramloss.bench import options as add
+from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives, repeated
+from ngramloss.bench.child import in_children, start_server
+from ngramloss.errors import UserError
 
-from ngramloss.bench import step
-from ngramloss.bench.child import in_children
-from ngramloss.bench.window import busy
-from ngramloss.data.tokens import Tokens
-from ngramloss.output.tabular import aligned, fixed
-from ngramloss.plugins import load_file
-from ngramloss.recipe import Train
-from ngramloss.training import loop
-from ngramloss.training.processes import start_processes
-
-NAN = float("nan")
+SUMMARY = "cost by tokens, rows and processes"
+TEXT = """\
+Train shortly with more and more rows in a step, rows in all, and processes, which average their gradients or shard the
+model (FSDP), and show how the cost grows, which share of the time goes into communication, and whether losses are the
+same. Each process has one thread. With --bandwidth, also compute what more devices like this one would do, on paper: a
+step takes a + b · tokens / N + 2 · (N − 1) / N · bytes of gradients / bandwidth."""
+EXAMPLES = """\
+examples:
+  ngramloss bench scaling
+  ngramloss bench scaling --model bart-base --batch-size 4 8 16 --bandwidth 25 --devices 2 8 64 -o scaling.json
+  ngramloss bench scaling --model bart-tiny --batch-size 4 8 --rows 64 --warm-up 1 --steps 2      # quick
+"""
 PROFILED = 3
 """Steps after those that are timed, in which communication is recorded."""
 TOLERANCE, ROUGH = 1e-4, 1e-2
 """The largest relative difference of losses in fp32, where rounding gives about 1e-6, and in 16 bits."""
 COLLECTIVES = ("gloo:", "nccl:")
 """How the profiler's names of operations of several processes begin."""
+COMPUTED = "devices"
+"""The group of what is computed, and not measured."""
+SHARED, GROWN, SHARDED = "rows/s, shared", "rows/s, N × rows", "the same, FSDP"
+COLUMNS = [
+    Column("rows/s", 1),
+    Column("sending ms", 1, "ms"),
+    Column("ms a step", 1, "ms"),
+    Column("tokens a step", 0, "tokens"),
+    Column("sending %", 0, "%"),
+    Column("s to begin", 1, "s"),
+    Column("loss", 6, "nats"),
+    Column(SHARED, 1, "rows/s"),
+    Column(GROWN, 1, "rows/s"),
+    Column(SHARDED, 1, "rows/s"),
+]
+"""``sending %``: of a step, in which processes send each other gradients or weights, or wait for it; ``s to begin``:
+until the end of the first step, before which steps are planned; ``loss``: the mean of all steps after it."""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What all trainings have in common."""
+class Training(NamedTuple):
+    """What one row trains."""
 
-    model: str
-    objective: str
-    warm_up: int
-    steps: int
-    precision: str
-    seed: int
-    trust_remote_code: bool = False
-    plugins: tuple[str, ...] = ()
-
-
-class Row(NamedTuple):
-    """One training, or why there is none."""
-
-    what: str
-    processes: int
-    fsdp: bool
     batch: int
     """Rows of a step, over all processes."""
     documents: int
     """Rows of the data."""
-    tokens: float = NAN
-    """Of a step, sources and targets, on average."""
-    step_milliseconds: float = NAN
-    """The median."""
-    start_seconds: float = NAN
-    """Until the end of the first step: steps are planned before it."""
-    communication: float = NAN
-    """The share of a step in which processes send each other gradients or weights, or wait for it."""
-    gradient_bytes: float = NAN
-    loss: float = NAN
-    """The mean of all steps after the first."""
-    why_not: str = ""
-
-    @property
-    def docs_per_second(self) -> float:
-        """Rows per second, over all processes."""
-        return 1e3 * self.batch / self.step_milliseconds
+    processes: int = 1
+    fsdp: bool = False
 
 
-class Line(NamedTuple):
-    """A step's time as a function of its tokens: fixed + tokens × slope, in milliseconds."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add.model(parser, "small")
+    add.objective(parser, "ce + matches(2,3,4)", "objective to train on")
+    drawn = "rows are random tokens, as long as this data set's documents; full: 1,024 and 128 (default: %(default)s)"
+    parser.add_argument("--lengths", choices=lengths.NAMES, default="multi30k", help=drawn)
+    batches = "rows of a step over all processes; all but the first lines have the largest (default: 8 16 32)"
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[8, 16, 32], metavar="B", help=batches)
+    rows = "rows in all; all but one line for each have the fewest (default: 1000 100000)"
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000, 100_000], metavar="N", help=rows)
+    processes = "numbers of processes (default: 1 2; on GPUs, 1 and all GPUs)"
+    parser.add_argument("--processes", type=int, nargs="+", metavar="N", help=processes)
+    add.number(parser, "--warm-up", 3, "N", "steps before the measurement")
+    add.number(parser, "--steps", 10, "N", "steps that are measured")
+    add.trainings(parser)
+    bandwidth = "compute what more devices would do that send and receive this many GB per second each"
+    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help=bandwidth)
+    devices = "numbers of devices to compute that for (default: 2 4 8 16 64)"
+    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4, 8, 16, 64], metavar="N", help=devices)
+    add.precision(parser, "bf16 is mixed precision")
+    add.number(parser, "--seed", 0, "N", "random seed of rows and their order")
 
-    fixed: float
-    slope: float
 
+def plan(options: argparse.Namespace, folder: Path) -> Plan:
+    """Steps of each size; each number of rows in all; each number of processes, also with FSDP."""
+    check_objectives([options.objective])
+    start_server()
+    if not options.processes:
+        import torch
 
-class Forecast(NamedTuple):
-    """What a formula says of several devices. Nothing of it was measured."""
+        options.processes = [1, 2] if options.device == "cpu" else sorted({1, torch.accelerator.device_count()})
+    options.batch_size, options.rows = sorted(set(options.batch_size)), sorted(set(options.rows))
+    _check(options)
 
-    devices: int
-    communication_milliseconds: float
-    shared_milliseconds: float
-    """Of a step with the same rows, shared by the devices."""
-    shared_docs_per_second: float
-    grown_docs_per_second: float
-    """If each device has as many rows as one has alone."""
-    sharded_docs_per_second: float
-    """The same with FSDP."""
+    from ngramloss.bench import models, trainings
 
-
-def measure(
-    setup: Setup, folders: Mapping[int, Path], batches: Sequence[int], processes: Sequence[int]
-) -> Iterator[Row]:
-    """Train with steps of each size; with each number of rows in all; with each number of processes, also with FSDP.
-
-    Args:
-        setup: what all trainings have in common.
-        folders: number of rows → a folder of :class:`Tokens` that contains them.
-        batches: rows of a step, ascending. The largest is that of all other trainings.
-        processes: numbers of processes.
-    """
-    few, most = min(folders), max(batches)
-    for batch in batches:
-        yield _trained(setup, folders, f"{batch} rows in a step", batch, few)
-    for documents in sorted(folders)[1:]:
-        yield _trained(setup, folders, f"{documents:,} rows in all", most, documents)
-    for count in (count for count in processes if count > 1):
+    config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
+    for number in options.rows:
+        (folder / str(number)).mkdir()
+        trainings.write_rows(folder / str(number), options.lengths, number, config, seed=options.seed)
+    few, most = options.rows[0], options.batch_size[-1]
+    each = {f"{batch} rows in a step": Training(batch, few) for batch in options.batch_size}
+    each |= {f"{number:,} rows in all": Training(most, number) for number in options.rows[1:]}
+    for count in (count for count in options.processes if count > 1):
         for fsdp in (False, True):
-            what = f"{count} processes{', FSDP' * fsdp}"
-            yield _trained(setup, folders, what, most, few, processes=count, fsdp=fsdp)
+            each[f"{count} processes{', FSDP' * fsdp}"] = Training(most, few, count, fsdp)
+    gradient_bytes: dict[str, float] = {}
+
+    def once(training: Training) -> dict[str, float]:
+        tokens = folder / str(training.documents)
+        (found, gradient_bytes[""]), *_ = in_children(training.processes, trained, options, tokens, training)
+        return found
+
+    rows = [Row(name, partial(repeated, partial(once, training), options.repeats)) for name, training in each.items()]
+    title = f"{options.model}, {options.objective}, {options.lengths}, {options.precision}"
+    agree: list[bool | None] = []
+
+    def compare(measured: list[Measured]) -> list[str]:
+        agree.append(losses_agree(measured, each, options.precision))
+        said = {True: "are the same", False: "differ", None: "were not compared: no two trainings have the same"}
+        notes = [f"losses of the same steps {said[agree[0]]}."]
+        if options.bandwidth and gradient_bytes:
+            notes.append(
+                f"lines by devices are computed, not measured: devices like this one with {options.bandwidth:g} GB per "
+                f"second each, {gradient_bytes[''] / 1e6:,.0f} MB of gradients."
+            )
+            alone = next(row for row in measured if row.name == f"{most} rows in a step")
+            line = line_of([row for row in measured if each[row.name][1:3] == (few, 1)])
+            for devices in options.devices:
+                found = forecast(
+                    line, alone.median("tokens a step"), most, gradient_bytes[""], devices, options.bandwidth
+                )
+                measured.append(Measured(str(devices), COMPUTED, {name: [value] for name, value in found.items()}))
+        return notes
+
+    return Plan(
+        title, COLUMNS, rows, compare, failed=lambda measured: agree[0] is False or any(row.why_not for row in measured)
+    )
 
 
-def _trained(
-    setup: Setup,
-    folders: Mapping[int, Path],
-    what: str,
-    batch: int,
-    documents: int,
-    *,
-    processes: int = 1,
-    fsdp: bool = False,
-) -> Row:
-    row = Row(what, processes, fsdp, batch, documents)
-    answers = in_children(processes, trained, setup, folders[documents], row)
-    failed = [answer.why_not for answer in answers if answer.result is None]
-    return answers[0].result or row._replace(why_not=failed[0])
+def _check(options: argparse.Namespace) -> None:
+    batches, numbers = options.batch_size, options.rows
+    least = min(*batches, *numbers, *options.processes, *options.devices, options.warm_up, options.steps)
+    if least < 1:
+        raise UserError(f"numbers must be at least 1, got {least}.")
+    if options.bandwidth is not None and not options.bandwidth > 0:
+        raise UserError(f"--bandwidth must be above 0, got {options.bandwidth:g}.")
+    if options.bandwidth and len(batches) < 2:
+        raise UserError("--bandwidth computes with two sizes of steps or more: name them, such as --batch-size 8 16.")
+    if batches[-1] > numbers[0]:
+        raise UserError(f"a step of {batches[-1]} rows needs at least as many, but --rows has {numbers[0]}.")
+    for count in options.processes:
+        if batches[-1] % count:
+            raise UserError(f"--batch-size counts rows over all processes: {batches[-1]} cannot be divided by {count}.")
 
 
-def trained(setup: Setup, tokens: Path, row: Row) -> Row:
-    """Train in this process, with the others if there are any. One thread each: a process is a core."""
+def trained(options: argparse.Namespace, tokens: Path, training: Training) -> tuple[dict[str, float], float]:
+    """Train in this process, with the others if there are any. One thread each: a process is a core.
+
+    Returns:
+        The numbers of the table, and the bytes of the gradients.
+    """
+    import time
+    import warnings
+
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+    from transformers import logging
+
+    from ngramloss.bench import models
+    from ngramloss.bench.window import busy
+    from ngramloss.data.tokens import Tokens
+    from ngramloss.plugins import load_file
+    from ngramloss.recipe import Train
+    from ngramloss.training import loop
+    from ngramloss.training.processes import start_processes
+
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for plugin in setup.plugins:
+    for plugin in options.plugin:
         load_file(Path(plugin))
     here, rows = start_processes(), Tokens(tokens)
-    model = step.built(setup.model, trust_remote_code=setup.trust_remote_code)
+    model = models.built(options.model, trust_remote_code=options.trust_remote_code)
     _without_dropout(model)
     gradient_bytes = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
-    timed, measures = setup.warm_up + setup.steps, here.count > 1 and here.first
+    timed, measures = options.warm_up + options.steps, here.count > 1 and here.first
     clock: dict[int, float] = {0: time.perf_counter()}
     lines: list[Mapping[str, float]] = []
     profiler = profile(activities=[ProfilerActivity.CPU])
@@ -167,30 +209,33 @@ def trained(setup: Setup, tokens: Path, row: Row) -> Row:
 
     settings = Train(
         max_steps=timed + PROFILED,
-        batch_size=row.batch,
+        batch_size=training.batch,
         accumulate=1,
         learning_rate=3e-5,
         warmup_steps=0,
-        precision=setup.precision,
+        precision=options.precision,
         log_every=10**9,
         eval_every=0,
-        seed=setup.seed,
-        fsdp=row.fsdp,
+        seed=options.seed,
+        fsdp=training.fsdp,
     )
-    loop.run(loop.Job(model, None, rows, settings, setup.objective, on_step=after), here)
-    share = 0.0
+    loop.run(loop.Job(model, None, rows, settings, options.objective, on_step=after), here)
+    sending = 0.0
     if measures:
         profiler.stop()
-        share = _communication(profiler) / (1e6 * (clock[timed + PROFILED] - clock[timed]))
+        events: list[Any] = [event for event in profiler.events() or () if event.name.startswith(COLLECTIVES)]
+        microseconds = busy((event.time_range.start, event.time_range.end) for event in events)
+        sending = microseconds / (1e6 * (clock[timed + PROFILED] - clock[timed]))
     targets = [len(rows[number]["labels"]) for number in range(min(len(rows), 1000))]
-    return row._replace(
-        tokens=row.batch * (float(rows.lengths.mean()) + float(np.mean(targets))),
-        step_milliseconds=1e3 * median(clock[n] - clock[n - 1] for n in range(setup.warm_up + 1, timed + 1)),
-        start_seconds=clock[1] - clock[0],
-        communication=share,
-        gradient_bytes=float(gradient_bytes),
-        loss=lines[-1]["loss"],
-    )
+    spent = median(clock[number] - clock[number - 1] for number in range(options.warm_up + 1, timed + 1))
+    return {
+        "rows/s": training.batch / spent,
+        "ms a step": 1e3 * spent,
+        "tokens a step": training.batch * (float(rows.lengths.mean()) + sum(targets) / len(targets)),
+        "sending %": 100 * sending,
+        "s to begin": clock[1] - clock[0],
+        "loss": lines[-1]["loss"],
+    }, float(gradient_bytes)
 
 
 def _without_dropout(model: Any) -> None:
@@ -201,18 +246,12 @@ def _without_dropout(model: Any) -> None:
                 setattr(module, name, 0.0)
 
 
-def _communication(profiler: Any) -> float:
-    """Microseconds in which an operation of several processes was under way."""
-    events = [event.time_range for event in profiler.events() if event.name.startswith(COLLECTIVES)]
-    return busy((event.start, event.end) for event in events)
-
-
-def losses_agree(rows: Sequence[Row], *, precision: str = "fp32") -> bool | None:
+def losses_agree(measured: Sequence[Measured], each: Mapping[str, Training], precision: str) -> bool | None:
     """Whether trainings with the same rows in the same steps have the same loss; None if there are no two of them."""
     losses: dict[tuple[int, int], list[float]] = {}
-    for row in rows:
+    for row in measured:
         if not row.why_not:
-            losses.setdefault((row.batch, row.documents), []).append(row.loss)
+            losses.setdefault(each[row.name][:2], []).append(row.median("loss"))
     compared = [same for same in losses.values() if len(same) > 1]
     tolerance = TOLERANCE if precision == "fp32" else ROUGH
     return all(max(same) - min(same) <= tolerance * abs(same[0]) for same in compared) if compared else None
@@ -221,21 +260,34 @@ def losses_agree(rows: Sequence[Row], *, precision: str = "fp32") -> bool | None
 # On paper
 
 
-def line_of(rows: Sequence[Row]) -> Line:
+class Line(NamedTuple):
+    """A step's time as a function of its tokens: fixed + tokens × slope, in milliseconds."""
+
+    fixed: float
+    slope: float
+
+
+def line_of(measured: Sequence[Measured]) -> Line:
     """The straight line through the times of steps in one process, by least squares.
 
-    >>> rows = [Row("", 1, False, batch, 100, tokens=10.0 * batch, step_milliseconds=5.0 + batch) for batch in (4, 8)]
+    >>> steps = ((40.0, 9.0), (80.0, 13.0))
+    >>> rows = [Measured("", values={"tokens a step": [tokens], "ms a step": [spent]}) for tokens, spent in steps]
     >>> [round(value, 3) for value in line_of(rows)]
     [5.0, 0.1]
     """
-    alone = [row for row in rows if row.processes == 1 and not row.why_not]
-    if len({row.tokens for row in alone}) < 2:
+    import numpy as np
+
+    points = [(row.median("tokens a step"), row.median("ms a step")) for row in measured if not row.why_not]
+    if len({tokens for tokens, _ in points}) < 2:
         return Line(NAN, NAN)
-    slope, fixed_part = np.polyfit([row.tokens for row in alone], [row.step_milliseconds for row in alone], 1)
-    return Line(max(float(fixed_part), 0.0), float(slope))
+    tokens, spent = np.array(points).T
+    slope, fixed = np.polyfit(tokens, spent, 1)
+    return Line(max(float(fixed), 0.0), float(slope))
 
 
-def forecast(row: Row, line: Line, *, devices: int, bandwidth: float) -> Forecast:
+def forecast(
+    line: Line, tokens: float, batch: int, gradient_bytes: float, devices: int, bandwidth: float
+) -> dict[str, float]:
     r"""The time of a step on N devices, by a formula.
 
     .. math::
@@ -245,44 +297,16 @@ def forecast(row: Row, line: Line, *, devices: int, bandwidth: float) -> Forecas
     each byte k = 2 times. FSDP gathers the weights in forward and in backward and scatters the gradients: k = 3.
     Nothing overlaps, and all devices are as far from each other.
 
-    Args:
-        row: a training in one process.
-        line: how its time grows with tokens.
-        devices: N.
-        bandwidth: of each device, in GB per second.
+    Returns:
+        Of a step whose rows are shared by the devices, and rows per second if each device has as many as one alone.
     """
-    sent = (devices - 1) / devices * row.gradient_bytes / (bandwidth * 1e9) * 1e3  # ms for each time
-    shared = line.fixed + line.slope * row.tokens / devices + 2 * sent
-    alone = line.fixed + line.slope * row.tokens
-    return Forecast(
-        devices,
-        2 * sent,
-        shared,
-        1e3 * row.batch / shared,
-        1e3 * row.batch * devices / (alone + 2 * sent),
-        1e3 * row.batch * devices / (alone + 3 * sent),
-    )
-
-
-# As text
-
-HEADS = ("rows/s", "ms a step", "tokens a step", "sending %", "s to begin", "loss")
-
-
-def as_text(rows: Sequence[Row]) -> str:
-    """The trainings as a table, then a line for each that failed."""
-    table: list[tuple[str, ...]] = [("", *HEADS)]
-    for row in (row for row in rows if not row.why_not):
-        numbers = (row.docs_per_second, row.step_milliseconds, row.tokens, 100 * row.communication, row.start_seconds)
-        table.append((row.what, *map(fixed, numbers, (1, 1, 0, 0, 1)), f"{row.loss:.6f}"))
-    failed = [f"{row.what}: {row.why_not}" for row in rows if row.why_not]
-    return "\n".join([*(aligned(table) if len(table) > 1 else []), *failed])
-
-
-def forecast_text(forecasts: Sequence[Forecast]) -> str:
-    """The computed lines as a table."""
-    heads = ("sending ms", "ms a step", "rows/s", "rows/s, N × rows", "the same, FSDP")
-    table: list[tuple[str, ...]] = [("devices", *heads)]
-    for each in forecasts:
-        table.append((str(each.devices), *map(fixed, each[1:], (1, 1, 1, 1, 1))))
-    return "\n".join(aligned(table))
+    sent = (devices - 1) / devices * gradient_bytes / (bandwidth * 1e9) * 1e3  # ms for each time
+    shared = line.fixed + line.slope * tokens / devices + 2 * sent
+    alone = line.fixed + line.slope * tokens
+    return {
+        "sending ms": 2 * sent,
+        "ms a step": shared,
+        SHARED: 1e3 * batch / shared,
+        GROWN: 1e3 * batch * devices / (alone + 2 * sent),
+        SHARDED: 1e3 * batch * devices / (alone + 3 * sent),
+    }

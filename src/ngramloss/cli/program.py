@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
     _let_threads_sleep()
     options = parser().parse_args(arguments)
+    options.arguments = sys.argv[1:] if arguments is None else [*arguments]
     show_messages()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± prints ? instead of failing
         sys.stdout.reconfigure(errors="replace")

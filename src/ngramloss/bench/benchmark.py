@@ -1,0 +1,277 @@
+"""a benchmark's rows → each measured several times, as a table and as JSON.
+
+A benchmark is a module with ``SUMMARY``, ``TEXT`` and ``EXAMPLES`` for its help, ``add_options(parser)``, and
+``plan(options, folder)``, which returns a :class:`Plan`. With ``AXIS`` it can also be drawn.
+
+All benchmarks write JSON of one form::
+
+    {
+      "benchmark": "head",
+      "command": "ngramloss bench head --sizes bart-16 -o head.json",
+      "title": "hidden states → loss → gradients, bfloat16 …",
+      "machine": "NVIDIA H200",
+      "versions": {"python": "3.12.3", "ngramloss": "0.1.0", "torch": "2.13.0"},
+      "settings": {"device": "cuda", "labelled": 1.0},
+      "rows": [
+        {"group": "bart-16", "name": "cross-entropy, stock", "column": "ms", "unit": "ms",
+         "values": [4.9, 5.0, 5.2], "median": 5.0, "spread": 0.15}
+      ],
+      "failed": [{"group": "bart-16", "name": "cut-cross-entropy", "why_not": "RuntimeError: no kernel"}],
+      "notes": []
+    }
+
+``settings`` has every option, with its default. A row is one cell of the table that is printed: ``group`` and ``name``
+are its line, ``column`` its head. ``values`` has a number for each repeat. ``spread`` is the interquartile range: half
+of the values lie in a range this wide. It is null where there is one value, such as a peak of memory. Ratios such as
+``/ stock`` are the values, divided by the median of what they are compared with. What was not measured has no row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ngramloss.bench import chart
+from ngramloss.bench.child import Failed, in_child, shortened
+from ngramloss.engine_registry import engine_packages
+from ngramloss.errors import UserError
+from ngramloss.output.console import logger, print_result
+from ngramloss.output.tabular import aligned, fixed
+from ngramloss.storage.files import writing
+from ngramloss.version import __version__, installed
+
+NAN = float("nan")
+PACKAGES = ("torch", "transformers", "triton", "liger-kernel", "cut-cross-entropy")
+STATM = "/proc/self/statm"
+"""Where the memory of a process is read."""
+
+
+class Column(NamedTuple):
+    """A column of the table."""
+
+    name: str
+    decimals: int = 2
+    unit: str = ""
+    """By default the name."""
+
+
+class Row(NamedTuple):
+    """One line of the table, before it is measured."""
+
+    name: str
+    measure: Callable[[], Mapping[str, Sequence[float]]]
+    """Returns column → the value of each repeat. What is NaN could not be measured."""
+    group: str = ""
+
+
+@dataclass
+class Measured:
+    """One line of the table."""
+
+    name: str
+    group: str = ""
+    values: dict[str, list[float]] = field(default_factory=dict)
+    why_not: str = ""
+
+    def median(self, column: str) -> float:
+        """The median of the repeats; NaN if there are none."""
+        return median(self.values.get(column) or [NAN])
+
+    def relate(self, column: str, of: str, to: float) -> None:
+        """Add a column: another one, divided by a number. It is left out if that is NaN."""
+        if of in self.values and to == to:
+            self.values[column] = [value / to for value in self.values[of]]
+
+
+def all_failed(measured: list[Measured]) -> bool:
+    """Whether there is nothing to show."""
+    return all(row.why_not for row in measured)
+
+
+class Plan(NamedTuple):
+    """What a benchmark measures."""
+
+    title: str
+    columns: Sequence[Column]
+    """The first that a group has is shown with its spread, and drawn."""
+    rows: Iterable[Row]
+    """A generator may set up before each row, and clean up behind it."""
+    compare: Callable[[list[Measured]], list[str] | None] = lambda _: None
+    """Adds columns or lines that depend on several rows. May return notes."""
+    failed: Callable[[list[Measured]], bool] = all_failed
+    """Whether the command fails."""
+    drawn: Callable[[Measured], bool] = bool
+    """Which rows a chart has."""
+
+
+def run(
+    benchmark: ModuleType,
+    options: argparse.Namespace,
+    command: str,
+    *,
+    out: Path | None,
+    plot: Path | None,
+    shown: bool,
+) -> int:
+    """Run a benchmark: print its table, or with ``shown`` its JSON, and write its files. Returns the exit code."""
+    with TemporaryDirectory() as folder:
+        plan = benchmark.plan(options, Path(folder))
+        # a GPU is asked in a process of its own: this one must not hold memory of it
+        about = in_child(machine, options.device) if options.device == "cuda" else machine(options.device)
+        versions = {name: found for name in (*PACKAGES, *engine_packages()) if (found := installed(name))}
+        versions = {"python": platform.python_version(), "ngramloss": __version__, **versions}
+        if not shown:
+            print_result(f"{plan.title}\n{about}, {', '.join(' '.join(each) for each in versions.items())}")
+        measured = measure(plan.rows)
+    notes = plan.compare(measured) or []
+    content = {
+        "benchmark": benchmark.__name__.rpartition(".")[2],
+        "command": command,
+        "title": plan.title,
+        "machine": about,
+        "versions": versions,
+        "settings": vars(options),
+        **as_json(plan.columns, measured),
+        "notes": notes,
+    }
+    print_result(json.dumps(content, indent=1) if shown else "\n".join([as_text(plan.columns, measured), *notes]))
+    if options.device == "cpu" and not os.path.exists(STATM):
+        logger.info("note: GiB is missing because this system has no /proc, where the memory of a process is read.")
+    if out:
+        write_json(out, content)
+    if plot:
+        _plot(plan, measured, benchmark.AXIS, plot)
+    return int(plan.failed(measured))
+
+
+def machine(device: str) -> str:
+    """A description of the machine."""
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+
+
+# Measuring
+
+
+def measure(rows: Iterable[Row]) -> list[Measured]:
+    """Measure one row after the other. One that fails gets the reason."""
+    measured = []
+    for row in rows:
+        done = Measured(row.name, row.group)
+        try:
+            values = {name: list(values) for name, values in row.measure().items()}
+            done.values = {name: each for name, each in values.items() if all(value == value for value in each)}
+        except Failed as reason:
+            done.why_not = str(reason)
+        except Exception as reason:  # such as a peer that cannot run here
+            done.why_not = shortened(reason)
+        measured.append(done)
+        first = next(iter(done.values), "")
+        label = f"{row.group}: {row.name}" if row.group else row.name
+        logger.info(f"{label}: {done.why_not or f'{done.median(first):,.2f} {first}'}")
+    return measured
+
+
+def repeated(once: Callable[[], Mapping[str, float]], repeats: int) -> dict[str, list[float]]:
+    """Measure several times. Returns column → the value of each repeat."""
+    found = [once() for _ in range(repeats)]
+    return {name: [each[name] for each in found] for name in found[0]}
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """The interquartile range.
+
+    >>> spread([1.0, 2.0, 4.0]), spread([1.0])
+    (1.5, None)
+    """
+    if len(values) < 2:
+        return None
+    low, _, high = quantiles(values, method="inclusive")
+    return high - low
+
+
+# As text, JSON and a chart
+
+
+def as_text(columns: Sequence[Column], measured: Sequence[Measured]) -> str:
+    """A table for each group, then a line for each row that failed."""
+    lines = []
+    for group, rows in _groups(measured):
+        found = [column for column in columns if any(column.name in row.values for row in rows)]
+        main = found[0].name
+        repeats = any(len(row.values.get(main, ())) > 1 for row in rows)
+        heads = [column.name for column in found]
+        table = [[group, heads[0], *(["spread %"] if repeats else []), *heads[1:]]]
+        for row in rows:
+            cells = [fixed(row.median(column.name), column.decimals) for column in found]
+            share = 100 * (spread(row.values.get(main, ())) or NAN) / row.median(main)
+            table.append([row.name, cells[0], *([fixed(share, 1)] if repeats else []), *cells[1:]])
+        lines += aligned(table)
+    failed = dict.fromkeys(f"{row.name}: {row.why_not}" for row in measured if row.why_not)
+    return "\n".join([*lines, *failed])
+
+
+def _groups(measured: Sequence[Measured]) -> list[tuple[str, list[Measured]]]:
+    done = [row for row in measured if not row.why_not]
+    return [(group, list(rows)) for group, rows in groupby(done, lambda row: row.group)]
+
+
+def as_json(columns: Sequence[Column], measured: Sequence[Measured]) -> dict[str, Any]:
+    """The rows, and those that failed, as described above."""
+    return {
+        "rows": [
+            {
+                "group": row.group,
+                "name": row.name,
+                "column": column.name,
+                "unit": column.unit or column.name,
+                "values": row.values[column.name],
+                "median": row.median(column.name),
+                "spread": spread(row.values[column.name]),
+            }
+            for row in measured
+            for column in columns
+            if column.name in row.values
+        ],
+        "failed": [{"group": row.group, "name": row.name, "why_not": row.why_not} for row in measured if row.why_not],
+    }
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write JSON."""
+    with writing(path):
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _plot(plan: Plan, measured: Sequence[Measured], axis: str, path: Path) -> None:
+    """Draw bars of the first column, one panel for each group."""
+    main = plan.columns[0]
+    panels = []
+    for group, rows in _groups(measured):
+        numbers = [(row.name, row.median(main.name)) for row in rows if plan.drawn(row)]
+        panels.append(chart.Panel(group, axis, [(name, each, f"{each:,.{main.decimals}f}") for name, each in numbers]))
+    chart.draw(panels or [chart.Panel("", axis, [])], path, plan.title)
+
+
+def check_objectives(objectives: Sequence[str], *, has: str = "") -> None:
+    """Raise if an objective is written wrongly or needs candidates or twins; ``has`` names what this benchmark has."""
+    from ngramloss.terms.parser import parse
+    from ngramloss.terms.term import check_names
+
+    for objective in objectives:
+        terms = parse(objective)
+        check_names(terms)
+        for term in terms:
+            for missing in term.requires - {has}:
+                raise UserError(f"{term.name} reads {missing}, and bench has none. Leave it out of {objective!r}.")
