@@ -174,7 +174,7 @@ def test_a_moving_average_of_other_weights_is_refused(change, tmp_path):
 
 def test_a_training_without_a_moving_average_is_not_continued_with_one(tmp_path):
     trained(tmp_path, stop=5)
-    with pytest.raises(UserError, match=r"has changed since \(ema: 0\.0 → 0\.9\)\. Restore it"):
+    with pytest.raises(UserError, match=r"has changed since:\n  train\.ema: 0\.0 → 0\.9\. Set it back\."):
         trained(tmp_path, ema=0.9)
 
 

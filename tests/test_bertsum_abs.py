@@ -139,7 +139,7 @@ def test_a_changed_encoder_is_not_continued(here, tmp_path, capsys):
     config = json.loads((encoder / "config.json").read_text())
     (encoder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
     assert cli.main(arguments) == 2
-    assert "was started with has changed since (model: config.json: " in capsys.readouterr().err
+    assert "was started with has changed since:\n  model: config.json: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", ["bart", "bert2bert", "t5"])

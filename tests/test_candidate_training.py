@@ -804,7 +804,7 @@ def test_a_run_is_not_continued_with_other_candidates(place, finished):
     code, err = run_train(place, run)
     file.write_text(before)
     assert code == 2
-    assert "has changed since (candidates: " in err
+    assert "has changed since:\n  candidates: " in err
     code, err = run_train(place, run)
     assert code == 0, err[-2000:]
 

@@ -312,7 +312,7 @@ def test_a_changed_plugin_is_not_continued_with(here, tmp_path, capsys):
     plugin.write_text(plugin.read_text().replace("+ 1", "+ 2"))
     capsys.readouterr()
     assert cli.main(arguments) == 2
-    assert "has changed since (plugin objective flat: " in capsys.readouterr().err
+    assert "has changed since:\n  plugin objective flat: " in capsys.readouterr().err
 
 
 def test_a_changed_guidance_is_not_continued_with(here, tmp_path, capsys):
@@ -328,7 +328,7 @@ def test_a_changed_guidance_is_not_continued_with(here, tmp_path, capsys):
     write_rows(tmp_path / "data" / "train.jsonl", rows["train"])
     capsys.readouterr()
     assert cli.main(short) == 2
-    assert "has changed since (train guidance: " in capsys.readouterr().err
+    assert "has changed since:\n  train guidance: " in capsys.readouterr().err
 
 
 def test_any_bart_is_a_beginning(here, tmp_path):

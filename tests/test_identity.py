@@ -23,9 +23,11 @@ from ngramloss.generation.job import data_facts, job, read_split
 from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Model
+from ngramloss.storage.checksums import OWN as CHECKSUM
+from ngramloss.storage.checksums import facts, seal
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import prepare
-from ngramloss.training.identity import base_made_of
+from ngramloss.training.identity import base_made_of, changes, record_of
 from ngramloss.training.processes import Processes
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -119,8 +121,8 @@ def place(made, tmp_path, monkeypatch):
 # A run is continued
 
 
-CHANGED = "what run was started with has changed since ("
-RESTORE = "). Restore it to continue, or start over with --fresh."
+CHANGED = "what run was started with has changed since:\n  "
+OTHERWISE = "\nTo train with what there is now, choose another --run, or start over with --fresh."
 
 
 def edit_split(split):
@@ -149,15 +151,48 @@ def test_a_run_is_not_continued_if_one_thing_has_changed(place, capsys, changed)
     said = capsys.readouterr().err
     assert CHANGED in said
     assert f"{changed}: " in said
-    assert RESTORE in said
+    assert OTHERWISE in said
     assert not (place / "run" / "model").exists()
+
+
+def test_one_message_names_everything_that_has_changed_and_what_to_do_about_it(place, capsys):
+    edit_split("train")(place)
+    change_weights(place / "base")
+    assert train("train.seed=7", "train.clip=0.5") == 2
+    said = capsys.readouterr().err
+    assert "  train.clip: 1.0 → 0.5. Set it back.\n  train.seed: 42 → 7. Set it back.\n  train data: " in said
+    assert ". Restore the rows of this split.\n  model: weights: " in said
+    assert f". Restore the folder of model.name.{OTHERWISE}" in said
+
+
+def test_a_run_is_continued_with_settings_that_change_only_its_speed(place, capsys):
+    assert train("train.max_tokens=200", "train.log_every=2") == 0
+    said = capsys.readouterr().err
+    assert "train.max_tokens: 0 → 200, from now on." in said
+    assert "continuing run from step 1" in said
+
+
+@pytest.mark.parametrize("version", [None, 0])
+def test_a_run_of_another_version_is_not_continued(place, capsys, version):
+    """Of a version that is not there: earlier ones did not record it."""
+    for path in (place / "run" / "checkpoints").glob("*/data.json"):
+        record = {name: value for name, value in json.loads(path.read_text()).items() if name != "version"}
+        path.write_text(json.dumps(record | ({} if version is None else {"version": version})))
+        seal(
+            path.parent, **{name: fact for name, fact in facts(path.parent).items() if name not in ("files", CHECKSUM)}
+        )
+    assert train() == 2
+    assert (
+        "checkpoint-1 cannot be continued: another version of ngramloss saved it, which recorded other things. "
+        "Continue it with that version, or choose another --run, or start over with --fresh."
+    ) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["config.json", "weights"])
 def test_a_run_is_not_continued_with_another_teacher(place, capsys, name):
     {**MODEL_FILES, "weights": change_weights}[name](place / "teacher")
     assert train(*TAUGHT, run="taught") == 2
-    assert f"has changed since (teacher: {name}: " in capsys.readouterr().err
+    assert f"has changed since:\n  teacher: {name}: " in capsys.readouterr().err
 
 
 def test_a_model_on_the_hub_is_known_by_its_commit():
@@ -247,7 +282,7 @@ def test_a_run_is_not_continued_with_other_candidates(place, capsys, key):
     rows[3][key] = [rows[3][key][1], rows[3][key][0]] if key == "candidates" else [0.125, 0.25]
     write_rows(path, rows)
     assert train(*RANKED, run="ranked") == 2
-    assert "what ranked was started with has changed since (candidates: " in capsys.readouterr().err
+    assert "what ranked was started with has changed since:\n  candidates: " in capsys.readouterr().err
 
 
 def test_a_run_continues_with_its_candidates(place, capsys):
@@ -461,7 +496,12 @@ def test_a_setting_changes_the_keys_of_what_it_changes(shared, monkeypatch, name
     value, kinds, *given = SETTINGS[name]
     change = overridden(name, value)
     before, after = (recipe.load("tiny.toml", [*given, *more]) for more in ((), (change,)))
-    assert [line.partition(":")[0] for line in recipe.differences(before, after)] == [name], "a run is not continued"
+    assert [line.partition(":")[0] for line in recipe.differences(before, after)] == [name]
+    counts = recipe.every_setting()[name].affects != {"speed"}
+    assert [*recipe.changed_settings(before, after)] == [name] * counts, "whether a run is continued"
+    recorded = [json.loads(record_of({}, settings)) for settings in (before, after)]
+    is_place = "place" in recipe.every_setting()[name].affects  # its content is recorded
+    assert [*changes(*recorded)] == [name] * (counts and not is_place)
     if not name.startswith("train.") and (name == "model.vocabulary" or "scratch" not in after.model.name):
         offline = [replace(each, model=replace(each.model, revision="main")) for each in (before, after)]
         assert (tokens_key(offline[0]) != tokens_key(offline[1])) == ("tokens" in kinds)

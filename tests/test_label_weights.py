@@ -444,7 +444,7 @@ def test_other_weights_do_not_continue_a_run(place, capsys):
     rows[0]["w"][0] += 1
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert train("first") == 2
-    assert "what first was started with has changed since (train data: " in capsys.readouterr().err
+    assert "what first was started with has changed since:\n  train data: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_another_language_model_has_other_numbers_and_does_not_continue_a_run(pl
     shutil.rmtree(place / "lm")
     (place / "lm2").rename(place / "lm")
     assert train("fes.toml", "data.language_model=lm", run="fes") == 2
-    assert "what fes was started with has changed since (language model: " in capsys.readouterr().err
+    assert "what fes was started with has changed since:\n  language model: " in capsys.readouterr().err
     assert train("fes.toml", "data.language_model=lm", run="other") == 0
     now = Prepared.read(place / "other" / "prepared.json")
     assert now.splits["train"].beside != before.splits["train"].beside

@@ -339,9 +339,9 @@ COMPARED = rows_with_candidates(8)
 COMPARED[-1] |= {"candidates": [[5, 6], [7]], "gains": [0.5, 0.25]}
 VALIDATED = {"validation": rows(2), "eval_every": 1}
 CHANGED = {
-    "objective: .* → ce": ({"objective": "ce + matches(2)"}, {"objective": "ce"}),
-    "learning_rate: .* → 1e-05": ({}, {"learning_rate": 1e-5}),
-    "precision: auto → bf16": ({}, {"precision": "bf16"}),
+    "objective: .* → 'ce'": ({"objective": "ce + matches(2)"}, {"objective": "ce"}),
+    "train.learning_rate: .* → 1e-05. Set it back.": ({}, {"learning_rate": 1e-5}),
+    "train.precision: 'auto' → 'bf16'": ({}, {"precision": "bf16"}),
     r"rows: 22 \(.*\) → 7 ": ({}, {"data": 7}),
     "rows: a late label": ({"data": LARGE}, {"data": last_changed(LARGE, "labels", [5, 5])}),
     "rows: weights": ({"data": with_column(weights=1.0)}, {"data": with_column(weights=0.5)}),
@@ -351,9 +351,12 @@ CHANGED = {
         {"objective": RANKED, "data": COMPARED},
         {"data": last_changed(COMPARED, "candidates", [[5, 6], [8]])},
     ),
-    "best: ce → matches": (VALIDATED | {"objective": "ce + matches(2)"}, {"best": "matches(2)"}),
+    "train.best: 'ce' → 'matches": (VALIDATED | {"objective": "ce + matches(2)"}, {"best": "matches(2)"}),
     "validation rows: ": (VALIDATED, {"validation": rows(2, seed=2)}),
-    r"config.dropout: 0.1 → 0.3; dropout: \{.*'0.1'.* → ": ({"model": dropping(0.1)}, {"model": dropping(0.3)}),
+    r"config.dropout: 0.1 → 0.3. Give .*\n  dropout: \{.*'0.1'.* → ": (
+        {"model": dropping(0.1)},
+        {"model": dropping(0.3)},
+    ),
 }
 
 
@@ -362,10 +365,12 @@ def test_another_training_in_the_same_folder_is_refused(tmp_path, named, message
     first, changes = CHANGED[named]
     first = {"objective": "ce", "max_steps": 1} | first
     trained(tmp_path, **first)
-    with pytest.raises(UserError, match=rf"was started with has changed since \({named.partition(': ')[0]}") as refused:
+    with pytest.raises(
+        UserError, match=rf"was started with has changed since:\n  {named.partition(': ')[0]}"
+    ) as refused:
         trained(tmp_path, **first | changes)
     assert "→" not in named or re.search(named, str(refused.value))
-    assert "). Restore it to continue, or choose another folder." in str(refused.value)
+    assert str(refused.value).endswith("To train with what there is now, choose another folder.")
     again = first | {"model": None, "max_steps": 2, "log_every": 2, "keep": 1}
     if "model" in first:  # loaded, as a caller may do who has lost the first one
         again["model"] = type(first["model"]).from_pretrained(tmp_path / "checkpoint-1")

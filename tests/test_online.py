@@ -964,14 +964,11 @@ def test_conversations_are_refused(place, capsys):
 
 @pytest.mark.parametrize(
     ("changed", "named"),
-    [
-        ({"online": {"samples": 4}}, "own texts: samples: 3 → 4"),
-        ({"gains": lambda rows, texts: [[0.0] * 3]}, "gains: "),
-    ],
+    [({"online": {"samples": 4}}, "online.samples: 3 → 4"), ({"gains": lambda rows, texts: [[0.0] * 3]}, "gains: ")],
 )
 def test_a_training_in_python_is_not_continued_with_other_texts_of_its_own(tmp_path, changed, named):
     trained_online(tmp_path, max_steps=1)
-    with pytest.raises(UserError, match=rf"has changed since \({named}"):
+    with pytest.raises(UserError, match=rf"has changed since:\n  {named}"):
         trained_online(tmp_path, max_steps=2, **changed)
     assert trained_online(tmp_path, max_steps=2).outcome.continued_from == 1
 
@@ -997,7 +994,7 @@ def test_a_corrected_plugin_continues_the_run_with_a_warning_unless_it_selects_w
     code = started()
     said = capsys.readouterr().err
     assert code == (2 if best else 0)
-    assert ("has changed since (plugin metric counted: " in said) == bool(best)
+    assert ("has changed since:\n  plugin metric counted: " in said) == bool(best)
     assert ("warning: the plugin metric counted has changed since run was started" in said) == (not best)
 
 

@@ -215,7 +215,7 @@ def test_a_run_is_not_continued_with_other_code(files, capsys, monkeypatch):
     capsys.readouterr()
     assert main([*three, "--plugin", "mine.py"]) == 2
     message = capsys.readouterr().err
-    assert "what run was started with has changed since (plugin objective halves: " in message
+    assert "what run was started with has changed since:\n  plugin objective halves: " in message
     assert "Restore it to continue, or start over with --fresh." in message
 
 
@@ -375,7 +375,7 @@ def test_a_run_is_not_continued_if_a_helper_has_changed(files, capsys, monkeypat
     forget_modules()
     capsys.readouterr()
     assert main(command) == 2
-    assert "has changed since (plugin objective halves: " in capsys.readouterr().err
+    assert "has changed since:\n  plugin objective halves: " in capsys.readouterr().err
 
 
 def source_of(files, text):

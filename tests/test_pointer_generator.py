@@ -565,7 +565,7 @@ def test_a_training_is_not_continued_on_other_words(undisturbed, here, tmp_path,
     write_rows(tmp_path / "data" / "train.jsonl", copying_rows(NAMES, 24))
     assert cli.main(arguments) == 2
     said = capsys.readouterr().err
-    assert "has changed since (train data: " in said
+    assert "has changed since:\n  train data: " in said
     assert "; words: " in said
     assert "Restore it to continue" in said
 

@@ -432,7 +432,10 @@ def test_predictions_whose_model_and_checkpoints_were_deleted_get_no_other_setti
     shutil.rmtree(ours / "model")
     shutil.rmtree(ours / "checkpoints")
     assert train(ours, "--set", "objective=ce") == 2
-    assert "was started with other settings:\n  objective: 'ce + matches(2,3,4)' → 'ce'\n" in capsys.readouterr().err
+    assert (
+        "was started with has changed since:\n  objective: 'ce + matches(2,3,4)' → 'ce'. Set it back.\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_file_called_model_is_no_model_and_is_not_taken_for_one(ours, capsys):

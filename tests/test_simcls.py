@@ -248,7 +248,7 @@ def test_another_file_of_candidates_does_not_continue_a_run(undisturbed, here, t
     finally:
         file.write_text(before)
     assert "what" in (message := capsys.readouterr().err)
-    assert "has changed since (train candidates: " in message
+    assert "has changed since:\n  train candidates: " in message
 
 
 def apply(*arguments):
@@ -496,7 +496,7 @@ def test_gains_of_one_training_have_one_metric(here, tmp_path, capsys):
     (train / "candidates.json").write_text(json.dumps({"data": "data", "split": "train", "metric": CHRF}))
     shutil.rmtree(tmp_path / "run" / "model")
     assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 2
-    assert "has changed since (metric: " in capsys.readouterr().err
+    assert "has changed since:\n  metric: " in capsys.readouterr().err
 
 
 def test_equal_gains_are_said_and_refused_if_all_are(here, tmp_path, capsys):

@@ -18,6 +18,7 @@ from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
 from ngramloss.settings import Setting, Switch, closest, part_of, setting, settings_of, toml_value
 from ngramloss.storage.files import parse_toml
+from ngramloss.storage.run_folder import RunFolder
 
 SOURCE, CHAT = "{source}", "chat"
 """In ``data.prompt``: where the source is put, and the tokenizer's chat template."""
@@ -405,6 +406,27 @@ def differences(recipe: Recipe, other: Recipe) -> list[str]:
     """The settings in which two recipes differ, as ``train.seed: 1 → 2``."""
     pairs = zip(flat(recipe), flat(other), strict=True)
     return [f"{key}: {before!r} → {after!r}" for (key, before), (_, after) in pairs if before != after]
+
+
+def changed_settings(saved: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The settings that keep a run from being continued: name → before and now.
+
+    What only changes the speed may differ, and one file or folder may be named in two ways.
+    """
+    before, after, known = dict(flat(saved)), dict(flat(now)), every_setting()
+    return {
+        key: (before[key], value)
+        for key, value in after.items()
+        if value != before[key]
+        and known[key].affects != {"speed"}
+        and not ("place" in known[key].affects and before[key] in _whole_paths(value))
+    }
+
+
+def _whole_paths(name: str) -> set[str]:
+    """The whole path of what a recipe names, which may be a run that has it."""
+    path = Path(name).expanduser()
+    return {str(path.resolve()), str(RunFolder(path).model.resolve())} if name else set()
 
 
 def affecting(*effects: str, section: str = "") -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from ngramloss.output.progress import Progress
 from ngramloss.output.tabular import fixed
 from ngramloss.storage.files import lock_folder, remove, write_whole
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.study.plan import TEST, WITHOUT_EFFECT, Study, Training, check_data
+from ngramloss.study.plan import TEST, Study, Training, check_data
 from ngramloss.study.processes import Process
 from ngramloss.study.results import (
     ALWAYS,
@@ -408,26 +408,16 @@ def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> N
 _AGAIN = "run the same command again."
 
 
-def _whole_paths(name: str) -> set[str]:
-    """The whole path of what a recipe names, which may be a run that has it."""
-    path = Path(name).expanduser()
-    return {str(path.resolve()), str(RunFolder(path).model.resolve())} if name else set()
-
-
 def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFolder) -> None:
     """Raise if a training was started, or even finished, by another version of the study."""
     begun = run.finished or (run.checkpoints.is_dir() and any(run.checkpoints.iterdir()))
     if not run.recipe.exists() or not begun:
         return
-    free = WITHOUT_EFFECT if run.finished else ()
-    saved = recipe.load(str(run.recipe))
-    before, now = dict(recipe.flat(saved)), dict(recipe.flat(settings))
-    same = [key for key in recipe.affecting("place") if before[key] in _whole_paths(now[key])]
-    changed = recipe.differences(saved, settings)
-    if changed := [line for line in changed if line.partition(":")[0] not in (*free, *same)]:
+    changed = recipe.changed_settings(recipe.load(str(run.recipe)), settings)
+    if changed:
         raise UserError(
             f"settings changed after {run.path} was started:\n"
-            + "\n".join(f"  {line}" for line in changed)
+            + "\n".join(f"  {key}: {before!r} → {value!r}" for key, (before, value) in changed.items())
             + f"\nPut them back, {ELSEWHERE[study.grows]}, or delete that run and all that its model wrote."
         )
 

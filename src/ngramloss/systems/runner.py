@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,9 +23,9 @@ from ngramloss.systems.registry import SYSTEMS, Written, check_recipe
 from ngramloss.training import checkpoints
 from ngramloss.training.card import PACKAGES, title
 from ngramloss.training.claim import claim, locked
-from ngramloss.training.identity import IDENTITY, PLUGIN, objectives_made_of, raise_unless_same
+from ngramloss.training.identity import IDENTITY, PLUGIN, objectives_made_of, raise_unless_same, record_of
 from ngramloss.training.loop import total_steps
-from ngramloss.training.prepare import read_splits
+from ngramloss.training.prepare import made_of_now, read_splits
 from ngramloss.training.processes import start_processes
 from ngramloss.training.runner import Outcome, after_full_disk, best_checkpoint, open_logs
 from ngramloss.training.trackers import check_trackers
@@ -46,7 +47,8 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=candidates))
     run_folder = RunFolder(folder)
     with locked(run_folder, 0):
-        newest = claim(settings, run_folder, fresh=fresh, check=lambda: read_splits(settings))
+        now = partial(made_of_now, trust_remote_code=trust_remote_code)
+        newest = claim(settings, run_folder, fresh=fresh, check=lambda: read_splits(settings), made_of=now)
         if run_folder.finished:
             logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
@@ -56,12 +58,13 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
         for sentence in task.used:
             logger.info(sentence)
         made_of = {**task.made_of, **_code_made_of(settings, system)}
+        record = record_of(made_of, settings)
         if newest is not None:
-            raise_unless_same(newest, made_of, folder=folder)
+            raise_unless_same(newest, record, folder=folder)
         write_whole(run_folder.prepared, json.dumps({"made_of": made_of}, indent=1))
         step, finished = began, newest is not None and checkpoints.facts(newest)["finished"]
         if not finished:
-            step, finished = _run(settings, run_folder, system, task, made_of, newest)
+            step, finished = _run(settings, run_folder, system, task, record, newest)
         if finished:
             why = _finish(settings, run_folder, system, task)
             logger.info(f"finished at step {step}: {run_folder.model}{why}")
@@ -78,12 +81,7 @@ def _code_made_of(settings: Recipe, system: Written) -> dict[str, str]:
 
 
 def _run(
-    settings: Recipe,
-    run_folder: RunFolder,
-    system: Written,
-    task: Task,
-    made_of: Mapping[str, str],
-    newest: Path | None,
+    settings: Recipe, run_folder: RunFolder, system: Written, task: Task, record: str, newest: Path | None
 ) -> tuple[int, bool]:
     """Run the loop. Returns the last step, and whether the training is finished."""
     here, steps = start_processes(), total_steps(settings.train, len(task.examples))
@@ -97,7 +95,7 @@ def _run(
             settings.train,
             higher=system.entry.bests.get(settings.train.best, False),
             folder=run_folder.checkpoints,
-            saved_with={IDENTITY: json.dumps(made_of)},
+            saved_with={IDENTITY: record},
             continued_from=newest,
             **logs,
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ngramloss import recipe
@@ -13,6 +13,7 @@ from ngramloss.recipe import Recipe
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints
+from ngramloss.training.identity import changes, other_things, read_record
 
 
 @contextmanager
@@ -39,7 +40,14 @@ def locked(run: RunFolder, rank: int, processes: int = 1) -> Iterator[None]:
             raise
 
 
-def claim(settings: Recipe, run: RunFolder, *, fresh: bool, check: Callable[[], object] = lambda: None) -> Path | None:
+def claim(
+    settings: Recipe,
+    run: RunFolder,
+    *,
+    fresh: bool,
+    check: Callable[[], object] = lambda: None,
+    made_of: Callable[[Recipe], Mapping[str, str]] = lambda saved: {},
+) -> Path | None:
     """Check that the folder can be used for this run and write ``recipe.toml``. Returns the newest complete checkpoint.
 
     ``recipe.toml`` is the first file that is written, so a folder with files but without it is not a run folder.
@@ -49,6 +57,8 @@ def claim(settings: Recipe, run: RunFolder, *, fresh: bool, check: Callable[[], 
         run: its folder.
         fresh: delete an earlier run there.
         check: raises if the new one cannot start. It is called before anything is deleted.
+        made_of: a recipe → what its training would be made of now; asked if settings have changed, so that an error
+            names everything that has.
     """
     _raise_unless_run_folder(run)
     if fresh and run.recipe.exists():
@@ -61,7 +71,7 @@ def claim(settings: Recipe, run: RunFolder, *, fresh: bool, check: Callable[[], 
         run.clear()
     saved = checkpoints.find(run.checkpoints)
     if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):  # else nothing can be lost
-        _raise_unless_same_settings(settings, run)
+        _raise_unless_same(settings, run, saved.newest, made_of)
     if run.finished:
         return saved.newest
     run.tidy()
@@ -98,11 +108,18 @@ def _raise_unless_run_folder(run: RunFolder) -> None:
         )
 
 
-def _raise_unless_same_settings(settings: Recipe, run: RunFolder) -> None:
-    changed = recipe.differences(recipe.load(str(run.recipe)), settings)
+def _raise_unless_same(
+    settings: Recipe, run: RunFolder, newest: Path | None, made_of: Callable[[Recipe], Mapping[str, str]]
+) -> None:
+    """Raise if settings differ from those that a run was started with, or if this version cannot continue it."""
+    started = recipe.load(str(run.recipe))
+    record = read_record(newest) if newest is not None and not run.finished else {}
+    changed = recipe.changed_settings(started, settings)
+    if changed and record:
+        with suppress(UserError, OSError):  # what cannot be read any more is said when the settings are right
+            now = made_of(started)
+            changed |= changes({name: record[name] for name in now if name in record}, now)
     if changed:
-        raise UserError(
-            f"{run.path} was started with other settings:\n"
-            + "\n".join(f"  {line}" for line in changed)
-            + "\nUse the same settings to continue it, choose another --run, or start over with --fresh."
-        ).on_page("continue")
+        raise other_things(run.path, changed)
+    for line in recipe.differences(started, settings) if record else ():
+        logger.info(f"{line}, from now on.")

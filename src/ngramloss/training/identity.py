@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ngramloss import recipe
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import bare, dropouts
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import has_adapters
 from ngramloss.output.console import logger
-from ngramloss.recipe import Model, Train, affecting
+from ngramloss.recipe import Model, Recipe, Train
 from ngramloss.storage.files import fingerprint, read_object
 from ngramloss.storage.run_folder import model_files, weight_files
 from ngramloss.terms.parser import parse
@@ -33,40 +34,107 @@ IDENTITY = "data.json"
 PLUGIN, COMMIT, DAY = "plugin", "commit", "date in prompts"
 """How the names of plugins begin; what stands for all files of a model on the hub; what a chat template writes."""
 
+VERSION = 1
+"""Of the record. One of another version may not be continued."""
+ELSEWHERE = "choose another --run, or start over with --fresh"
+"""What else to do with a run."""
+ADVICE = {
+    " data": "Restore the rows of this split.",
+    "rows": "Give the same rows.",
+    " tokens": "Use the same tokenizer, in the same version.",
+    "candidates": "Restore the file of candidates.",
+    " guidance": "Restore the file of guidance.",
+    "language model": "Restore the folder of data.language_model.",
+    "teacher": "Use the same teacher.",
+    "model: ": "Restore the folder of model.name.",
+    "tokenizer: ": "Restore the folder of model.tokenizer.",
+    "config.": "Give the model with the same configuration.",
+    "weights before training": "Give the model as it was before training.",
+    "trained weights": "Train the same weights.",
+    "adapters": "Use the same adapters.",
+    "dropout": "Give the model with the same dropout.",
+    PLUGIN: "Restore the code of the plugin.",
+    DAY: "Set NGRAMLOSS_TODAY to the day before the arrow: the chat template writes the date.",
+    "gains": "Give the same function.",
+}
+"""How names of what a training is made of begin or end → what to do if it has changed."""
 _OF_SAVING = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 """What saving, loading and gradient checkpointing change in a configuration."""
 
 _OF_ADAPTERS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 
+def record_of(made_of: Mapping[str, Any], settings: Recipe | None = None) -> str:
+    """The text of ``data.json``.
+
+    Args:
+        made_of: what a training is made of: name → value or fingerprint.
+        settings: of a run, which are recorded, too, but for speed; of files and folders, the content counts.
+    """
+    known = recipe.every_setting()
+    kept = {
+        key: value
+        for key, value in (recipe.flat(settings) if settings else ())
+        if known[key].affects != {"speed"} and "place" not in known[key].affects
+    }
+    return json.dumps({"version": VERSION, **kept, **made_of})
+
+
 def raise_unless_same(
-    checkpoint: Path,
-    made_of: Mapping[str, Any],
-    *,
-    folder: Path,
-    otherwise: str = "start over with --fresh",
-    may_change: Collection[str] = (),
+    checkpoint: Path, record: str, *, folder: Path, otherwise: str = ELSEWHERE, may_change: Collection[str] = ()
 ) -> None:
     """Raise unless a checkpoint was trained with the same things as the training that would continue it.
 
     Args:
         checkpoint: the one to continue from.
-        made_of: what the training would continue with.
+        record: what the training would continue with, from :func:`record_of`.
         folder: of the training, for the message.
         otherwise: what else to do, for the message.
         may_change: names whose change is only reported.
     """
-    saved = read_object(checkpoint / IDENTITY, f"Delete {checkpoint} to continue from the previous checkpoint.")
-    now = json.loads(json.dumps(made_of))
-    changed = [name for name in {**now, **saved} if name not in saved or name not in now or saved[name] != now[name]]
+    saved, now = read_record(checkpoint, otherwise), json.loads(record)
+    changed = changes(saved, now)
     for name in [name for name in changed if name in may_change]:
         logger.warning(f"warning: the {name} has changed since {folder} was started. From now on the new one is used.")
-        changed.remove(name)
+        del changed[name]
     if changed:
-        listed = "; ".join(f"{name}: {saved.get(name, 'none')} → {now.get(name, 'none')}" for name in changed)
+        raise other_things(folder, changed, otherwise)
+
+
+def read_record(checkpoint: Path, otherwise: str = ELSEWHERE) -> dict[str, Any]:
+    """What a checkpoint was trained with. Raises if another version of ngramloss wrote it."""
+    saved = read_object(checkpoint / IDENTITY, f"Delete {checkpoint} to continue from the previous checkpoint.")
+    if saved.get("version") != VERSION:
         raise UserError(
-            f"what {folder} was started with has changed since ({listed}). Restore it to continue, or {otherwise}."
+            f"{checkpoint} cannot be continued: another version of ngramloss saved it, which recorded other things. "
+            f"Continue it with that version, or {otherwise}."
         )
+    return saved
+
+
+def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs between two records: name → before and now."""
+    return {
+        name: (saved.get(name, "none"), now.get(name, "none"))
+        for name in {**now, **saved}
+        if name not in saved or name not in now or saved[name] != now[name]
+    }
+
+
+def other_things(folder: Path, changed: Mapping[str, tuple[Any, Any]], otherwise: str = ELSEWHERE) -> UserError:
+    """The error that names everything that has changed, and what to do about each."""
+    listed = "\n".join(f"  {_described(name, *values)}" for name, values in changed.items())
+    return UserError(
+        f"what {folder} was started with has changed since:\n{listed}\nTo train with what there is now, {otherwise}."
+    ).on_page("continue")
+
+
+def _described(name: str, before: Any, now: Any) -> str:
+    """What has changed, and what to do about it."""
+    if name in recipe.every_setting():
+        return f"{name}: {before!r} → {now!r}. Set it back."
+    advice = next((advice for part, advice in ADVICE.items() if name.startswith(part) or name.endswith(part)), "")
+    return f"{name}: {before} → {now}. {advice}".rstrip()
 
 
 def base_made_of(model: Model, config: Any) -> dict[str, str]:
@@ -103,7 +171,8 @@ def python_made_of(
     """What a training in Python is made of, as :func:`ngramloss.train` gets it → its value or fingerprint."""
     loss_fn = JointLoss(objective)
     found: dict[str, Any] = {"objective": objective} | objectives_made_of(objective)
-    found |= {name: getattr(settings, name) for name in affecting("weights", "scores", section="train")}
+    kept = recipe.affecting("weights", "scores", section="train")
+    found |= {f"train.{name}": getattr(settings, name) for name in kept}
     found |= {"rows": _rows_mark(examples), "validation rows": _rows_mark(validation)}
     found |= {f"config.{name}": value for name, value in _config_of(model).items()}
     found["dropout"] = {str(p): count for p, count in sorted(Counter(dropouts(model)).items())}
@@ -116,8 +185,8 @@ def python_made_of(
     if teacher is not None:
         found["teacher"] = {"config": _mark(_config_of(teacher)), "weights": _weights_mark(teacher)}
     if own_texts is not None:
-        found |= {f"own texts: {name}": value for name, value in dataclasses.asdict(own_texts.settings).items()}
-        found |= {f"generation: {name}": value for name, value in dataclasses.asdict(own_texts.generation).items()}
+        found |= {f"online.{name}": value for name, value in dataclasses.asdict(own_texts.settings).items()}
+        found |= {f"generation.{name}": value for name, value in dataclasses.asdict(own_texts.generation).items()}
         found["gains"] = _code_mark(own_texts.gains)
     return found
 

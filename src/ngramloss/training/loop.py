@@ -9,7 +9,6 @@ that was never stopped. Random numbers are drawn from seed, step and process, so
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -43,7 +42,7 @@ from ngramloss.steps.twins import twins
 from ngramloss.storage.typed import typed
 from ngramloss.training import averaging, checkpoints, compiling
 from ngramloss.training.best import Best, is_better
-from ngramloss.training.identity import IDENTITY, python_made_of, raise_unless_same
+from ngramloss.training.identity import IDENTITY, python_made_of, raise_unless_same, record_of
 from ngramloss.training.log import Log
 from ngramloss.training.online import FreshTexts, OwnTexts, warn_unless_exact, writing_copy
 from ngramloss.training.processes import Processes, start_processes
@@ -407,13 +406,13 @@ def train(
         warn_unless_exact(loss_fn, own_texts.settings)
     here = start_processes()
     checkpoint_folder = None if folder is None else Path(folder)
-    newest, made_of = None, {}
+    newest, record = None, ""
     if checkpoint_folder is not None:
         newest = _newest(checkpoint_folder, here)
         given = {"validation": validation, "teacher": teacher, "own_texts": own_texts}
-        made_of = python_made_of(model, examples, settings, objective, **given)
+        record = record_of(python_made_of(model, examples, settings, objective, **given))
     if newest is not None:
-        raise_unless_same(newest, made_of, folder=newest.parent, otherwise="choose another folder")
+        raise_unless_same(newest, record, folder=newest.parent, otherwise="choose another folder")
         logger.info(f"continuing {folder} from step {checkpoints.step(newest)}.")
     job = Job(
         model,
@@ -424,7 +423,7 @@ def train(
         validation=validation if settings.eval_every else None,
         best=Best(settings.best),
         folder=checkpoint_folder,
-        saved_with={IDENTITY: json.dumps(made_of)} if made_of else {},
+        saved_with={IDENTITY: record} if record else {},
         continued_from=newest,
         on_step=on_step,
         teacher=teacher,

@@ -46,6 +46,7 @@ from ngramloss.training.identity import (
     files_made_of,
     objectives_made_of,
     raise_unless_same,
+    record_of,
 )
 from ngramloss.training.language_model import NAME as LM_LOGP
 from ngramloss.training.language_model import load_language_model, prepare_numbers, terms_of_language_model
@@ -165,7 +166,7 @@ def prepare(
     compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape)
     lm, numbers = _ask_language_model(settings, tokens, tokenizer, here, trust_remote_code=trust_remote_code)
     beside = {name: {**weights.get(name, {}), **numbers.get(name, {})} for name in tokens}
-    made_of = {f"{name} data": split.fingerprint for name, split in splits.items()}
+    made_of = _made_of_files(settings, splits, config, trust_remote_code=trust_remote_code)
     made_of |= {f"{name} tokens": tokens_fingerprint(rows.folder) for name, rows in tokens.items()}
     if compared is not None:
         made_of |= {"candidates": compared.fingerprint, "candidates tokens": tokens_fingerprint(compared.tokens)}
@@ -173,11 +174,6 @@ def prepare(
         made_of["language model"] = lm.fingerprint
     if shape.prompt is not None and shape.prompt.chat_template and (day := fix_date(tokenizer)):
         made_of[DAY] = day
-    made_of |= base_made_of(settings.model, config)
-    if (teacher := settings.train.teacher) and JointLoss(settings.objective).needs_teacher:
-        theirs = loading.load_config(Model(name=teacher), trust_remote_code=trust_remote_code)
-        made_of |= files_made_of("teacher", teacher, theirs)
-    made_of |= objectives_made_of(settings.objective) | _metrics_made_of(settings)
     prepared = Prepared(
         splits={name: _described(splits[name], rows, beside[name]) for name, rows in tokens.items()},
         used=tuple(used),
@@ -193,7 +189,7 @@ def prepare(
     if newest is not None:
         gains = {gain_online(settings).metric} if writes_texts(settings) else set()
         may_change = {f"{PLUGIN} metric {name}" for name in gains - {best_of(settings).metric}}
-        raise_unless_same(newest, prepared.made_of, folder=run.path, may_change=may_change)
+        raise_unless_same(newest, record_of(made_of, settings), folder=run.path, may_change=may_change)
     return prepared, judged
 
 
@@ -380,6 +376,24 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 
 
 # What the run is recognised by
+
+
+def made_of_now(settings: Recipe, *, trust_remote_code: bool) -> dict[str, str]:
+    """What a recipe's training would be made of now, as far as that is known before anything is tokenised."""
+    config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
+    return _made_of_files(settings, read_splits(settings), config, trust_remote_code=trust_remote_code)
+
+
+def _made_of_files(
+    settings: Recipe, splits: Mapping[str, Split], config: Any, *, trust_remote_code: bool
+) -> dict[str, str]:
+    """Fingerprints of data, models and the code of plugins."""
+    found = {f"{name} data": split.fingerprint for name, split in splits.items()}
+    found |= base_made_of(settings.model, config)
+    if (teacher := settings.train.teacher) and JointLoss(settings.objective).needs_teacher:
+        theirs = loading.load_config(Model(name=teacher), trust_remote_code=trust_remote_code)
+        found |= files_made_of("teacher", teacher, theirs)
+    return found | objectives_made_of(settings.objective) | _metrics_made_of(settings)
 
 
 def _metrics_made_of(settings: Recipe) -> dict[str, str]:

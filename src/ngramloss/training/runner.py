@@ -7,10 +7,10 @@ The folder is claimed (``claim.py``), the data are prepared (``prepare.py``), mo
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,11 +37,11 @@ from ngramloss.terms.term import check_names
 from ngramloss.training import card, checkpoints, loop
 from ngramloss.training.best import best_of, better_average, loss_note, tie_note, weights_text
 from ngramloss.training.claim import claim, locked
-from ngramloss.training.identity import DAY, IDENTITY
+from ngramloss.training.identity import DAY, IDENTITY, record_of
 from ngramloss.training.language_model import resolve_language_model
 from ngramloss.training.log import LogFile, show_lines
 from ngramloss.training.online import own_texts, writes_texts
-from ngramloss.training.prepare import prepare_once, read_scored, read_splits, resolve_candidates
+from ngramloss.training.prepare import made_of_now, prepare_once, read_scored, read_splits, resolve_candidates
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.teacher import load_teacher, resolve_teacher
@@ -73,8 +73,9 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
     known = settings.model.name != "scratch" or bool(settings.model.encoder)
     if rank == 0 and known and (fresh or not run.finished):  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
+    check, now = partial(read_splits, settings), partial(made_of_now, trust_remote_code=trust_remote_code)
     with locked(run, rank, processes):
-        newest = claim(settings, run, fresh=fresh, check=lambda: read_splits(settings)) if rank == 0 else None
+        newest = claim(settings, run, fresh=fresh, check=check, made_of=now) if rank == 0 else None
         _check(settings, processes)
         here = start_processes()
         here.wait()
@@ -141,7 +142,7 @@ def _run(
             best=best,
             score=_generated_score(settings, here, validation, tokenizer, judged),
             folder=run.checkpoints,
-            saved_with={IDENTITY: json.dumps(prepared.made_of)},
+            saved_with={IDENTITY: record_of(prepared.made_of, settings)},
             continued_from=newest,
             teacher=teacher,
             own_texts=own_texts(settings, read_scored(settings, prepared)) if writes_texts(settings) else None,
