@@ -30,8 +30,7 @@ from ngramloss.models.precision import to_precision
 from ngramloss.models.prompts import align_stop, shape_of
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
-from ngramloss.storage.files import fingerprint
-from ngramloss.storage.run_folder import model_files, weight_files
+from ngramloss.storage.run_folder import model_files, weights_mark
 from ngramloss.version import __version__, installed
 
 Ids = Sequence[int]
@@ -209,10 +208,10 @@ def _by_probability(
 def writer_facts(work: Job, writer: Writer) -> dict[str, Any]:
     """What is saved with texts: which model wrote them, how it reads, and how it searches."""
     folder, tokenizer = Path(work.loading.name), writer.tokenizer
-    weights, others = weight_files(folder), model_files(folder)
+    others = model_files(folder)
     return {
         "model": work.model,
-        "weights": fingerprint(weights) if weights else getattr(writer.model.config, "_commit_hash", None),
+        "weights": weights_mark(folder, writer.model.config),
         **({"model_files": others} if others else {}),  # the hub's commit stands for all of its files
         "shape": dataclasses.asdict(writer.shape),
         **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),

@@ -236,6 +236,12 @@ def weight_files(model: Path) -> list[Path]:
     return sorted(model.glob("*.safetensors")) or sorted(model.glob("pytorch_model*.bin"))
 
 
+def weights_mark(model: Path, config: Any) -> str | None:
+    """A hash of the weights in a model folder; of a model on the hub, the commit that its configuration names."""
+    files = weight_files(model)
+    return fingerprint(files) if files else getattr(config, "_commit_hash", None)
+
+
 def model_files(model: Path) -> dict[str, str]:
     """The files in a model folder that loading may read besides the weights → a hash of each one's content.
 

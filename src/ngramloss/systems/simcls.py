@@ -36,8 +36,8 @@ from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data, Model, Recipe
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, Padder
-from ngramloss.storage.files import fingerprint, inside, read_object
-from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
+from ngramloss.storage.files import inside, read_object
+from ngramloss.storage.run_folder import RunFolder, model_files, weights_mark
 from ngramloss.systems.candidate_sets import (
     OF_THE_DATA,
     CandidateSet,
@@ -319,7 +319,7 @@ class Reranker:
         """What is saved with its choices."""
         return {
             "system": self.settings.system,
-            "weights": fingerprint(weight_files(self.folder)),
+            "weights": weights_mark(self.folder, None),
             "model_files": model_files(self.folder),
             "lengths": [self.settings.data.max_source, self.settings.data.max_target],
         }
@@ -528,11 +528,8 @@ def _writer_of(reranker: str, trained_on: Sequence[Path]) -> dict[str, Any]:
 
 def _raise_if_changed(reranker: str, writer: Job, about: Mapping[str, Any]) -> None:
     """Raise if the writer's weights are not those that wrote the training candidates."""
-    files = weight_files(Path(writer.loading.name))
-    now = fingerprint(files) if files else None
-    if not files:  # of the hub
-        config = loading.load_config(writer.loading, trust_remote_code=writer.trust_remote_code, verb="generate")
-        now = getattr(config, "_commit_hash", None)
+    config = loading.load_config(writer.loading, trust_remote_code=writer.trust_remote_code, verb="generate")
+    now = weights_mark(Path(writer.loading.name), config)
     if now and about.get("weights") and now != about["weights"]:
         raise UserError(
             f"the weights of {writer.model} have changed since it wrote the candidates that {reranker} was trained on: "
