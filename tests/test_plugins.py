@@ -216,7 +216,7 @@ def test_a_run_is_not_continued_with_other_code(files, capsys, monkeypatch):
     assert main([*three, "--plugin", "mine.py"]) == 2
     message = capsys.readouterr().err
     assert "what run was started with has changed since:\n  plugin objective halves: " in message
-    assert "Restore it to continue, or start over with --fresh." in message
+    assert "Restore the code of the plugin.\nTo train with what there is now, " in message
 
 
 def test_scores_of_a_changed_metric_are_computed_anew(files, capsys):

@@ -566,8 +566,8 @@ def test_a_training_is_not_continued_on_other_words(undisturbed, here, tmp_path,
     assert cli.main(arguments) == 2
     said = capsys.readouterr().err
     assert "has changed since:\n  train data: " in said
-    assert "; words: " in said
-    assert "Restore it to continue" in said
+    assert "\n  words: " in said
+    assert "To train with what there is now" in said
 
 
 @pytest.mark.parametrize(

@@ -837,11 +837,11 @@ def test_settings_that_a_later_version_adds_do_not_make_results_useless(path, in
     text = whole(capsys)
     for file in Path("mine").glob("*/*seed*.json"):
         content = json.loads(file.read_text())
-        del content["facts"]["train.fsdp"]
+        del content["facts"]["train.twins"]
         file.write_text(json.dumps(content))
     assert whole(capsys) == text
-    changed(path, ("train.max_steps=3", 'train.max_steps=3", "train.fsdp=true'))
-    assert "train.fsdp: False → True" in shown(capsys)[2]
+    changed(path, ("train.max_steps=3", 'train.max_steps=3", "train.twins=true'))
+    assert "train.twins: False → True" in shown(capsys)[2]
 
 
 @pytest.mark.parametrize(
