@@ -437,7 +437,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
             10**6,
             "eos_token_id in config.json: must be the number of a token, 0 to 388, got 1000000",
         ),
-        (CONFIG, "pad_token_id", None, "pad_token_id in config.json: must be the number of a token, got none: batches"),
+        (CONFIG, "pad_token_id", None, "config.json has no padding token (pad_token_id). Batches need one"),
         (CONFIG, "decoder_start_token_id", -1, "decoder_start_token_id in config.json: must be the number of a token"),
         (CONFIG, "activation_dropout", 77, "dropout probability has to be between 0 and 1, but got 77"),
         (CONFIG, "decoder_attention_heads", -1, "RuntimeError: invalid shape dimension"),

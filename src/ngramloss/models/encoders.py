@@ -10,6 +10,7 @@ import torch
 from ngramloss.errors import UserError
 from ngramloss.metrics.pretrained import quiet_loading
 from ngramloss.models.loading import explained, is_causal, loading_options, refuse_foreign_kernels
+from ngramloss.models.settings import pad_id
 from ngramloss.recipe import Model
 
 NEEDLESS = "pooler."
@@ -171,8 +172,7 @@ def raise_unless_it_fits(encoder: Any, tokenizer: Any, name: str, *, longest: in
             f"{name} reads at most {positions} tokens, and the recipe asks for {longest}. Lower data.max_source and "
             "data.max_target; longer documents then lose their end. Or choose an encoder that reads more."
         )
-    if tokenizer.pad_token_id is None:
-        raise UserError(f"the tokenizer of {name} has no padding token. Batches need one.")
+    pad_id(f"the tokenizer of {name} has", tokenizer)
     rows = encoder.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens but {name} has {rows} embeddings.")

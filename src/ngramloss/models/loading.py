@@ -17,7 +17,7 @@ import torch
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.pretrained import quiet_loading
-from ngramloss.models.settings import check_settings, try_out
+from ngramloss.models.settings import check_settings, pad_id, try_out
 from ngramloss.recipe import Generation, Model, trained_by
 from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import FULL, cache_folder, is_file_name, read_object
@@ -86,13 +86,12 @@ def _pad(model: Any, tokenizer: Any) -> None:
     if tokenizer is None:  # without texts, as in benchmarks
         model.config.pad_token_id = model.config.pad_token_id or 0
         return
-    if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token is None:
-            raise UserError("its tokenizer has neither a padding token nor one for the end of a text; it needs one")
+    if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
+    pad = pad_id("its tokenizer has", tokenizer)
     for config in (model.config, model.generation_config):
         if getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = tokenizer.pad_token_id
+            config.pad_token_id = pad
 
 
 def is_causal(config: Any) -> bool:

@@ -40,17 +40,27 @@ LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"
 """Settings of a config that are numbers of layers. A negative one would be a model without layers."""
 
 
+def pad_id(whose: str, *owners: Any) -> int:
+    """The id that fills the shorter rows of a batch: that of the first owner that has one, a tokenizer or a config.
+
+    Raises if none has; ``whose`` begins that sentence.
+    """
+    found = next((owner.pad_token_id for owner in owners if getattr(owner, "pad_token_id", None) is not None), None)
+    if found is None:
+        raise UserError(f"{whose} no padding token (pad_token_id). Batches need one.")
+    return int(found)
+
+
 def check_settings(model: Any) -> None:
     """Raise if a token id or a setting of generation is of a wrong type or out of bounds.
 
     Libraries check few of them when they read the files, and fail later with messages that do not name the setting.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    if getattr(model.config, "pad_token_id", None) is None:
-        raise UserError("pad_token_id in config.json: must be the number of a token, got none: batches are padded.")
     for config, file in ((model.config, "config.json"), (model.generation_config, "generation_config.json")):
         for name in IDS:
             _check_ids(f"{name} in {file}", getattr(config, name, None), vocabulary)
+    pad_id("config.json has", model.config)
     for name, setting in NUMBERS.items():
         if (value := getattr(model.generation_config, name, None)) is not None:
             setting.check(f"{name} in generation_config.json", value)

@@ -27,6 +27,7 @@ from ngramloss.hf.teachers import frozen_start
 from ngramloss.hf.unmasked import as_if_captured
 from ngramloss.loss import JointLoss
 from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
+from ngramloss.models.settings import pad_id
 from ngramloss.output.console import logger
 from ngramloss.recipe import LAST, NOT_WRITTEN, NOTHING_IMPROVES, Train, broken_averages
 from ngramloss.settings import nearest
@@ -655,9 +656,6 @@ def _padder(
     always_mask: bool = False,
     fresh: FreshTexts | None = None,
 ) -> Pad:
-    pad = next(
-        (x.pad_token_id for x in (job.tokenizer, model.config) if getattr(x, "pad_token_id", None) is not None), None
-    )
     multiple = MULTIPLE if here.device.type == "cuda" else 1
     beside = [name for name in BESIDE_LABELS if name in attached_loss(model).needs]
     if len(job.examples) and WEIGHTS in job.examples[0]:  # blank batches have them, too: one graph for each shape
@@ -665,11 +663,10 @@ def _padder(
     own = [] if fresh is None else fresh.keys
     if not has_encoder(model):  # padding follows the text, so any id will do
         routed, shared = hasattr(model.config, "output_router_logits"), joined == "shared"
-        return JoinedPadder(int(pad or 0), multiple=multiple, always_mask=routed, beside=beside, own=own, shared=shared)
-    if pad is None:
-        raise UserError("neither the tokenizer nor the model's config has a padding token. Batches need one.")
+        pad = getattr(job.tokenizer, "pad_token_id", None) or getattr(model.config, "pad_token_id", None) or 0
+        return JoinedPadder(int(pad), multiple=multiple, always_mask=routed, beside=beside, own=own, shared=shared)
     return Padder(
-        int(pad),
+        pad_id("the tokenizer and the model's config have", job.tokenizer, model.config),
         lambda labels: decoder_inputs(model, labels),
         multiple=multiple,
         always_mask=always_mask,

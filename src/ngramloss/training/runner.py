@@ -26,6 +26,7 @@ from ngramloss.models.encoders import raise_unless_it_fits
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
 from ngramloss.models.prompts import align_stop, shape_of
+from ngramloss.models.settings import pad_id
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Recipe
@@ -184,8 +185,7 @@ def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool
 
 
 def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
-    if tokenizer.pad_token_id is None:
-        raise UserError(f"the tokenizer of {settings.model.name} has no padding token. Batches need one.")
+    pad_id(f"the tokenizer of {settings.model.name} has", tokenizer)
     if settings.model.encoder:
         name, longest = settings.model.encoder, settings.data.max_source
         raise_unless_it_fits(model.get_encoder(), tokenizer, name, longest=longest)
