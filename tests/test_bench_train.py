@@ -263,7 +263,8 @@ def test_compiled_steps_are_the_first_of_a_long_training(options, tokens, tmp_pa
 
     def watched(job, here):
         asked.append(job.settings)
-        return run(job._replace(settings=replace(job.settings, compile=False)), here)
+        settings = replace(job.run.settings, train=replace(job.settings, compile=False))
+        return run(job._replace(run=replace(job.run, settings=settings)), here)
 
     monkeypatch.setattr(trainings.loop, "run", watched)
     window = Window(warm_up=1, steps=1, cuda=False)

@@ -13,6 +13,7 @@ from ngramloss.metrics.scores import Pooled, Scores, corpus_score
 from ngramloss.scoring import results, systems
 from ngramloss.training import prepare, validation
 from ngramloss.training.best import Best, best_of, is_better, loss_note, tie_note
+from ngramloss.training.run import run_of
 from ngramloss.training.validation import GeneratedScore, notes_on, score_of
 
 
@@ -147,10 +148,10 @@ def test_options_of_the_metric_are_typed_and_checked():
 def test_settings_of_a_score_are_said_to_be_without_effect_where_nothing_is_scored(messages, name):
     changes = ["train.best_limit=100", "train.best_beams=4"]
     changes += ['train.best_options=["rouge.tokens=auto"]'] if name == "last" else []
-    prepare._judged(recipe.load("demo", [f"train.best={name}"]), None)
-    prepare._judged(recipe.load("demo", ["train.best=rouge2", *changes]), None)
+    prepare._judged(run_of(recipe.load("demo", [f"train.best={name}"])), None)
+    prepare._judged(run_of(recipe.load("demo", ["train.best=rouge2", *changes])), None)
     assert messages == []
-    prepare._judged(recipe.load("demo", [f"train.best={name}", *changes]), None)
+    prepare._judged(run_of(recipe.load("demo", [f"train.best={name}", *changes])), None)
     assert messages == [
         f"{change.partition('=')[0]} is not used: no texts are generated for train.best = {name}." for change in changes
     ]

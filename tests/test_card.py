@@ -9,6 +9,7 @@ from run_folders import PREPARED
 
 from ngramloss import __version__, recipe
 from ngramloss.training import card
+from ngramloss.training.run import run_of
 
 
 def test_the_papers_own_recipe_deviates_only_where_it_always_must():
@@ -65,7 +66,10 @@ def test_a_model_from_scratch_and_its_path_for_copying_are_disclosed():
 
 def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
     text = card.card_text(
-        recipe.load("demo"), PREPARED, {"step": 1800, "best_step": 1500, "best": 1.23456}, Path("checkpoint-1500")
+        run_of(recipe.load("demo")),
+        PREPARED,
+        {"step": 1800, "best_step": 1500, "best": 1.23456},
+        Path("checkpoint-1500"),
     )
     assert text.startswith(
         "# demo-matches234\n\nSummarisation: `ce + matches(2,3,4)` on `newswire`, from `scratch`. Weights of step 1500 (lowest validation ce, 1.2346) of 1800.\n"
@@ -74,7 +78,7 @@ def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
     assert f"\n* ngramloss {__version__}\n* torch {torch.__version__}\n" in text
     assert "Deviations" not in text
     paper = card.card_text(
-        recipe.load("xsum"), PREPARED, {"step": 9, "best_step": None, "best": None}, Path("checkpoint-9")
+        run_of(recipe.load("xsum")), PREPARED, {"step": 9, "best_step": None, "best": None}, Path("checkpoint-9")
     )
     assert all(f"* {line}\n" in paper for line in card.ALWAYS)
     assert re.search(
@@ -86,14 +90,14 @@ def test_the_card_says_what_was_trained_on_what_and_with_which_versions():
 def test_the_card_of_own_data_has_their_name_and_no_deviations_from_a_paper():
     facts = {"step": 9, "best_step": None, "best": None}
     for name in ("data/mine.csv", "test=data/mine.csv", "somebody/mine"):
-        text = card.card_text(recipe.load("demo", [f"data.name={name}"]), PREPARED, facts, Path("checkpoint-9"))
+        text = card.card_text(run_of(recipe.load("demo", [f"data.name={name}"])), PREPARED, facts, Path("checkpoint-9"))
         assert text.startswith("# mine-matches234\n")
         assert "paper" not in text
 
 
 def test_the_card_says_which_score_of_generated_texts_chose_the_weights():
     text = card.card_text(
-        recipe.load("demo", ["train.best=bleu"]),
+        run_of(recipe.load("demo", ["train.best=bleu"])),
         PREPARED,
         {"step": 1800, "best_step": 1500, "best": 31.2},
         Path("checkpoint-1500"),
@@ -103,21 +107,21 @@ def test_the_card_says_which_score_of_generated_texts_chose_the_weights():
 
 def test_the_card_says_that_the_best_value_was_shared():
     facts = {"step": 20, "best_step": 5, "best": 0.0}
-    settings = recipe.load("demo", ["train.best=rouge1"])
-    text = card.card_text(settings, PREPARED, facts, Path("checkpoint-5"), note="rouge1 was 0.0000 throughout.")
+    run = run_of(recipe.load("demo", ["train.best=rouge1"]))
+    text = card.card_text(run, PREPARED, facts, Path("checkpoint-5"), note="rouge1 was 0.0000 throughout.")
     assert "(highest validation rouge1, 0.0000) of 20. Note: rouge1 was 0.0000 throughout.\n" in text
-    assert "Note:" not in card.card_text(settings, PREPARED, facts, Path("checkpoint-5"))
+    assert "Note:" not in card.card_text(run, PREPARED, facts, Path("checkpoint-5"))
 
 
 @pytest.mark.parametrize("facts", [{"best_step": None, "best": None}, {"best_step": 1500, "best": 1.2}])
 def test_the_card_says_where_the_last_weights_were_taken(facts):
-    text = card.card_text(recipe.load("demo"), PREPARED, {"step": 1800, **facts}, Path("checkpoint-1800"))
+    text = card.card_text(run_of(recipe.load("demo")), PREPARED, {"step": 1800, **facts}, Path("checkpoint-1800"))
     assert "Weights of step 1800 (the last) of 1800." in text
 
 
 def test_a_package_that_is_not_there_is_named_as_such(monkeypatch):
     monkeypatch.setattr(card, "PACKAGES", ("no-such-package-anywhere",))
     text = card.card_text(
-        recipe.load("demo"), PREPARED, {"step": 1800, "best_step": None, "best": None}, Path("checkpoint-1800")
+        run_of(recipe.load("demo")), PREPARED, {"step": 1800, "best_step": None, "best": None}, Path("checkpoint-1800")
     )
     assert "* no-such-package-anywhere not installed" in text

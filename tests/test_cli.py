@@ -822,8 +822,8 @@ def training(monkeypatch):
 
     seen = {"outcome": runner.Outcome(Path("folder"), True, 3, 0)}
 
-    def train(settings, folder, *, fresh, trust_remote_code):
-        seen.update(settings=settings, folder=folder, fresh=fresh)
+    def train(run, folder, *, fresh, trust_remote_code):
+        seen.update(settings=run.settings, folder=folder, fresh=fresh)
         logger.info("a sentence")
         if isinstance(seen["outcome"], BaseException):
             raise seen["outcome"]

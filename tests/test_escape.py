@@ -23,6 +23,7 @@ from ngramloss.scoring import results, systems
 from ngramloss.scoring import tables as score_tables
 from ngramloss.scoring.significance import CorpusScore
 from ngramloss.training import card
+from ngramloss.training.run import run_of
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07b\rc\x9b31md\x08e\u202ef\u2066g\u200bh"
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -307,7 +308,9 @@ def test_a_hostile_label_stays_in_its_line_of_the_pages_copies(form):
 def test_html_and_code_in_the_names_of_a_card_stay_text():
     settings = recipe.load("xsum", ['data.name="a`<script>`b"', 'model.name="m` | <img>"', 'data.prefix="`x` → <b>"'])
     prepared = replace(PREPARED, machine=replace(PREPARED.machine, device="<b>GPU</b>"))
-    text = card.card_text(settings, prepared, {"step": 1, "best_step": None, "best": None}, Path("checkpoint-1"))
+    text = card.card_text(
+        run_of(settings), prepared, {"step": 1, "best_step": None, "best": None}, Path("checkpoint-1")
+    )
     outside = re.sub(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", "", text)
     assert not re.search(r"(?<!\\)<", outside)
     assert "``a`<script>`b``" in text

@@ -29,6 +29,7 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import prepare
 from ngramloss.training.identity import base_made_of, changes, record_of
 from ngramloss.training.processes import Processes
+from ngramloss.training.run import run_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -459,7 +460,7 @@ def overridden(name, value):
 def tokens_key(settings):
     """Where the tokens of a training are cached."""
     here = Processes(0, 1, torch.device("cpu"))
-    made, _ = prepare.prepare(settings, RunFolder(Path("new")), here, None, trust_remote_code=False)
+    made, _ = prepare.prepare(run_of(settings), RunFolder(Path("new")), here, None, trust_remote_code=False)
     return [made.candidates and made.candidates.tokens, *(split.tokens for split in made.splits.values())]
 
 

@@ -18,6 +18,7 @@ from ngramloss.generation.search import Options
 from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import runner
+from ngramloss.training.run import run_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -154,9 +155,9 @@ def test_a_short_text_ends_where_the_model_ends_it(run):
 def test_every_form_of_data_can_be_trained_on_and_continued(form, tmp_path):
     rows, more = FORMS[form]
     file = recipe_file(tmp_path, rows, more=more)
-    whole = runner.train(recipe.load(str(file)), tmp_path / "whole")
+    whole = runner.train(run_of(recipe.load(str(file))), tmp_path / "whole")
     assert whole.finished
-    stopped = runner.train(recipe.load(str(file), ["train.max_steps=2"]), tmp_path / "run")
+    stopped = runner.train(run_of(recipe.load(str(file), ["train.max_steps=2"])), tmp_path / "run")
     assert stopped.finished
     prompts = prompt_ids([rows[0].get("document", rows[0].get("prompt"))], *_reader(tmp_path / "whole", form))
     assert prompts[0]

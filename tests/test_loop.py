@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from ngramloss.steps.running import StepRunner
 from ngramloss.training import checkpoints, compiling, loop
 from ngramloss.training.best import Best
 from ngramloss.training.processes import Processes, start_processes
+from ngramloss.training.run import Run, python_run
 
 HERE = Processes(0, 1, torch.device("cpu"))
 TERMS = ("loss", "ce", "matches(2)", "bag(2)", "grad_norm")
@@ -78,10 +80,9 @@ def trained(folder=None, *, data=22, model=None, objective=OBJECTIVE, validation
 def run(*, model=None, data=22, validation=None, objective="ce", **changes):
     """Run the loop itself, with what ``ng.train`` does not offer."""
     job = {name: changes.pop(name) for name in ("best", "score", "folder", "logs", "on_step") if name in changes}
-    settings = Train(**SETTINGS | changes)
-    return loop.run(
-        loop.Job(model or tiny(), None, rows(data), settings, objective, validation=validation, **job), HERE
-    )
+    asked = python_run(objective, Train(**SETTINGS | changes))
+    asked = replace(asked, best=job.pop("best", asked.best))
+    return loop.run(loop.Job(model or tiny(), None, rows(data), asked, validation=validation, **job), HERE)
 
 
 def assert_same_training(one, other, names=TERMS, tolerance=1e-4):
@@ -626,7 +627,7 @@ class Scaler:
 def scalers(monkeypatch):
     """What stands in for scalers of fp16; computing is in fp32."""
     made = []
-    monkeypatch.setattr(loop, "precision_of", lambda *_: "fp16")
+    monkeypatch.setattr(Run, "on", lambda *_: "fp16")
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device: made.append(Scaler(device)) or made[-1])
     return made
@@ -936,7 +937,7 @@ def test_a_long_training_with_graphs_pads_to_more_lengths(steps, captures, most)
     model = ng.attach(tiny(), OBJECTIVE)
     data = [{"input_ids": [5] * (8 * row), "labels": [6] * (8 * row)} for row in range(1, 31)]
     settings = Train(batch_size=1, accumulate=1, max_steps=steps, max_tokens=4096)
-    job = loop.Job(model, None, data, settings, OBJECTIVE)
+    job = loop.Job(model, None, data, python_run(OBJECTIVE, settings))
     gpu = Processes(0, 1, torch.device("cuda"))  # where nothing runs: plans are made on the host
     made, _ = loop._plan(job, model, gpu, nullcontext, None, "", lengths_of(data), captures=captures)
     assert (len(made.plan.grid.sources), len(made.plan.grid.targets)) == most

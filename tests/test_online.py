@@ -28,8 +28,9 @@ from ngramloss.stats import CandidateStats
 from ngramloss.steps.planned import Epochs, PlannedSteps
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints, loop, online, prepare
-from ngramloss.training.online import FILE, FreshTexts, Needs, own_needs, writing_copy
+from ngramloss.training.online import FILE, FreshTexts, writing_copy
 from ngramloss.training.processes import Processes, start_processes
+from ngramloss.training.run import Needs, in_folder, own_needs, python_run, run_of
 
 FAMILIES = ["bart", "mbart", "t5", "llama", "gpt2"]
 HERE = Processes(0, 1, torch.device("cpu"))
@@ -55,7 +56,7 @@ def moved(model):
 def planned(texts, **settings):
     """The steps that train on these texts."""
     given = loop.Train(**{"batch_size": 4, "accumulate": 1} | settings)
-    job = loop.Job(texts.model, Numbers(), texts.examples, given, OBJECTIVE)
+    job = loop.Job(texts.model, Numbers(), texts.examples, python_run(OBJECTIVE, given))
     layout = loop._layout(job, texts.model, None, HERE, texts)
     return loop._plan(job, texts.model, HERE, None, texts, *layout, captures=False)[0]
 
@@ -413,11 +414,11 @@ def test_any_cut_of_a_step_ends_at_the_same_weights(family, objective, cut):
 
 
 def test_only_samples_are_written_if_no_term_reads_more():
-    assert own_needs(JointLoss("ce + risk")) == Needs(samples=True, greedy_text=False, baseline=False)
-    assert own_needs(JointLoss("ce")) == Needs(samples=False, greedy_text=False, baseline=False)
-    assert own_needs(JointLoss("ce + policy(baseline=greedy)")) == Needs(True, False, True)
-    assert own_needs(JointLoss("ce + matches(2):student")) == Needs(False, True, False)
-    assert own_needs(JointLoss(EVERY_TERM)) == Needs(True, True, True)
+    assert own_needs(JointLoss("ce + risk").terms) == Needs(samples=True, greedy_text=False, baseline=False)
+    assert own_needs(JointLoss("ce").terms) == Needs(samples=False, greedy_text=False, baseline=False)
+    assert own_needs(JointLoss("ce + policy(baseline=greedy)").terms) == Needs(True, False, True)
+    assert own_needs(JointLoss("ce + matches(2):student").terms) == Needs(False, True, False)
+    assert own_needs(JointLoss(EVERY_TERM).terms) == Needs(True, True, True)
     texts = fresh()
     assert texts.greedy is None
     assert texts.keys == []
@@ -428,11 +429,11 @@ def test_only_samples_are_written_if_no_term_reads_more():
     "needs", [Needs(True, True, False), Needs(True, False, True), Needs(True, True, True)], ids=str
 )
 def test_the_greedy_text_is_the_first_candidate_and_its_gain_a_baseline(family, needs, monkeypatch):
-    monkeypatch.setattr(online, "own_needs", lambda loss: needs)
+    monkeypatch.setattr(online, "own_needs", lambda terms: needs)
     texts = fresh(family, samples=2)
     own = drawn(texts)
     model, data = texts.model, texts.examples
-    job = loop.Job(model, Numbers(), data, loop.Train(batch_size=4, accumulate=1), OBJECTIVE)
+    job = loop.Job(model, Numbers(), data, python_run(OBJECTIVE, loop.Train(batch_size=4, accumulate=1)))
     steps, _ = loop._plan(job, model, HERE, None, texts, *loop._layout(job, model, None, HERE, texts), captures=False)
     (batch,) = steps.step([1, 2]).batches
     expected = texts.greedy.engine.write([row["input_ids"] for row in data])
@@ -861,7 +862,7 @@ REFUSED = [
         ["online.metric_options=['bleu.x=1']"],
         "online.metric_options: takes rouge.OPTION=VALUE, options of the metric rouge, got 'bleu.x=1'.",
     ),
-    (["train.fsdp=true"], "online.samples: a model whose weights are sharded (train.fsdp) cannot write"),
+    (["train.fsdp=true"], "a model whose weights are sharded (train.fsdp) cannot write"),
     (["online.groups=1"], "online.groups: one group is a plain beam search"),
     (["online.groups=3"], "online.samples: must be a multiple of the 3 groups of online.groups, got 2."),
     (
@@ -901,29 +902,32 @@ def test_an_objective_that_reads_no_text_trains_without_writing_and_that_is_said
     assert_same_weights(one, other, 0)
 
 
+def checked(*settings):
+    """A recipe that is about to be trained."""
+    in_folder(run_of(recipe.load("tiny.toml", settings)), RunFolder(Path("run")))
+
+
 @pytest.mark.parametrize("objective", ["ce", "ce + rank"])
 def test_settings_of_texts_that_nobody_writes_are_said_to_be_without_effect(place, messages, objective):
     """Of a file of candidates, gains are in the file."""
     of_a_file = ["data.candidates=some.jsonl"] if "rank" in objective else []
     plain = ["online.samples=0", f"objective={objective}", *of_a_file]
-    online.check_online(recipe.load("tiny.toml", plain))
+    checked(*plain)
     assert messages == []
-    online.check_online(recipe.load("tiny.toml", [*plain, "online.metric=chrf", "online.refresh=4"]))
+    checked(*plain, "online.metric=chrf", "online.refresh=4")
     assert messages == [
         "the section online (refresh, metric) is not used: online.samples is 0, so the model writes no texts."
     ]
-    online.check_online(
-        recipe.load("tiny.toml", ["online.samples=0", "objective=ce + bag(2):student", "online.refresh=4"])
-    )
+    checked("online.samples=0", "objective=ce + bag(2):student", "online.refresh=4")
     assert len(messages) == 1, "the greedy text is written"
-    online.check_online(recipe.load("tiny.toml", ["objective=ce", "online.refresh=4"]))
+    checked("objective=ce", "online.refresh=4")
     assert messages[1:] == ["online.samples is not used: no term of 'ce' compares candidates."]
 
 
 def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages):
     of_a_file = "data.candidates=some.jsonl", "online.samples=0"
     for settings in (["online.temperature=0.7"], ["online.groups=2"], of_a_file):
-        online.check_online(recipe.load("tiny.toml", ["objective=ce + policy", *settings]))
+        checked("objective=ce + policy", *settings)
     assert messages == [
         "policy is right for samples of the model as it is, and online.temperature = 0.7 and online.top_p = 1 draw "
         "from another distribution. Leave both at 1.",
@@ -931,9 +935,9 @@ def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place,
         "policy is right for samples of the model as it is, and those of a file were written by an older one. Let it "
         "write: set online.samples.",
     ]
-    online.check_online(recipe.load("tiny.toml", ["objective=ce + policy"]))
+    checked("objective=ce + policy")
     for settings in (["online.temperature=0.7"], of_a_file):
-        online.check_online(recipe.load("tiny.toml", settings))
+        checked(*settings)
     assert len(messages) == 3
     trained_online(objective="ce + credit(1,2)", online={"top_p": 0.5}, max_steps=1)
     assert messages[3].startswith("credit is right for samples of the model as it is, and online.temperature = 1 and")
@@ -1000,7 +1004,7 @@ def test_a_corrected_plugin_continues_the_run_with_a_warning_unless_it_selects_w
 
 def test_each_process_reads_the_training_examples_that_were_prepared(place):
     settings = recipe.load("tiny.toml")
-    prepared, _ = prepare.prepare(settings, RunFolder(Path("new")), HERE, None, trust_remote_code=False)
+    prepared, _ = prepare.prepare(run_of(settings), RunFolder(Path("new")), HERE, None, trust_remote_code=False)
     assert len(prepare.read_scored(settings, prepared)) == 24
     with pytest.raises(UserError, match="the train data have changed since they were prepared"):
         prepare.read_scored(recipe.load("tiny.toml", ["data.limit=23"]), prepared)
@@ -1019,4 +1023,4 @@ def test_steps_know_their_rows_and_those_of_a_process():
 def test_a_greedy_baseline_is_refused_where_the_model_does_not_write():
     settings = recipe.load("demo", ["objective=ce + policy(baseline=greedy)", "data.candidates=somewhere"])
     with pytest.raises(UserError, match="which a file of candidates does not have"):
-        online.check_online(settings)
+        run_of(settings)

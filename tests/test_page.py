@@ -27,6 +27,7 @@ from ngramloss.report.build import curves, flat
 from ngramloss.report.record import Ablation, AblationRow, Report, TrainingLog
 from ngramloss.scoring.results import Seeds
 from ngramloss.scoring.significance import CorpusScore
+from ngramloss.training.run import run_of
 
 
 def unpacked(block):
@@ -527,7 +528,7 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache, monkeypatch):
         "generation.max_length=12",
         "model.feed_forward=16",
     ]
-    assert runner.train(recipe.load("demo", small), tmp_path / "base").finished
+    assert runner.train(run_of(recipe.load("demo", small)), tmp_path / "base").finished
     settings = [
         word
         for one in (

@@ -27,6 +27,7 @@ from ngramloss.models.prompts import align_stop, shape_of
 from ngramloss.recipe import Data, Model
 from ngramloss.training import prepare
 from ngramloss.training.processes import Processes
+from ngramloss.training.run import run_of
 
 SOURCE = "The cat sat on the mat. It slept there all day!"
 TARGET = "The cat slept."
@@ -673,7 +674,11 @@ def test_a_recipe_is_prepared_for_a_causal_model(saved, tmp_path, monkeypatch):
         "sft", [f"data.name={name}", f"model.name={saved.name}", "train.eval_every=0", "data.max_target=3"]
     )
     ready, _ = prepare.prepare(
-        settings, RunFolder(tmp_path / "run"), Processes(0, 1, torch.device("cpu")), None, trust_remote_code=False
+        run_of(settings),
+        RunFolder(tmp_path / "run"),
+        Processes(0, 1, torch.device("cpu")),
+        None,
+        trust_remote_code=False,
     )
     assert ready.used[0] == "train: 4 rows; 4 completions cut to 3 tokens (data.max_target)."
     row = Tokens(ready.splits["train"].tokens)[2]

@@ -15,6 +15,7 @@ from ngramloss.data.origins import canonical
 from ngramloss.scoring import paper
 from ngramloss.study import run
 from ngramloss.training import runner
+from ngramloss.training.run import run_of
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
@@ -43,7 +44,7 @@ def started(monkeypatch):
 def base(tmp_path_factory):
     """A tiny model that is fine-tuned instead of the one that takes minutes."""
     folder = tmp_path_factory.mktemp("base") / "base"
-    assert runner.train(recipe.load("demo", ["objective=ce", *SMALL]), folder).finished
+    assert runner.train(run_of(recipe.load("demo", ["objective=ce", *SMALL])), folder).finished
     return str(folder / "model")
 
 
@@ -272,7 +273,7 @@ def test_a_training_that_is_stopped_ends_it_and_the_same_command_goes_on(tmp_pat
 
 
 def test_a_base_model_that_is_stopped_ends_it(tmp_path, monkeypatch, started, capsys):
-    monkeypatch.setattr(runner, "train", lambda settings, folder, **_: runner.Outcome(folder, False, 1, 0))
+    monkeypatch.setattr(runner, "train", lambda run, folder, **_: runner.Outcome(folder, False, 1, 0))
     folders = ["--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "page")]
     assert cli.main(["reproduce", "table2", "--data", "newswire", "--objectives", "ce", *folders]) == 130
     assert started == []
@@ -344,7 +345,7 @@ def test_a_run_of_other_settings_is_not_taken_for_one_of_the_table(tmp_path, bas
             "data.limit=40",
         ],
     )
-    assert runner.train(settings, tmp_path / "runs" / "newswire" / "ce-seed1" / "run").finished
+    assert runner.train(run_of(settings), tmp_path / "runs" / "newswire" / "ce-seed1" / "run").finished
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
     err = capsys.readouterr().err
     assert "train.max_steps: 3 → 2" in err

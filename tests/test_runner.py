@@ -23,6 +23,7 @@ from ngramloss import recipe
 from ngramloss.data import newswire
 from ngramloss.errors import DIVERGED
 from ngramloss.training import checkpoints
+from ngramloss.training.run import run_of
 
 STEPS = 16
 RECIPE = f"""
@@ -648,7 +649,7 @@ def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_r
     with pytest.raises(
         ValueError, match=r"train\.batch_size counts rows over all processes: 5 cannot be divided by 2 processes"
     ):
-        runner._check(recipe.load(str(place / "tiny.toml"), ["train.batch_size=5"]), 2)
+        run_of(recipe.load(str(place / "tiny.toml"), ["train.batch_size=5"])).on(2, torch.device("cpu"))
     with pytest.raises(FileNotFoundError, match="Set NGRAMLOSS_CACHE to a folder that all machines share"):
         runner._present(tmp_path / "elsewhere")
     settings = recipe.load(str(place / "tiny.toml"))

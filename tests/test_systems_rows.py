@@ -15,6 +15,7 @@ from ngramloss.study import run
 from ngramloss.systems import rows
 from ngramloss.systems.registry import SYSTEMS, System
 from ngramloss.training import runner
+from ngramloss.training.run import run_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -209,7 +210,7 @@ def base(tmp_path_factory):
     steps = ["train.max_steps=20", "train.warmup_steps=2", "train.eval_every=0", "train.batch_size=8"]
     lengths = ["data.max_source=48", "data.max_target=16", "generation.max_length=16"]
     settings = recipe.load("demo", ["objective=ce", "train.learning_rate=1e-2", *small, *steps, *lengths])
-    assert runner.train(settings, folder).finished
+    assert runner.train(run_of(settings), folder).finished
     return str(folder / "model")
 
 

@@ -14,6 +14,7 @@ from ngramloss.report.page import page_text
 from ngramloss.report.record import Report
 from ngramloss.scoring import provenance
 from ngramloss.training import card
+from ngramloss.training.run import run_of
 
 
 def jsonl(path, *rows):
@@ -189,6 +190,8 @@ def test_the_page_calls_texts_by_the_words_of_the_task(tmp_path):
 
 def test_the_card_names_the_task_and_the_languages():
     settings = recipe.load("translation", ["data.source_language=en", "data.target_language=de"])
-    text = card.card_text(settings, PREPARED, {"step": 1, "best_step": None, "best": None}, card.Path("checkpoint-1"))
+    text = card.card_text(
+        run_of(settings), PREPARED, {"step": 1, "best_step": None, "best": None}, card.Path("checkpoint-1")
+    )
     assert "\nTranslation (`en` → `de`): `ce + matches(2,3,4)` on `multi30k`, from `scratch`." in text
     assert "the paper" not in text, "these are not its data"

@@ -30,8 +30,8 @@ from ngramloss.stats import (
     with_given,
 )
 from ngramloss.terms.parser import parse
-from ngramloss.terms.registry import CANDIDATE_STATISTICS, START, TEACHER_STATISTICS, TWIN_STATISTICS, temperature_of
-from ngramloss.terms.term import Part, Term, check_names, refuse_unweighted
+from ngramloss.terms.registry import CANDIDATE_STATISTICS, START, TEACHER_STATISTICS, TWIN_STATISTICS
+from ngramloss.terms.term import Part, Term, check_names, refuse_unweighted, teacher_temperature
 from ngramloss.weights import current_weights, refresh_device_weights, weights_on_device
 
 Count = int | float | Tensor
@@ -107,9 +107,8 @@ class JointLoss(torch.nn.Module):
         self.progress: float | None = None
         """The share of optimiser steps done, from 0 to 1. Terms with a schedule read it; a trainer sets it."""
         self.needs = frozenset(need for term in self.terms for need in term.needs) - CANDIDATE_STATISTICS
-        self.temperature = _temperature(self.terms)
+        self.temperature = teacher_temperature(self.terms)
         """What the logits of model and teacher are divided by before they are compared."""
-        temperature_of(self.needs)   # raises if there are several
 
     def __str__(self) -> str:
         return " + ".join(str(term) for term in self.terms)
@@ -518,19 +517,6 @@ def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:
     if not terms or not all(isinstance(term, Term) for term in terms):
         raise TypeError(f"objective must be a string such as 'ce + matches(2)' or Terms, got {objective!r}.")
     return terms
-
-
-def _temperature(terms: Iterable[Term]) -> float:
-    """The temperature of all terms that compare with a teacher. Raises if they differ, or ask for two teachers."""
-    compared = [term for term in terms if "teacher" in term.requires]
-    if len({term.name == START for term in compared}) > 1:
-        raise UserError(f"{' + '.join(map(str, compared))} compares with a teacher and with the start of the model, "
-                        "and there is one teacher at a time. Write distill or keep.")
-    found = {float(term.options.get("temperature", 1.0)) for term in compared}
-    if len(found) > 1:
-        raise UserError(f"{' + '.join(map(str, compared))} compares at several temperatures, and one sweep has one. "
-                        "Write distill once.")
-    return found.pop() if found else 1.0
 
 
 def _weight_and_bias(head: torch.nn.Linear | Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

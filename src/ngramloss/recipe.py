@@ -28,11 +28,7 @@ ARCHITECTURES = ("bart", "mbart", "m2m100", "pegasus", "marian", "t5", "prophetn
 """What a model from scratch may be; llama is decoder-only."""
 LAST = "last"
 """The value of ``train.best`` with which the last weights become the model."""
-NOT_WRITTEN = (
-    "a model whose weights are sharded (train.fsdp) cannot write while it is trained. Leave one of them out, or make a "
-    "file with ngramloss candidates."
-)
-NOTHING_IMPROVES = f"train.early_stopping: needs something that becomes better, but train.best is {LAST}."
+NOT_SHARDED = "train.fsdp does not shard adapters. Leave it out, or set model.lora = 0."
 
 
 @dataclass(frozen=True)
@@ -617,7 +613,7 @@ def _unknown(key: str, known: Iterable[str]) -> str:
     return f"{key}: unknown key." + (f" Did you mean {every[names.index(close)]}?" if close else "")
 
 
-def broken_averages(train: Train) -> Iterator[str]:
+def _broken_averages(train: Train) -> Iterator[str]:
     """What is wrong with ``train.average`` and ``train.ema``, in sentences."""
     rules = [
         (train.average != 1, "train.average: the mean of one checkpoint is that checkpoint. Use 2 or more, or 0."),
@@ -653,7 +649,6 @@ def _broken_online(recipe: Recipe) -> Iterator[str]:
             f"online.samples: {recipe.system} is a system of its own, which does not read the section online. "
             "Leave one of them out.",
         ),
-        (not (online.samples and recipe.train.fsdp), f"online.samples: {NOT_WRITTEN}"),
         (
             not online.groups or online.groups > 1,
             "online.groups: one group is a plain beam search, which has no diversity. Use 2 or more, or 0 for samples.",
@@ -695,8 +690,12 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             recipe.train.early_stopping == 0 or recipe.train.eval_every > 0,
             "train.early_stopping: needs validations, but train.eval_every is 0.",
         ),
-        (recipe.train.early_stopping == 0 or recipe.train.best != LAST, NOTHING_IMPROVES),
-        *((False, text) for text in broken_averages(recipe.train)),
+        (
+            recipe.train.early_stopping == 0 or recipe.train.best != LAST,
+            f"train.early_stopping: needs something that becomes better, but train.best is {LAST}.",
+        ),
+        *((False, text) for text in _broken_averages(recipe.train)),
+        (not (recipe.model.lora and recipe.train.fsdp), NOT_SHARDED),
         (
             recipe.generation.min_length <= recipe.generation.max_length,
             "generation.min_length: must not be above generation.max_length.",

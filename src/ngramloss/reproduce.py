@@ -25,7 +25,7 @@ from ngramloss.study import run as running
 from ngramloss.study import tables
 from ngramloss.study.plan import METRICS_OF, TEST, DataSet, Study, Training, check_data
 from ngramloss.study.results import MARKER, ResultFolder, claim, raise_unless_same_study
-from ngramloss.systems.registry import SYSTEMS
+from ngramloss.systems.registry import SYSTEMS, run_of
 from ngramloss.systems.rows import PASSED_ON, belongs_to, system_rows, with_needed
 from ngramloss.training import runner
 
@@ -278,7 +278,7 @@ def reproduce(
     if plan.base is not None:
         base = RunFolder(plan.folder / BASE)
         running.raise_unless_same_settings(study, plan.base, base)
-        if not base.finished and not runner.train(plan.base, base.path).finished:
+        if not base.finished and not runner.train(run_of(plan.base), base.path).finished:
             return None
     folder.claim()
     claim(plan.folder, study)

@@ -15,6 +15,7 @@ import ngramloss as ng
 from ngramloss.gpu.captured import CapturedStep
 from ngramloss.training import compiling, loop
 from ngramloss.training.processes import start_processes
+from ngramloss.training.run import python_run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 SETTINGS = {
@@ -48,8 +49,7 @@ def trained(
         model,
         None,
         rows(data) if isinstance(data, int) else data,
-        loop.Train(**SETTINGS | changes),
-        objective,
+        python_run(objective, loop.Train(**SETTINGS | changes)),
         validation=validation,
         folder=folder,
         continued_from=None if folder is None else loop.checkpoints.find(folder).newest,

@@ -165,6 +165,7 @@ def trained(options: argparse.Namespace, refresh: int) -> dict[str, float]:
     from ngramloss.training import loop
     from ngramloss.training.online import OwnTexts
     from ngramloss.training.processes import Processes
+    from ngramloss.training.run import python_run
 
     batch, source, target, steps = options.batch_size, options.source, options.target, options.steps
     here = Processes(0, 1, torch.device("cuda", 0) if options.device == "cuda" else torch.device(options.device))
@@ -204,8 +205,7 @@ def trained(options: argparse.Namespace, refresh: int) -> dict[str, float]:
         model,
         _Numbers(),
         rows,
-        settings,
-        options.objective if refresh else PLAIN,
+        python_run(options.objective if refresh else PLAIN, settings, own),
         own_texts=own,
         on_step=lambda _, line: lines.append(line),
     )

@@ -183,6 +183,7 @@ def trained(options: argparse.Namespace, tokens: Path, training: Training) -> tu
     from ngramloss.recipe import Train
     from ngramloss.training import loop
     from ngramloss.training.processes import start_processes
+    from ngramloss.training.run import python_run
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     warnings.simplefilter("ignore")
@@ -219,7 +220,7 @@ def trained(options: argparse.Namespace, tokens: Path, training: Training) -> tu
         seed=options.seed,
         fsdp=training.fsdp,
     )
-    loop.run(loop.Job(model, None, rows, settings, options.objective, on_step=after), here)
+    loop.run(loop.Job(model, None, rows, python_run(options.objective, settings), on_step=after), here)
     sending = 0.0
     if measures:
         profiler.stop()

@@ -43,6 +43,7 @@ from ngramloss.steps.plan import LONG
 from ngramloss.steps.running import NOT_CAPTURED
 from ngramloss.training import loop
 from ngramloss.training.processes import start_processes
+from ngramloss.training.run import python_run
 
 LOOKED_AT = 200
 """Batches in which padding is counted."""
@@ -238,7 +239,7 @@ def ours(
         seed=options.seed,
     )
     model = models.built(options.model, trust_remote_code=options.trust_remote_code)
-    job = loop.Job(model, None, Tokens(tokens), settings, options.objective, on_step=after)
+    job = loop.Job(model, None, Tokens(tokens), python_run(options.objective, settings), on_step=after)
     with _left_out_of(window, CapturedStep, "_capture"):
         outcome = loop.run(job, start_processes())
     if capture and outcome.why_not_captured:  # that would be another contestant

@@ -143,8 +143,9 @@ def run_train(options: argparse.Namespace) -> int:
     """Train a reranker."""
     from pathlib import Path
 
-    from ngramloss.cli.train import train_recipe
+    from ngramloss.cli.train import train_run
     from ngramloss.systems.candidate_sets import raise_if_comma, task_of
+    from ngramloss.systems.registry import run_of
 
     given = [Path(name) for name in (*options.candidates, *options.validation)]
     for path in given:
@@ -161,7 +162,7 @@ def run_train(options: argparse.Namespace) -> int:
     )
     if not settings.system:
         raise UserError(f"the recipe {options.recipe} trains a model that writes texts, not a reranker. Use simcls.")
-    return train_recipe(settings, options.run, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
+    return train_run(run_of(settings), options.run, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
 
 
 def run_apply(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, print_result
 
 if TYPE_CHECKING:
-    from ngramloss.recipe import Recipe
+    from ngramloss.training.run import Run
 
 TRAIN = """\
 Train a model with the settings of a recipe. To continue a stopped run, run the same command again.
@@ -52,18 +52,16 @@ def add(verbs: Verbs) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss import recipe
-    from ngramloss.systems.registry import check_recipe
-    from ngramloss.training.best import best_of
+    from ngramloss.systems.registry import run_of
 
-    settings = recipe.load(options.recipe, recipe_settings(options))
-    _ = check_recipe(settings) if settings.system else best_of(settings)  # raises if it is unknown
+    asked = run_of(recipe.load(options.recipe, recipe_settings(options)))
     if options.show:
-        print_result(escape.in_json(recipe.dump(settings)).rstrip("\n"))
+        print_result(escape.in_json(recipe.dump(asked.settings)).rstrip("\n"))
         return 0
-    return train_recipe(settings, options.run, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
+    return train_run(asked, options.run, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
 
 
-def train_recipe(settings: Recipe, run: str | None, *, fresh: bool, trust_remote_code: bool) -> int:
+def train_run(asked: Run, run: str | None, *, fresh: bool, trust_remote_code: bool) -> int:
     """Train a model or a system in a folder, by default one with the recipe's name. Returns the exit code."""
     from pathlib import Path
 
@@ -72,10 +70,10 @@ def train_recipe(settings: Recipe, run: str | None, *, fresh: bool, trust_remote
     from ngramloss.training.loop import Diverged
     from ngramloss.training.prepared import Stopped
 
-    folder = Path(run or Path("runs") / settings.slug)
-    train = systems_runner.train if settings.system else runner.train
+    folder = Path(run or Path("runs") / asked.settings.slug)
+    train = systems_runner.train if asked.system else runner.train
     try:
-        outcome = train(settings, folder, fresh=fresh, trust_remote_code=trust_remote_code)
+        outcome = train(asked, folder, fresh=fresh, trust_remote_code=trust_remote_code)
     except Stopped:
         return 1
     except Diverged as reason:
@@ -84,20 +82,19 @@ def train_recipe(settings: Recipe, run: str | None, *, fresh: bool, trust_remote
     if not outcome.finished:
         return 130
     if first_process():
-        _recommend_next(settings, str(folder), " --trust-remote-code" if trust_remote_code else "")
+        _recommend_next(asked, str(folder), " --trust-remote-code" if trust_remote_code else "")
     return 0
 
 
-def _recommend_next(settings: Recipe, folder: str, trust: str) -> None:
+def _recommend_next(asked: Run, folder: str, trust: str) -> None:
     import shlex
 
     from ngramloss.data import has_split
-    from ngramloss.systems.registry import read_system
 
     run = shlex.quote(folder)
-    command = read_system(settings.system).entry.after.format(run=run) if settings.system else ""
+    command = asked.system.entry.after.format(run=run) if asked.system else ""
     if not command:
-        split = next(part for part in ("test", "validation", "train") if has_split(settings.data, part))
+        split = next(part for part in ("test", "validation", "train") if has_split(asked.settings.data, part))
         if split == "train":
             logger.info(
                 "the data have no test split, so the next command writes texts of the training split. Hold a part of "

@@ -157,6 +157,11 @@ def canonical(name: str) -> str:
     return ALIASES.get(name) or next((known for known, hub in KNOWN.items() if name in (hub.id, str(hub))), name)
 
 
+def has_several_sentences(name: str) -> bool:
+    """Whether summaries of a data set have several sentences: they are written one a line, where ROUGE-Lsum splits."""
+    return canonical(name) == "cnn_dailymail"
+
+
 def _saved_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
     """The splits of a folder that ``save_to_disk`` of the package datasets wrote; none if it did not."""
     try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ngramloss import recipe
 from ngramloss.data import Split, load_split
 from ngramloss.data.columns import NO_TARGET, listed
-from ngramloss.data.origins import Files, canonical, missing, origin
+from ngramloss.data.origins import Files, has_several_sentences, missing, origin
 from ngramloss.data.prompts import read_alike
 from ngramloss.engine_registry import AUTO
 from ngramloss.errors import MissingFileError, UserError
@@ -21,8 +21,6 @@ from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
 from ngramloss.storage.files import read_object
 from ngramloss.storage.run_folder import RunFolder
 
-SEVERAL_SENTENCES = ("cnn_dailymail",)
-"""Data sets whose summaries have several sentences: they are written one per line, where ROUGE-Lsum splits."""
 DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
 """Task → the recipe that completes the settings for a model that was trained elsewhere."""
 
@@ -75,11 +73,6 @@ class Job(NamedTuple):
     def has_lines(self) -> bool:
         """Whether texts of this data set, or of the preset's, are written one sentence per line."""
         return has_several_sentences(self.data.name) or has_several_sentences(self.preset or "")
-
-
-def has_several_sentences(data: str) -> bool:
-    """Whether summaries of this data set have several sentences, which are written one per line."""
-    return canonical(data) in SEVERAL_SENTENCES
 
 
 def job(

@@ -19,8 +19,6 @@ from ngramloss.recipe import Model
 ADAPTER = "adapter"
 """The folder of the adapter alone, in that of the merged model."""
 
-NOT_SHARDED = "train.fsdp does not shard adapters. Leave it out, or set model.lora = 0."
-
 
 def add_lora(model: Any, settings: Model) -> Any:
     """The model with LoRA adapters; only these are trained. The same model if ``settings.lora`` is 0.

@@ -18,10 +18,10 @@ from ngramloss.metrics.registry import METRICS, Score, missing_options, scores_o
 from ngramloss.recipe import TASKS, Recipe
 from ngramloss.settings import Setting, nearest
 from ngramloss.storage.files import parse_toml
-from ngramloss.systems.registry import check_recipe
+from ngramloss.systems.registry import run_of
 from ngramloss.systems.rows import Made, SystemRow, is_recipe
 from ngramloss.terms.parser import parse
-from ngramloss.training.best import best_of, options_of
+from ngramloss.training.best import options_of
 
 VALIDATION, TEST = "validation", "test"
 METRICS_OF = dict(zip(TASKS, (("rouge", "shape"), ("bleu", "chrf", "shape")), strict=True))
@@ -583,8 +583,7 @@ def _data_set(
         )
         tried = [row.settings(base) for row in rows] + [[*point] for point in grid]
         for settings in [*tried, *writings.values()]:
-            tried_out = recipe.changed(base, settings)
-            _ = check_recipe(tried_out) if tried_out.system else best_of(tried_out)
+            run_of(recipe.changed(base, settings))
     except UserError as mistake:
         mistakes.append(f"{where}{mistake}")
         return None

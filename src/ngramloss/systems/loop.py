@@ -28,7 +28,6 @@ from ngramloss.training.loop import (
     State,
     learning_rates,
     optimiser_of,
-    precision_of,
     raise_if_diverged,
     restored,
     scheduled_weights,
@@ -37,6 +36,7 @@ from ngramloss.training.loop import (
     warmups_of,
 )
 from ngramloss.training.processes import Processes
+from ngramloss.training.run import precision_of
 from ngramloss.training.stopping import Stopping
 
 TOKENS = 2**15

@@ -15,13 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.plugins import Registry
 from ngramloss.recipe import LAST, TASKS, Generation, Recipe, affecting, every_setting, flat, load
 from ngramloss.settings import Setting
 from ngramloss.storage.run_folder import RunFolder
+from ngramloss.terms.parser import parse
+
+if TYPE_CHECKING:
+    from ngramloss.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -220,6 +224,18 @@ def system_of(model: str) -> Written | None:
     run = RunFolder(Path(model))
     text = load(str(run.recipe), objective=False).system if run.recipe.is_file() else ""
     return read_system(text) if text else None
+
+
+def run_of(settings: Recipe) -> Run:
+    """What a recipe of a system or a model asks for. Raises if its settings ask for what is not there."""
+    from ngramloss.training import run
+    from ngramloss.training.best import Best
+
+    if not settings.system:
+        return run.run_of(settings)
+    system, best = check_recipe(settings), settings.train.best
+    higher = system.entry.bests.get(best, False)
+    return run.Run(settings, tuple(parse(settings.objective)), Best(best, higher=higher), system=system)
 
 
 def check_recipe(settings: Recipe) -> Written:

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from ngramloss import recipe
 from ngramloss.errors import UserError
 from ngramloss.recipe import Recipe
-from ngramloss.systems.registry import SYSTEMS, System, check_recipe
-from ngramloss.training.best import best_of
+from ngramloss.systems.registry import SYSTEMS, System, run_of
 
 ALL = "all"
 PASSED_ON = frozenset(recipe.affecting("documents", "rows", "sentences")) - {"data.name"}
@@ -180,7 +179,7 @@ def _check(rows: Mapping[str, SystemRow], names: Sequence[str], task: str, runs:
         raise UserError(f"--runs {runs}: with --systems it must not have a comma, which separates files of candidates.")
     for row in rows.values():
         ready = recipe.changed(row.base, row.settings(lambda made: runs / made.row))
-        _ = check_recipe(ready) if ready.system else best_of(ready)
+        run_of(ready)
 
 
 def _is_for(task: str, name: str) -> bool:

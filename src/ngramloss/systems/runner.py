@@ -1,13 +1,12 @@
-"""a recipe of a system and a folder → a trained run in it, continued from where it stopped."""
+"""what a recipe of a system asks for and a folder → a trained run in it, continued from where it stopped."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +16,10 @@ from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Recipe
 from ngramloss.storage.files import whole_folder, write_whole
 from ngramloss.storage.run_folder import RunFolder
+from ngramloss.systems import loop
 from ngramloss.systems.candidate_sets import whole_paths
-from ngramloss.systems.loop import Job, Task, run
-from ngramloss.systems.registry import SYSTEMS, Written, check_recipe
+from ngramloss.systems.loop import Task
+from ngramloss.systems.registry import SYSTEMS, Written, run_of
 from ngramloss.training import checkpoints
 from ngramloss.training.card import PACKAGES, title
 from ngramloss.training.claim import claim, locked
@@ -27,27 +27,31 @@ from ngramloss.training.identity import IDENTITY, PLUGIN, objectives_made_of, ra
 from ngramloss.training.loop import total_steps
 from ngramloss.training.prepare import made_of_now, read_splits
 from ngramloss.training.processes import start_processes
+from ngramloss.training.run import Run
 from ngramloss.training.runner import Outcome, after_full_disk, best_checkpoint, open_logs
 from ngramloss.training.trackers import check_trackers
 from ngramloss.version import __version__, installed
 
 
-def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_code: bool = False) -> Outcome:
+def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: bool = False) -> Outcome:
     """Train a system, or continue from the last complete checkpoint.
 
     Args:
-        settings: the resolved recipe.
+        run: what is trained.
         folder: the run folder.
         fresh: delete an earlier run in this folder and start over.
         trust_remote_code: whether code that comes with the model may run.
     """
-    system = check_recipe(settings)
+    settings, system = run.settings, run.system
     check_trackers(settings.train.report_to)
     candidates = whole_paths(settings.data.candidates)
     settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=candidates))
     run_folder = RunFolder(folder)
+
+    def now(saved: Recipe) -> Mapping[str, str]:
+        return made_of_now(run_of(saved), trust_remote_code=trust_remote_code)
+
     with locked(run_folder, 0):
-        now = partial(made_of_now, trust_remote_code=trust_remote_code)
         newest = claim(settings, run_folder, fresh=fresh, check=lambda: read_splits(settings), made_of=now)
         if run_folder.finished:
             logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
@@ -64,9 +68,9 @@ def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_c
         write_whole(run_folder.prepared, json.dumps({"made_of": made_of}, indent=1))
         step, finished = began, newest is not None and checkpoints.facts(newest)["finished"]
         if not finished:
-            step, finished = _run(settings, run_folder, system, task, record, newest)
+            step, finished = _run(run, run_folder, task, record, newest)
         if finished:
-            why = _finish(settings, run_folder, system, task)
+            why = _finish(run, run_folder, task)
             logger.info(f"finished at step {step}: {run_folder.model}{why}")
         else:
             logger.info(f"stopped at step {step}; the same command continues it.")
@@ -80,33 +84,32 @@ def _code_made_of(settings: Recipe, system: Written) -> dict[str, str]:
     return objectives | own
 
 
-def _run(
-    settings: Recipe, run_folder: RunFolder, system: Written, task: Task, record: str, newest: Path | None
-) -> tuple[int, bool]:
+def _run(run: Run, run_folder: RunFolder, task: Task, record: str, newest: Path | None) -> tuple[int, bool]:
     """Run the loop. Returns the last step, and whether the training is finished."""
+    settings = run.settings
     here, steps = start_processes(), total_steps(settings.train, len(task.examples))
     began = checkpoints.step(newest) if newest else 0
     if newest is not None:
         logger.info(f"continuing {run_folder.path} from step {began}.")
-    shown = list(dict.fromkeys([*task.terms, *system.entry.bests]))
+    shown = list(dict.fromkeys([*task.terms, *run.system.entry.bests]))
     with open_logs(settings, run_folder, here, terms=shown, score="", steps=steps, since=began) as logs:
-        job = Job(
+        job = loop.Job(
             task,
             settings.train,
-            higher=system.entry.bests.get(settings.train.best, False),
+            higher=run.best.higher,
             folder=run_folder.checkpoints,
             saved_with={IDENTITY: record},
             continued_from=newest,
             **logs,
         )
         try:
-            state = run(job, here)
+            state = loop.run(job, here)
         except checkpoints.CheckpointError as reason:
             raise OSError(f"{reason} {after_full_disk(run_folder, here)}") from reason
     return state.step, state.step >= steps or state.ended_early
 
 
-def _finish(settings: Recipe, run_folder: RunFolder, system: Written, task: Task) -> str:
+def _finish(run: Run, run_folder: RunFolder, task: Task) -> str:
     """Write the card, then the model folder, which marks the run as finished. Returns why it is this model."""
     newest = checkpoints.find(run_folder.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
@@ -114,11 +117,8 @@ def _finish(settings: Recipe, run_folder: RunFolder, system: Written, task: Task
     chosen = best_checkpoint(run_folder, newest, facts["best_step"])
     why = ""
     if checkpoints.step(chosen) == facts["best_step"]:
-        rank = "highest" if system.entry.bests[settings.train.best] else "lowest"
-        why = (
-            f", the weights of step {facts['best_step']} ({rank} validation {settings.train.best}, {facts['best']:.4f})"
-        )
-    write_whole(run_folder.card, _card(settings, system, task.used, why or ", the last weights"))
+        why = f", the weights of step {facts['best_step']} ({run.best.described(facts['best'])})"
+    write_whole(run_folder.card, _card(run.settings, run.system, task.used, why or ", the last weights"))
     with whole_folder(run_folder.model) as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
         run_folder.record_weights(partial_folder)

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from ngramloss.errors import UserError
 from ngramloss.plugins import call
 from ngramloss.settings import nearest
-from ngramloss.terms.registry import MOST_N, OBJECTIVES, TEACHER_STATISTICS, TWIN_STATISTICS, Objective
+from ngramloss.terms.registry import (
+    MOST_N,
+    OBJECTIVES,
+    START,
+    TEACHER_STATISTICS,
+    TWIN_STATISTICS,
+    Objective,
+    temperature_of,
+)
 from ngramloss.terms.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -222,13 +230,28 @@ class Term:
 
 
 def check_names(terms: Sequence[Term]) -> list[str]:
-    """The names of all parts. Raises if a name occurs twice."""
+    """The names of all parts. Raises if a name occurs twice, or if the terms cannot be computed together."""
     names = [name for term in terms for name in term.names]
     for name in names:
         if names.count(name) > 1:
             written = " + ".join(map(str, terms))
             raise UserError(f"{name} is given twice in {written!r}. Write it once, with the sum of the weights.")
+    teacher_temperature(terms)
+    temperature_of({need for term in terms for need in term.needs})
     return names
+
+
+def teacher_temperature(terms: Sequence[Term]) -> float:
+    """The temperature of all terms that compare with a teacher. Raises if they differ, or ask for two teachers."""
+    compared = [term for term in terms if "teacher" in term.requires]
+    if len({term.name == START for term in compared}) > 1:
+        raise UserError(f"{' + '.join(map(str, compared))} compares with a teacher and with the start of the model, "
+                        "and there is one teacher at a time. Write distill or keep.")
+    found = {float(term.options.get("temperature", 1.0)) for term in compared}
+    if len(found) > 1:
+        raise UserError(f"{' + '.join(map(str, compared))} compares at several temperatures, and one sweep has one. "
+                        "Write distill once.")
+    return found.pop() if found else 1.0
 
 
 def refuse_unweighted(terms: Sequence[Term]) -> None:

@@ -12,7 +12,7 @@ from ngramloss.metrics.registry import METRICS, checked_options, missing_options
 from ngramloss.recipe import LAST, Recipe
 from ngramloss.settings import nearest, toml_value
 from ngramloss.terms.parser import parse
-from ngramloss.terms.term import check_names
+from ngramloss.terms.term import Term, check_names
 
 
 class Best(NamedTuple):
@@ -153,6 +153,12 @@ def _named(name: str, steps: Sequence[int]) -> str:
     return f"the mean of the weights of steps {', '.join(map(str, others))} and {last}"
 
 
+def selecting_terms(terms: Sequence[Term]) -> list[str]:
+    """What validation computes of an objective: the whole loss, ``ce``, and terms of neither candidates nor twins."""
+    compared = [name for term in terms if term.requires - {"teacher"} for name in term.names]
+    return [name for name in dict.fromkeys(["loss", "ce", *check_names(terms)]) if name not in compared]
+
+
 def best_of(settings: Recipe) -> Best:
     """What a recipe selects the best checkpoint by.
 
@@ -167,7 +173,7 @@ def best_of(settings: Recipe) -> Best:
     parsed = parse(settings.objective)
     absent = {term: term.requires - {"teacher"} for term in parsed}
     compared = [term_name for term in parsed if absent[term] for term_name in term.names]
-    terms = [term for term in dict.fromkeys(["loss", "ce", *check_names(parsed)]) if term not in compared]
+    terms = selecting_terms(parsed)
     if name in compared:
         missing = " and ".join(sorted(next(absent[term] for term in parsed if name in term.names)))
         raise UserError(

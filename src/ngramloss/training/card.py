@@ -13,10 +13,10 @@ from ngramloss.data.origins import canonical
 from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Model, Recipe
 from ngramloss.terms.parser import parse
-from ngramloss.training.best import best_of, weights_text
+from ngramloss.training.best import weights_text
 from ngramloss.training.identity import PLUGIN
-from ngramloss.training.online import gain_online, writes_texts
 from ngramloss.training.prepared import Prepared, PreparedCandidates, PreparedLanguageModel
+from ngramloss.training.run import Run
 from ngramloss.version import __version__, installed
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "numpy", "sentencex", "pysbd")
@@ -38,17 +38,17 @@ FES = (
 )
 
 
-def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chosen: Path, *, note: str = "") -> str:
+def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path, *, note: str = "") -> str:
     """The card as Markdown.
 
     Args:
-        settings: the resolved recipe.
+        run: what was trained.
         prepared: what the training was given.
         facts: of the newest checkpoint.
         chosen: the checkpoint or the average that became the model.
         note: a sentence about the choice.
     """
-    weights = weights_text(best_of(settings), facts, chosen).removeprefix("the ")
+    settings, weights = run.settings, weights_text(run.best, facts, chosen).removeprefix("the ")
     versions = {"ngramloss": __version__, **{name: installed(name) or "not installed" for name in PACKAGES}}
     versions["Python"] = platform.python_version()
     if canonical(settings.data.name) in PAPER:
@@ -82,7 +82,7 @@ def card_text(settings: Recipe, prepared: Prepared, facts: dict[str, Any], chose
             )
         ),
         *_candidates(prepared.candidates),
-        *_own_texts(settings),
+        *_own_texts(run),
         *_language_model(prepared.language_model),
         "",
         *([f"## {heading}", "", *(f"* {line}" for line in remarks), ""] if remarks else []),
@@ -131,17 +131,16 @@ def _candidates(compared: PreparedCandidates | None) -> list[str]:
     ]
 
 
-def _own_texts(settings: Recipe) -> list[str]:
+def _own_texts(run: Run) -> list[str]:
     """What the model wrote while it was trained."""
-    if not writes_texts(settings):
+    if run.gain is None:
         return []
-    gain = gain_online(settings)
-    given = {name: value for name, value in dataclasses.asdict(settings.online).items() if value}
+    given = {name: value for name, value in dataclasses.asdict(run.settings.online).items() if value}
     return [
         "",
         "The objective compares texts that the model wrote while it was trained, with the weights that it had then "
         f"({', '.join(f'{name} {value}' for name, value in given.items())}), scored with "
-        f"{', '.join(map(as_code, gain.scores))}.",
+        f"{', '.join(map(as_code, run.gain.scores))}.",
     ]
 
 

@@ -84,22 +84,6 @@ def claim(
     return saved.newest
 
 
-def whole_name(name: str, key: str, run: RunFolder) -> str:
-    """The whole path of a model that a recipe names besides the trained one, or of a run's model; a hub id as it is.
-
-    Raises if it is inside the run itself; ``key`` is the setting that names it.
-    """
-    path = Path(name).expanduser()
-    if not path.exists():  # a model on the hub
-        return name
-    path = RunFolder(path).model if RunFolder(path).recipe.is_file() else path
-    if path.resolve().is_relative_to(run.path.resolve()):
-        raise UserError(
-            f"{key} is in the run's own folder {run.path}, where --fresh would delete it. Choose another --run."
-        )
-    return str(path.resolve())
-
-
 def _raise_unless_run_folder(run: RunFolder) -> None:
     if not run.recipe.exists() and (content := run.content()):
         what = "has predictions but no run" if run.has_predictions else "is not a run folder"

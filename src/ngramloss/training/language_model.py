@@ -6,7 +6,6 @@ and its numbers travel beside the labels.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -23,41 +22,17 @@ from ngramloss.data.tokens import Tokens, same_ids, tokens_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.generation.teacher_forced import joined_label_logp
 from ngramloss.models import loading
-from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
-from ngramloss.recipe import Model, Recipe
+from ngramloss.recipe import Model
 from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import cache_folder, fingerprint
-from ngramloss.storage.run_folder import RunFolder, weight_files
-from ngramloss.terms.parser import parse
-from ngramloss.training.claim import whole_name
+from ngramloss.storage.run_folder import weight_files
 
 NAME = "lm_logp"
 FORMAT = 1
 """Part of the cache key: increased when the same language model gives other numbers."""
 CHUNK = 256
 """Rows that are computed at a time, or fewer if they are long."""
-
-
-def terms_of_language_model(settings: Recipe) -> list[str]:
-    """The names of the terms that read a language model."""
-    return [name for term in parse(settings.objective) if NAME in term.needs for name in term.names]
-
-
-def resolve_language_model(settings: Recipe, run: RunFolder) -> Recipe:
-    """The recipe with the whole path of its language model. Raises if the objective needs one and none is named."""
-    named, terms = settings.data.language_model, terms_of_language_model(settings)
-    if terms and not named:
-        raise UserError(
-            f"{terms[0]} reads a language model of the targets alone, but data.language_model is empty. Train one, "
-            "such as with ngramloss train lm, and name its run: --set data.language_model=FOLDER."
-        )
-    if not named:
-        return settings
-    if not terms:
-        logger.info(f"data.language_model is not used: no term of {settings.objective!r} reads one.")
-    whole = whole_name(named, "data.language_model", run)
-    return dataclasses.replace(settings, data=dataclasses.replace(settings.data, language_model=whole))
 
 
 class LanguageModel(NamedTuple):

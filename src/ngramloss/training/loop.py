@@ -26,10 +26,10 @@ from ngramloss.hf.shared_prompts import why_not_shared
 from ngramloss.hf.teachers import frozen_start
 from ngramloss.hf.unmasked import as_if_captured
 from ngramloss.loss import JointLoss
-from ngramloss.models.adapters import NOT_SHARDED, has_adapters, raise_unless_mergeable
+from ngramloss.models.adapters import has_adapters, raise_unless_mergeable
 from ngramloss.models.settings import pad_id
 from ngramloss.output.console import logger
-from ngramloss.recipe import LAST, NOT_WRITTEN, NOTHING_IMPROVES, Train, broken_averages
+from ngramloss.recipe import NOT_SHARDED, Train
 from ngramloss.settings import nearest
 from ngramloss.stats import BESIDE_LABELS, WEIGHTS
 from ngramloss.steps import reduction
@@ -42,13 +42,14 @@ from ngramloss.steps.running import NOT_CAPTURED, StepRunner
 from ngramloss.steps.twins import twins
 from ngramloss.storage.typed import typed
 from ngramloss.training import averaging, checkpoints, compiling
-from ngramloss.training.best import Best, is_better
+from ngramloss.training.best import is_better
 from ngramloss.training.identity import IDENTITY, python_made_of, raise_unless_same, record_of
 from ngramloss.training.log import Log
-from ngramloss.training.online import FreshTexts, OwnTexts, warn_unless_exact, writing_copy
+from ngramloss.training.online import FreshTexts, OwnTexts, writing_copy
 from ngramloss.training.processes import Processes, start_processes
+from ngramloss.training.run import Run, python_run, warn_unless_exact
 from ngramloss.training.schedules import learning_rate
-from ngramloss.training.sharding import raise_unless_shardable, shard
+from ngramloss.training.sharding import shard
 from ngramloss.training.stopping import Stopping
 from ngramloss.training.validation import terms_on
 
@@ -126,10 +127,8 @@ class Job(NamedTuple):
         examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``, or ``lm_logp``, a
             number for each label. For a decoder-only model, ``input_ids`` are the prompt, and ``labels`` what follows
             it.
-        settings: how to train.
-        objective: what to train on.
+        run: what is trained: the objective, how to train, and what selects the best checkpoint.
         validation: rows to validate on, if any.
-        best: what selects the best checkpoint.
         score: a model → further numbers of a validation, such as a score of generated texts.
         folder: where checkpoints go; None saves none.
         saved_with: file name → text that each checkpoint contains besides.
@@ -143,10 +142,8 @@ class Job(NamedTuple):
     model: Any
     tokenizer: Any
     examples: Any
-    settings: Train
-    objective: str
+    run: Run
     validation: Any = None
-    best: Best = Best("ce")
     score: Callable[[Any], dict[str, float]] | None = None
     folder: Path | None = None
     saved_with: Mapping[str, str] = {}
@@ -156,18 +153,19 @@ class Job(NamedTuple):
     teacher: Any = None
     own_texts: OwnTexts | None = None
 
+    @property
+    def settings(self) -> Train:
+        """How to train."""
+        return self.run.settings.train
+
 
 def run(job: Job, here: Processes) -> Outcome:
     """Train. Every process calls this."""
-    settings = job.settings
-    if settings.fsdp and job.own_texts is not None:
-        raise UserError(NOT_WRITTEN)
-    check_settings(settings, here.count, here.device)
-    precision = precision_of(settings, here.device)
+    settings, best = job.settings, job.run.best
+    precision = job.run.on(here.count, here.device)
 
     # The model, its objective, the optimiser
-    model, objective = job.model, JointLoss(job.objective)
-    check_twins(objective, settings)
+    model, objective = job.model, JointLoss(job.run.terms)
     if objective.needs_twins:
         raise_without_dropout(model, objective)
     if job.folder is not None:
@@ -331,8 +329,8 @@ def run(job: Job, here: Processes) -> Outcome:
                     validation = validate()
                     log.write_validation(step.number, validation)
                     raise_if_diverged(validation["eval_loss"], step.number, log, fp16=scaler is not None)
-                value = validation.get(f"eval_{job.best.name}", math.nan)
-                saves |= state.judge(value, settings, higher=job.best.higher)
+                value = validation.get(f"eval_{best.name}", math.nan)
+                saves |= state.judge(value, settings, higher=best.higher)
                 line |= validation
             if saves and job.folder is not None:
                 save(finished=last or state.ended_early)
@@ -389,22 +387,16 @@ def train(
     if unknown := [name for name in changes if name not in known]:
         raise TypeError(f"train has no setting {unknown[0]!r}. {nearest(unknown[0], known, 0.6)}".rstrip())
     settings = dataclasses.replace(settings or Train(), **changes)
-    loss_fn = JointLoss(objective).with_ce()
-    terms = ["loss", *(part.name for part in loss_fn.without("candidates", "twins").parts), LAST]
-    if settings.best not in terms:
-        raise UserError(
-            f"best: {settings.best!r} is not a term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
-            "generated texts select checkpoints in ngramloss train."
-        )
+    asked = python_run(objective, settings, own_texts)
     if folder is None and (settings.average or settings.ema):
         raise UserError("average and ema are written beside the checkpoints. Give a folder for these: folder=….")
-    if settings.teacher or (teacher is not None and loss_fn.compares_with_start):
+    if settings.teacher or (teacher is not None and asked.compares_with_start):
         raise UserError(
             "train.teacher is read by ngramloss train. Here, pass the loaded model: train(..., teacher=model). For "
             "keep pass none: it compares with the model as it is before training."
         )
     if own_texts is not None:
-        warn_unless_exact(loss_fn, own_texts.settings)
+        warn_unless_exact(asked)
     here = start_processes()
     checkpoint_folder = None if folder is None else Path(folder)
     newest, record = None, ""
@@ -419,10 +411,8 @@ def train(
         model,
         tokenizer,
         examples,
-        settings,
-        objective,
+        asked,
         validation=validation if settings.eval_every else None,
-        best=Best(settings.best),
         folder=checkpoint_folder,
         saved_with={IDENTITY: record} if record else {},
         continued_from=newest,
@@ -465,7 +455,7 @@ def _averages(
         What ``State.averages`` keeps of each.
     """
     model, folder, found = job.model, job.folder, {}
-    assert folder is not None, "check_settings has made sure of it"
+    assert folder is not None, "train has made sure of it"
     if job.settings.average:
         others = averaging.members(folder, job.settings)
         steps = [*map(checkpoints.step, others), state.step]
@@ -486,7 +476,7 @@ def _averages(
             if job.validation is not None:
                 values = {key.removeprefix("eval_"): value for key, value in validate().items()}
                 log.write_validation(state.step, {f"{name}_{key}": value for key, value in values.items()})
-                measured = values.get(job.best.name, math.nan)
+                measured = values.get(job.run.best.name, math.nan)
                 value = measured if math.isfinite(measured) else None
             if here.first:
                 checkpoints.save_model(folder / name, model, job.tokenizer)
@@ -537,31 +527,6 @@ def learning_rates(settings: Train, done: int, warmups: tuple[int, int], total: 
     return rate, encoder_rate
 
 
-def check_settings(settings: Train, processes: int, device: torch.device) -> None:
-    """Raise if this number of processes cannot train like this, or not on this device."""
-    sizes = {"train.batch_size": settings.batch_size, "train.eval_batch_size": settings.eval_batch_size}
-    for key, rows in sizes.items():
-        if rows % processes:
-            raise UserError(f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes.")
-    if settings.early_stopping and settings.best == LAST:
-        raise UserError(NOTHING_IMPROVES)
-    for text in broken_averages(settings):
-        raise UserError(text)
-    precision = precision_of(settings, device)
-    if settings.fsdp:
-        raise_unless_shardable(processes, precision)
-
-
-def check_twins(objective: JointLoss, settings: Train) -> None:
-    """Raise if a term compares twins and a step has none."""
-    if objective.needs_twins and not settings.twins:
-        name = next(term.names[0] for term in objective.terms if "twins" in term.requires)
-        raise UserError(
-            f"{name} compares each row with its twin, the same example with another dropout, and train.twins is off. "
-            "Set train.twins=true: every example is then in a step twice, which about doubles its time."
-        )
-
-
 def raise_without_dropout(model: Any, objective: JointLoss) -> None:
     """Raise if nothing distinguishes twins."""
     if not any(dropouts(model)):
@@ -570,17 +535,6 @@ def raise_without_dropout(model: Any, objective: JointLoss) -> None:
             "from comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for adapters, or "
             "dropout in the model's own config.json."
         )
-
-
-def precision_of(settings: Train, device: torch.device) -> str:
-    """``bf16``, ``fp16`` or ``fp32``; raises if this device cannot."""
-    if settings.precision == "fp16" and device.type == "cpu":
-        raise UserError("train.precision: fp16 needs a GPU. Use bf16 or fp32.")
-    if settings.precision != "auto":
-        return settings.precision
-    if device.type != "cuda":
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
 
 
 def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:

@@ -15,7 +15,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -30,7 +29,6 @@ from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.batches import CPU_TOKENS, Budget, batches, budget_for
 from ngramloss.generation.engines.hf import search_of
-from ngramloss.generation.job import has_several_sentences
 from ngramloss.generation.search import Options, Search
 from ngramloss.generation.writer import decoded
 from ngramloss.loss import JointLoss
@@ -44,119 +42,18 @@ from ngramloss.steps.plan import Grid, Joined, Lengths, Plan, open_grid
 from ngramloss.steps.planned import ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.storage.files import read_object
 from ngramloss.storage.typed import typed
-from ngramloss.training.best import has_own_model, options_of
 from ngramloss.training.checkpoints import AGAIN
 from ngramloss.training.processes import Processes
+from ngramloss.training.run import METRIC, own_needs, warn_of_others
 from ngramloss.training.validation import unchanged
 
 FILE = "online.json"
 """The file of a checkpoint with the texts of the steps after it."""
-METRIC = "online.metric"
-ON_POLICY = ("policy", "credit")
-"""Terms whose gradient is right only if texts are drawn from the model as it is."""
 NO_GAINS = ("greedy", "token_logp")
 """Terms that need one of these statistics read no gains."""
 
 Gains = Callable[[Sequence[int], Sequence[Sequence[str]]], list[list[float]]]
 """Numbers of rows, and texts of each → what each text gains, 0 to 1."""
-
-
-class Needs(NamedTuple):
-    """Which texts of the model an objective reads.
-
-    Attributes:
-        samples: texts that are compared with each other.
-        greedy_text: the greedy text, as the first candidate.
-        baseline: what the greedy text gains.
-    """
-
-    samples: bool
-    greedy_text: bool
-    baseline: bool
-
-
-def own_needs(loss: JointLoss) -> Needs:
-    """Which texts of the model the terms of an objective read."""
-    return Needs(loss.needs_samples, loss.needs_own_text, loss.needs_baseline)
-
-
-# Checks
-
-
-def writes_texts(settings: Recipe) -> bool:
-    """Whether the model writes texts while it is trained: those that its objective reads."""
-    needs = own_needs(JointLoss(settings.objective))
-    return needs.greedy_text or (needs.samples and settings.online.samples > 0)
-
-
-def check_online(settings: Recipe) -> None:
-    """Raise if texts that the model would write cannot be scored here, or are missing. Logs if nothing reads them."""
-    online, loss = settings.online, JointLoss(settings.objective)
-    if online.samples and not own_needs(loss).samples:  # such as the baseline of a study
-        logger.info(f"online.samples is not used: no term of {settings.objective!r} compares candidates.")
-    if not writes_texts(settings):
-        changed = [key for key, value in asdict(online).items() if value != getattr(Online(), key)]
-        if changed and not online.samples:  # no error: a study may set them for all of its rows
-            logger.info(
-                f"the section online ({', '.join(changed)}) is not used: online.samples is 0, so the model writes no "
-                "texts."
-            )
-        if own_needs(loss).baseline:
-            raise UserError(
-                "policy(baseline=greedy) compares with the model's greedy text, which a file of candidates does not "
-                "have. Let the model write: set online.samples, or use another baseline, mean or others."
-            )
-        if settings.data.candidates:
-            _warn_of_others(loss, "those of a file were written by an older one. Let it write: set online.samples")
-        return
-    _raise_without_samples(loss, own_needs(loss), online)
-    gain_online(settings)
-    warn_unless_exact(loss, online)
-
-
-def warn_unless_exact(loss: JointLoss, online: Online) -> None:
-    """Warn if a term needs samples of the model as it is, and the settings ask for other texts."""
-    if online.groups:
-        _warn_of_others(loss, f"online.groups = {online.groups} writes beams. Leave it at 0")
-    elif (online.temperature, online.top_p) != (1.0, 1.0):
-        _warn_of_others(
-            loss,
-            f"online.temperature = {online.temperature:g} and online.top_p = {online.top_p:g} draw from another "
-            "distribution. Leave both at 1",
-        )
-
-
-def _warn_of_others(loss: JointLoss, why: str) -> bool:
-    """Warn if a term needs samples of the model as it is: ``why`` says which there are. Returns whether one does."""
-    exact = [term.name for term in loss.terms if term.name in ON_POLICY]
-    if exact:
-        logger.warning(f"{exact[0]} is right for samples of the model as it is, and {why}.")
-    return bool(exact)
-
-
-def _raise_without_samples(loss: JointLoss, needs: Needs, online: Online) -> None:
-    """Raise if terms compare samples, and only the greedy text is written: they would learn nothing."""
-    if needs.samples and not online.samples:
-        name = next(part.name for part in loss.parts if part.reads == "candidates" and "greedy" not in part.needs)
-        raise UserError(
-            f"{name} compares texts that the model writes, and online.samples is 0, so that it writes the greedy text "
-            "alone. Set online.samples=4, or leave the term out; beside terms of the own text, a file of candidates is "
-            "not read."
-        )
-
-
-def gain_online(settings: Recipe) -> Gain:
-    """What scores the texts. Raises if it is not a gain, or needs a model of its own."""
-    name = settings.online.metric or gains.BY_TASK[settings.task]
-    metric = gains.metric_of(name, METRIC)
-    if has_own_model(metric):
-        raise UserError(
-            f"{METRIC}: {name} needs a model or a file of its own, which is not loaded beside the model in training. "
-            "Use rouge, bleu, chrf, one of their scores, or a metric of a plugin without such an option."
-        )
-    options = options_of(metric, settings.online.metric_options, "online.metric_options")
-    lines = settings.data.language if has_several_sentences(settings.data.name) else None
-    return gains.gain_of(name, options, lines=lines, key=METRIC)
 
 
 class OwnTexts(NamedTuple):
@@ -173,14 +70,14 @@ class OwnTexts(NamedTuple):
     generation: Generation = Generation()
 
 
-def own_texts(settings: Recipe, examples: Sequence[Example]) -> OwnTexts:
+def own_texts(settings: Recipe, gain: Gain, examples: Sequence[Example]) -> OwnTexts:
     """Those of a recipe. Tries the metric on a few references first.
 
     Args:
         settings: the resolved recipe.
+        gain: what scores them.
         examples: of the training split, in the order of its rows.
     """
-    gain = gain_online(settings)
     for note in gains.check_gain(gain, examples):
         logger.info(f"{METRIC}: {note} In a recipe, online.metric_options has such options.")
     return OwnTexts(
@@ -327,11 +224,8 @@ class FreshTexts:
         here: Processes,
         writes: Any = None,
     ) -> None:
-        settings, self.needs = own.settings, own_needs(loss_fn)
+        settings, self.needs = own.settings, own_needs(loss_fn.terms)
         self.samples = settings.samples if self.needs.samples else 0
-        if not self.samples and not self.needs.greedy_text:
-            raise UserError(f"no text of the model is read: {str(loss_fn)!r} with {settings.samples} samples.")
-        _raise_without_samples(loss_fn, self.needs, settings)
         gained = [part for part in loss_fn.parts if part.reads == "candidates" and part.needs.isdisjoint(NO_GAINS)]
         self.compares = bool(self.samples and gained)
         """Whether a term compares what samples gain."""
@@ -566,7 +460,7 @@ class FreshTexts:
         if self.own.generation.engine not in (AUTO, writer.engine.name):
             logger.info(f"generation.engine = {self.own.generation.engine} cannot write for a model in training.")
         others = f"the model's own generation settings also change its texts: {', '.join(writer.search.others)}"
-        if writer.search.others and not (self.samples and _warn_of_others(loss, others)):
+        if writer.search.others and not (self.samples and warn_of_others(loss.terms, others)):
             logger.info(f"{others}.")
 
     def _remark(self) -> None:

@@ -23,7 +23,6 @@ from ngramloss.data.prompts import fix_date, read_alike, template_of
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.loss import JointLoss
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
@@ -37,7 +36,6 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.terms.parser import parse
 from ngramloss.terms.registry import OBJECTIVES
 from ngramloss.terms.term import refuse_unweighted
-from ngramloss.training.best import best_of
 from ngramloss.training.identity import (
     DAY,
     IDENTITY,
@@ -49,47 +47,17 @@ from ngramloss.training.identity import (
     record_of,
 )
 from ngramloss.training.language_model import NAME as LM_LOGP
-from ngramloss.training.language_model import load_language_model, prepare_numbers, terms_of_language_model
-from ngramloss.training.loop import precision_of
-from ngramloss.training.online import check_online, gain_online, writes_texts
+from ngramloss.training.language_model import load_language_model, prepare_numbers
 from ngramloss.training.prepared import Machine, Prepared, PreparedCandidates, PreparedLanguageModel, PreparedSplit
 from ngramloss.training.processes import Processes
+from ngramloss.training.run import Run, precision_of
 from ngramloss.training.validation import notes_on
-
-
-def resolve_candidates(settings: Recipe, run: RunFolder) -> Recipe:
-    """The recipe with the whole path of its candidates. Raises if the objective needs candidates and has none."""
-    named, terms = settings.data.candidates, _terms_of_candidates(settings)
-    check_online(settings)
-    if terms and not named and not writes_texts(settings):
-        raise UserError(
-            f"{terms[0]} compares candidates, but data.candidates is empty. Make candidates of the training split with "
-            "ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER. Or let the model "
-            "write them while it is trained: --set online.samples=4."
-        ).on_page("candidates")
-    if not named:
-        return settings
-    path = Path(named).expanduser().resolve()
-    if path.is_relative_to(run.path.resolve()):
-        raise UserError(
-            f"data.candidates is in the run's own folder {run.path}, where --fresh would delete it. Choose "
-            "another --run."
-        )
-    if not terms or writes_texts(settings):  # the greedy text of the model alone is read then
-        logger.info(f"data.candidates is not used: no term of {settings.objective!r} compares candidates.")
-    return dataclasses.replace(settings, data=dataclasses.replace(settings.data, candidates=str(path)))
-
-
-def _terms_of_candidates(settings: Recipe) -> list[str]:
-    """The names of the terms that compare candidates."""
-    return [name for term in parse(settings.objective) if term.reads == "candidates" for name in term.names]
-
 
 # Once for all processes
 
 
 def prepare_once(
-    settings: Recipe, run: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
+    run: Run, folder: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
 ) -> tuple[Prepared, Sequence[Example]]:
     """Prepare in the first process, and write ``prepared.json`` or the error; wait for it in the others.
 
@@ -97,53 +65,53 @@ def prepare_once(
         What is prepared, and the validation examples for which texts are generated: only the first process has them.
     """
     if not here.first:
-        return wait_for_prepared(run), ()
-    with heartbeat(run.beat(0)) if here.count > 1 else nullcontext():
+        return wait_for_prepared(folder), ()
+    with heartbeat(folder.beat(0)) if here.count > 1 else nullcontext():
         try:
-            prepared, judged = prepare(settings, run, here, newest, trust_remote_code=trust_remote_code)
+            prepared, judged = prepare(run, folder, here, newest, trust_remote_code=trust_remote_code)
         except BaseException as reason:
             if here.count > 1:
-                write_whole(run.prepared, json.dumps({"error": str(reason)}))
+                write_whole(folder.prepared, json.dumps({"error": str(reason)}))
             raise
-        write_whole(run.prepared, prepared.to_json())
+        write_whole(folder.prepared, prepared.to_json())
     return prepared, judged
 
 
-def wait_for_prepared(run: RunFolder) -> Prepared:
+def wait_for_prepared(folder: RunFolder) -> Prepared:
     """Wait for the first process, which may read and tokenise for longer than a collective operation waits.
 
     Raises:
         TimeoutError: the first process gives no sign of life.
     """
-    first = Listener(run.beat(0))
-    while not run.prepared.exists():
-        if first.is_dead and not run.prepared.exists():
+    first = Listener(folder.beat(0))
+    while not folder.prepared.exists():
+        if first.is_dead and not folder.prepared.exists():
             raise TimeoutError(
                 f"the first process (rank 0) gave no sign of life for {heart.SILENCE:g} seconds before the data were "
                 "prepared: it ended, or works in another folder. Start all processes again."
             )
         time.sleep(0.2)
-    return Prepared.read(run.prepared)
+    return Prepared.read(folder.prepared)
 
 
 def prepare(
-    settings: Recipe, run: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
+    run: Run, folder: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
 ) -> tuple[Prepared, list[Example]]:
     """Read and tokenise the data, and check that the newest checkpoint was trained on the same.
 
     Returns:
         What is prepared, and the validation examples for which texts are generated.
     """
-    compares = _terms_of_candidates(settings) and not writes_texts(settings)
-    candidates = read_candidates(Path(settings.data.candidates)) if compares else None
+    settings = run.settings
+    candidates = read_candidates(Path(settings.data.candidates)) if run.reads_candidates else None
     splits = read_splits(settings)
-    judged = _judged(settings, splits.get("validation"))
+    judged = _judged(run, splits.get("validation"))
     if judged and splits["train"].column == MESSAGES:
         raise UserError(
             f"train.best: {settings.train.best} would be the score of a text behind a prompt, and conversations have "
             "several texts. Choose a term, such as ce, or use columns prompt and completion."
         )
-    if writes_texts(settings) and splits["train"].column == MESSAGES:
+    if run.writes and splits["train"].column == MESSAGES:
         raise UserError(
             "online: the model would write one text behind a prompt, and conversations have several texts. Use columns "
             "prompt and completion, or leave the section online out."
@@ -164,9 +132,9 @@ def prepare(
     used = [*_overview(settings, splits, tokens, shape), *_about_weights(settings, splits["train"], weights)]
     recommend_ce(settings)
     compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape)
-    lm, numbers = _ask_language_model(settings, tokens, tokenizer, here, trust_remote_code=trust_remote_code)
+    lm, numbers = _ask_language_model(run, tokens, tokenizer, here, trust_remote_code=trust_remote_code)
     beside = {name: {**weights.get(name, {}), **numbers.get(name, {})} for name in tokens}
-    made_of = _made_of_files(settings, splits, config, trust_remote_code=trust_remote_code)
+    made_of = _made_of_files(run, splits, config, trust_remote_code=trust_remote_code)
     made_of |= {f"{name} tokens": tokens_fingerprint(rows.folder) for name, rows in tokens.items()}
     if compared is not None:
         made_of |= {"candidates": compared.fingerprint, "candidates tokens": tokens_fingerprint(compared.tokens)}
@@ -187,9 +155,9 @@ def prepare(
         machine=Machine(here.count, here.device_name, precision_of(settings.train, here.device)),
     )
     if newest is not None:
-        gains = {gain_online(settings).metric} if writes_texts(settings) else set()
-        may_change = {f"{PLUGIN} metric {name}" for name in gains - {best_of(settings).metric}}
-        raise_unless_same(newest, record_of(made_of, settings), folder=run.path, may_change=may_change)
+        gains = {run.gain.metric} if run.gain else set()
+        may_change = {f"{PLUGIN} metric {name}" for name in gains - {run.best.metric}}
+        raise_unless_same(newest, record_of(made_of, settings), folder=folder.path, may_change=may_change)
     return prepared, judged
 
 
@@ -240,9 +208,9 @@ def _check_weights(settings: Recipe, splits: Mapping[str, Split]) -> None:
         refuse_unweighted(parse(settings.objective))
 
 
-def _judged(settings: Recipe, validation: Split | None) -> list[Example]:
+def _judged(run: Run, validation: Split | None) -> list[Example]:
     """The validation examples for which texts are generated. Raises if their score cannot be computed."""
-    best = best_of(settings)
+    settings, best = run.settings, run.best
     if best.metric and not settings.train.eval_every:
         logger.warning(
             f"train.best = {best.name} selects nothing, because train.eval_every is 0: the model will have the last "
@@ -355,12 +323,12 @@ def _compare(
 
 
 def _ask_language_model(
-    settings: Recipe, tokens: Mapping[str, Tokens], tokenizer: Any, here: Processes, *, trust_remote_code: bool
+    run: Run, tokens: Mapping[str, Tokens], tokenizer: Any, here: Processes, *, trust_remote_code: bool
 ) -> tuple[PreparedLanguageModel | None, dict[str, dict[str, Path]]]:
     """The language model, if a term reads one, and the numbers beside the labels of each split."""
-    if not terms_of_language_model(settings):
+    if not run.names(LM_LOGP):
         return None, {}
-    name = settings.data.language_model
+    name = run.settings.data.language_model
     lm = load_language_model(name, tokenizer, here.device, trust_remote_code=trust_remote_code)
     files, perplexity = prepare_numbers(lm, tokens)
     logger.info(f"the language model {name} has a perplexity of {perplexity:.4g} on the training targets.")
@@ -378,25 +346,25 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 # What the run is recognised by
 
 
-def made_of_now(settings: Recipe, *, trust_remote_code: bool) -> dict[str, str]:
-    """What a recipe's training would be made of now, as far as that is known before anything is tokenised."""
-    config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
-    return _made_of_files(settings, read_splits(settings), config, trust_remote_code=trust_remote_code)
+def made_of_now(run: Run, *, trust_remote_code: bool) -> dict[str, str]:
+    """What a training would be made of now, as far as that is known before anything is tokenised."""
+    config = loading.load_config(run.settings.model, trust_remote_code=trust_remote_code)
+    return _made_of_files(run, read_splits(run.settings), config, trust_remote_code=trust_remote_code)
 
 
-def _made_of_files(
-    settings: Recipe, splits: Mapping[str, Split], config: Any, *, trust_remote_code: bool
-) -> dict[str, str]:
+def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any, *, trust_remote_code: bool) -> dict[str, str]:
     """Fingerprints of data, models and the code of plugins."""
+    settings = run.settings
     found = {f"{name} data": split.fingerprint for name, split in splits.items()}
     found |= base_made_of(settings.model, config)
-    if (teacher := settings.train.teacher) and JointLoss(settings.objective).needs_teacher:
+    if run.loads_teacher:
+        teacher = settings.train.teacher
         theirs = loading.load_config(Model(name=teacher), trust_remote_code=trust_remote_code)
         found |= files_made_of("teacher", teacher, theirs)
-    return found | objectives_made_of(settings.objective) | _metrics_made_of(settings)
+    return found | objectives_made_of(settings.objective) | _metrics_made_of(run)
 
 
-def _metrics_made_of(settings: Recipe) -> dict[str, str]:
+def _metrics_made_of(run: Run) -> dict[str, str]:
     """The metrics of plugins that select the best checkpoint or score the model's texts → a hash of their code."""
-    names = [best_of(settings).metric, *([gain_online(settings).metric] if writes_texts(settings) else [])]
+    names = [run.best.metric, *([run.gain.metric] if run.gain else [])]
     return {f"{PLUGIN} metric {name}": METRICS.source(name) for name in names if name and METRICS.origin(name)}

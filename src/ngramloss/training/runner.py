@@ -1,4 +1,4 @@
-"""a recipe and a folder → a trained run in it, continued from where it stopped.
+"""what a recipe asks for and a folder → a trained run in it, continued from where it stopped.
 
 The folder is claimed (``claim.py``), the data are prepared (``prepare.py``), model and tokens are loaded, the loop runs
 (``loop.py``), and the best checkpoint becomes the model.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from ngramloss.data import Example
 from ngramloss.data.candidate_tokens import CandidateTokens, WithCandidates
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.loss import JointLoss
 from ngramloss.models import adapters, loading
 from ngramloss.models.encoders import raise_unless_it_fits
 from ngramloss.models.first_tokens import align_start
@@ -33,19 +32,17 @@ from ngramloss.recipe import Recipe
 from ngramloss.storage.checksums import damage
 from ngramloss.storage.files import inside, whole_folder, whole_rows, write_whole
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.terms.parser import parse
-from ngramloss.terms.term import check_names
 from ngramloss.training import card, checkpoints, loop
-from ngramloss.training.best import best_of, better_average, loss_note, tie_note, weights_text
+from ngramloss.training.best import better_average, loss_note, tie_note, weights_text
 from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import DAY, IDENTITY, record_of
-from ngramloss.training.language_model import resolve_language_model
 from ngramloss.training.log import LogFile, show_lines
-from ngramloss.training.online import own_texts, writes_texts
-from ngramloss.training.prepare import made_of_now, prepare_once, read_scored, read_splits, resolve_candidates
+from ngramloss.training.online import own_texts
+from ngramloss.training.prepare import made_of_now, prepare_once, read_scored, read_splits
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
-from ngramloss.training.teacher import load_teacher, resolve_teacher
+from ngramloss.training.run import Run, in_folder, run_of
+from ngramloss.training.teacher import load_teacher
 from ngramloss.training.trackers import check_trackers, start_trackers
 from ngramloss.training.validation import GeneratedScore
 
@@ -59,52 +56,48 @@ class Outcome(NamedTuple):
     continued_from: int
 
 
-def train(settings: Recipe, folder: Path, *, fresh: bool = False, trust_remote_code: bool = False) -> Outcome:
+def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: bool = False) -> Outcome:
     """Train, or continue from the last complete checkpoint. Under torchrun every process calls this.
 
     Args:
-        settings: the resolved recipe.
+        run: what is trained.
         folder: the run folder.
         fresh: delete an earlier run in this folder and start over.
         trust_remote_code: whether code that comes with the model may run.
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    run = RunFolder(folder)
-    settings = resolve_teacher(resolve_language_model(resolve_candidates(settings, run), run), run)
+    run_folder = RunFolder(folder)
+    run = in_folder(run, run_folder)
+    settings = run.settings
+    run.on(processes, torch.accelerator.current_accelerator() or torch.device("cpu"))
+    check_trackers(settings.train.report_to)
     known = settings.model.name != "scratch" or bool(settings.model.encoder)
-    if rank == 0 and known and (fresh or not run.finished):  # a mistake is found before data are read
+    if rank == 0 and known and (fresh or not run_folder.finished):  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
-    check, now = partial(read_splits, settings), partial(made_of_now, trust_remote_code=trust_remote_code)
-    with locked(run, rank, processes):
-        newest = claim(settings, run, fresh=fresh, check=check, made_of=now) if rank == 0 else None
-        _check(settings, processes)
+
+    def now(saved: Recipe) -> Mapping[str, str]:
+        return made_of_now(run_of(saved), trust_remote_code=trust_remote_code)
+
+    with locked(run_folder, rank, processes):
+        check = partial(read_splits, settings)
+        newest = claim(settings, run_folder, fresh=fresh, check=check, made_of=now) if rank == 0 else None
         here = start_processes()
         here.wait()
-        if run.finished:
+        if run_folder.finished:
             logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
-        prepared, judged = prepare_once(settings, run, here, newest, trust_remote_code=trust_remote_code)
-        outcome = _run(settings, run, here, prepared, judged, trust_remote_code=trust_remote_code)
+        prepared, judged = prepare_once(run, run_folder, here, newest, trust_remote_code=trust_remote_code)
+        outcome = _run(run, run_folder, here, prepared, judged, trust_remote_code=trust_remote_code)
         if outcome.finished and rank == 0:
-            why = _finish(settings, run, prepared)
-            logger.info(f"finished at step {outcome.step}: {run.model}{why}")
+            why = _finish(run, run_folder, prepared)
+            logger.info(f"finished at step {outcome.step}: {run_folder.model}{why}")
         here.wait()
         return outcome
 
 
-def _check(settings: Recipe, processes: int) -> None:
-    """Raise if this training cannot run here, before any data are read."""
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    loop.check_settings(settings.train, processes, device)
-    loop.check_twins(JointLoss(settings.objective), settings.train)
-    check_trackers(settings.train.report_to)
-    if settings.model.lora and settings.train.fsdp:
-        raise UserError(adapters.NOT_SHARDED)
-
-
 def _run(
-    settings: Recipe,
-    run: RunFolder,
+    run: Run,
+    run_folder: RunFolder,
     here: Processes,
     prepared: Prepared,
     judged: Sequence[Example],
@@ -112,24 +105,25 @@ def _run(
     trust_remote_code: bool,
 ) -> Outcome:
     """Load model and data, and run the loop."""
-    newest = prepared.continued_from
+    settings, newest = run.settings, prepared.continued_from
     began = checkpoints.step(newest) if newest else 0
     if newest is not None and checkpoints.facts(newest)["finished"]:
-        return Outcome(run.path, True, began, began)
+        return Outcome(run_folder.path, True, began, began)
     model, tokenizer = _load_model(settings, prepared, trust_remote_code=trust_remote_code)
-    teacher = load_teacher(settings, tokenizer, trust_remote_code=trust_remote_code)
+    teacher = load_teacher(run, tokenizer, trust_remote_code=trust_remote_code)
     examples, validation = _load_rows(prepared)
     if newest is not None:
-        logger.info(f"continuing {run.path} from step {began}.")
-    elif run.log.exists() and run.log.stat().st_size:
-        logger.info(f"{run.path} was stopped before its first checkpoint, so it starts again (train.save_every).")
-    best = best_of(settings)
+        logger.info(f"continuing {run_folder.path} from step {began}.")
+    elif run_folder.log.exists() and run_folder.log.stat().st_size:
+        logger.info(
+            f"{run_folder.path} was stopped before its first checkpoint, so it starts again (train.save_every)."
+        )
     with open_logs(
         settings,
-        run,
+        run_folder,
         here,
-        terms=[*check_names(parse(settings.objective)), *(["gain"] if writes_texts(settings) else [])],
-        score=best.name if best.metric else "",
+        terms=[*(name for term in run.terms for name in term.names), *(["gain"] if run.writes else [])],
+        score=run.best.name if run.best.metric else "",
         steps=loop.total_steps(settings.train, len(examples)),
         since=began,
     ) as logs:
@@ -137,25 +131,23 @@ def _run(
             model,
             tokenizer,
             examples,
-            settings.train,
-            settings.objective,
+            run,
             validation=validation,
-            best=best,
-            score=_generated_score(settings, here, validation, tokenizer, judged),
-            folder=run.checkpoints,
+            score=_generated_score(run, here, validation, tokenizer, judged),
+            folder=run_folder.checkpoints,
             saved_with={IDENTITY: record_of(prepared.made_of, settings)},
             continued_from=newest,
             teacher=teacher,
-            own_texts=own_texts(settings, read_scored(settings, prepared)) if writes_texts(settings) else None,
+            own_texts=own_texts(settings, run.gain, read_scored(settings, prepared)) if run.gain else None,
             **logs,
         )
         try:
             outcome = loop.run(job, here)
         except checkpoints.CheckpointError as reason:
-            raise OSError(f"{reason} {after_full_disk(run, here)}") from reason
+            raise OSError(f"{reason} {after_full_disk(run_folder, here)}") from reason
     if not outcome.finished:
         logger.info(f"stopped at step {outcome.step} of {outcome.total}; the same command continues it.")
-    return Outcome(run.path, outcome.finished, outcome.step, began)
+    return Outcome(run_folder.path, outcome.finished, outcome.step, began)
 
 
 # What the loop needs
@@ -224,14 +216,14 @@ def _present(folder: Path) -> Path:
 
 
 def _generated_score(
-    settings: Recipe, here: Processes, rows: Tokens | None, tokenizer: Any, judged: Sequence[Example]
+    run: Run, here: Processes, rows: Tokens | None, tokenizer: Any, judged: Sequence[Example]
 ) -> GeneratedScore | None:
     """What validation computes from generated texts; None if the best checkpoint is selected by a term."""
-    best = best_of(settings)
-    if not best.metric or rows is None:
+    settings = run.settings
+    if not run.best.metric or rows is None:
         return None
     return GeneratedScore(
-        best,
+        run.best,
         [rows[row]["input_ids"].tolist() for row in range(min(settings.train.best_limit or len(rows), len(rows)))],
         examples=judged,
         settings=settings,
@@ -287,28 +279,29 @@ def after_full_disk(run: RunFolder, here: Processes) -> str:
 # After training
 
 
-def _finish(settings: Recipe, run: RunFolder, prepared: Prepared) -> str:
+def _finish(run: Run, run_folder: RunFolder, prepared: Prepared) -> str:
     """Write the card, then the model folder, which marks the run as finished. Returns why it is this model."""
-    newest = checkpoints.find(run.checkpoints).newest
+    newest = checkpoints.find(run_folder.checkpoints).newest
     assert newest is not None, "a finished run has a checkpoint"
     facts = checkpoints.facts(newest)
-    chosen = best_checkpoint(run, newest, facts["best_step"])
+    chosen = best_checkpoint(run_folder, newest, facts["best_step"])
     is_best = checkpoints.step(chosen) == facts["best_step"]
-    best = best_of(settings)
-    history = list(whole_rows(run.log)) if is_best else []
-    note = tie_note(best, history) or loss_note(best, checkpoints.step(chosen), history)
+    history = list(whole_rows(run_folder.log)) if is_best else []
+    note = tie_note(run.best, history) or loss_note(run.best, checkpoints.step(chosen), history)
     if note:
         logger.info(note)
-    average = better_average(best, facts)
-    if average and (fault := damage(inside(run.checkpoints, average))):
-        logger.warning(f"{run.checkpoints / average} is incomplete ({fault}), so {chosen.name} becomes the model.")
+    average = better_average(run.best, facts)
+    if average and (fault := damage(inside(run_folder.checkpoints, average))):
+        logger.warning(
+            f"{run_folder.checkpoints / average} is incomplete ({fault}), so {chosen.name} becomes the model."
+        )
     elif average:
-        chosen = run.checkpoints / average
-    write_whole(run.card, card.card_text(settings, prepared, facts, chosen, note=note))
-    with whole_folder(run.model) as partial_folder:
+        chosen = run_folder.checkpoints / average
+    write_whole(run_folder.card, card.card_text(run, prepared, facts, chosen, note=note))
+    with whole_folder(run_folder.model) as partial_folder:
         checkpoints.copy_model(chosen, partial_folder)
-        run.record_weights(partial_folder)
-    return f", {weights_text(best, facts, chosen)}" if is_best or facts["averages"] else ""
+        run_folder.record_weights(partial_folder)
+    return f", {weights_text(run.best, facts, chosen)}" if is_best or facts["averages"] else ""
 
 
 def best_checkpoint(run: RunFolder, newest: Path, best_step: int | None) -> Path:

@@ -12,12 +12,12 @@ import torch
 
 from ngramloss import recipe
 from ngramloss.data import Example
+from ngramloss.data.origins import has_several_sentences
 from ngramloss.data.tokens import Shape
 from ngramloss.errors import UserError
 from ngramloss.generation import engines
 from ngramloss.generation.batches import Budget
 from ngramloss.generation.engines.hf import search_of
-from ngramloss.generation.job import has_several_sentences
 from ngramloss.generation.writer import Writer
 from ngramloss.hf.attach import aligned_labels, attached_loss, last_parts
 from ngramloss.metrics.on_examples import notes_on_references, scores_on

@@ -1,0 +1,301 @@
+"""a recipe → ``Run``: what it asks for, with every rule about its settings checked once; for files, Python and systems.
+
+Needs no torch until a device is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ngramloss import recipe
+from ngramloss.data.origins import has_several_sentences
+from ngramloss.errors import UserError
+from ngramloss.output.console import logger
+from ngramloss.recipe import LAST, Online, Recipe, Train
+from ngramloss.storage.run_folder import RunFolder
+from ngramloss.terms.parser import parse
+from ngramloss.terms.registry import START
+from ngramloss.terms.term import Term
+from ngramloss.training.best import Best, best_of, has_own_model, options_of, selecting_terms
+
+if TYPE_CHECKING:
+    import torch
+
+    from ngramloss.metrics.gains import Gain
+    from ngramloss.training.online import OwnTexts
+
+METRIC = "online.metric"
+ON_POLICY = ("policy", "credit")
+"""Terms whose gradient is right only if texts are drawn from the model as it is."""
+
+
+class Needs(NamedTuple):
+    """Which texts of the model an objective reads.
+
+    Attributes:
+        samples: texts that are compared with each other.
+        greedy_text: the greedy text, as the first candidate.
+        baseline: what the greedy text gains.
+    """
+
+    samples: bool
+    greedy_text: bool
+    baseline: bool
+
+
+def own_needs(terms: Sequence[Term]) -> Needs:
+    """Which texts of the model the terms of an objective read."""
+    needs = [term.needs for term in terms]
+    return Needs(
+        any(term.reads == "candidates" and "greedy" not in term.needs for term in terms),
+        any("greedy" in own for own in needs),
+        any("baseline" in own for own in needs),
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training is asked for.
+
+    Attributes:
+        settings: the recipe; with whole paths, if the run's folder is known.
+        terms: of the objective.
+        best: what selects the weights that become the model.
+        writes: which texts the model writes while it is trained; None if it writes none.
+        gain: what scores them; None if it writes none, or if a function in Python scores them.
+        system: what is trained instead of a model that writes texts: its entry and options.
+    """
+
+    settings: Recipe
+    terms: tuple[Term, ...]
+    best: Best
+    writes: Needs | None = None
+    gain: Gain | None = None
+    system: Any = None
+
+    def names(self, what: str) -> list[str]:
+        """The terms that require ``candidates``, ``twins`` or a ``teacher``, or read a statistic: ``lm_logp``."""
+        return [name for term in self.terms if what in {*term.requires, *term.needs} for name in term.names]
+
+    @property
+    def compares_with_start(self) -> bool:
+        """Whether the teacher is the model itself before training."""
+        return any(term.name == START for term in self.terms)
+
+    @property
+    def loads_teacher(self) -> bool:
+        """Whether a term compares with another model."""
+        return bool(self.names("teacher")) and not self.compares_with_start
+
+    @property
+    def reads_candidates(self) -> bool:
+        """Whether a term compares candidates that were written before."""
+        return bool(self.names("candidates")) and self.writes is None
+
+    def on(self, processes: int, device: torch.device) -> str:
+        """The precision in which so many processes train on this device. Raises if they cannot."""
+        from ngramloss.training.sharding import raise_unless_shardable
+
+        train = self.settings.train
+        sizes = {"train.batch_size": train.batch_size, "train.eval_batch_size": train.eval_batch_size}
+        for key, rows in sizes.items():
+            if rows % processes:
+                raise UserError(
+                    f"{key} counts rows over all processes: {rows} cannot be divided by {processes} processes."
+                )
+        precision = precision_of(train, device)
+        if train.fsdp:
+            raise_unless_shardable(processes, precision)
+        return precision
+
+
+def run_of(settings: Recipe) -> Run:
+    """What a recipe of a model asks for. Raises if its settings contradict each other or name what is not there."""
+    run = _checked(settings)
+    return run if run.writes is None else replace(run, gain=_gain(settings))
+
+
+def python_run(objective: str, train: Train, own: OwnTexts | None = None) -> Run:
+    """The same of a training in Python, which has its data, its models and its gains as objects."""
+    terms = [*selecting_terms(parse(objective)), LAST]
+    if train.best not in terms:
+        raise UserError(
+            f"train.best: {train.best!r} is not a term of {objective!r}. Choose one of {', '.join(terms)}. Scores of "
+            "generated texts select checkpoints in ngramloss train."
+        )
+    given = Recipe("python", objective, train=train)
+    if own is not None:
+        given = replace(given, online=own.settings, generation=own.generation)
+    run = _checked(recipe.changed(given, ()))
+    if own is not None and run.writes is None:
+        raise UserError(f"no text of the model is read: {objective!r} with {own.settings.samples} samples.")
+    return run
+
+
+def _checked(settings: Recipe) -> Run:
+    """The run of a recipe that was typed and checked by itself, without what scores texts."""
+    terms, train, online = tuple(parse(settings.objective)), settings.train, settings.online
+    needs = own_needs(terms)
+    writes = needs if needs.greedy_text or (needs.samples and online.samples) else None
+    run = Run(settings, terms, best_of(settings), writes)
+    if needs.baseline and writes is None:
+        raise UserError(
+            "policy(baseline=greedy) compares with the model's greedy text, which a file of candidates does not have. "
+            "Let the model write: set online.samples, or use another baseline, mean or others."
+        )
+    if writes and needs.samples and not online.samples:  # they would learn nothing
+        name = next(term.names[0] for term in terms if term.reads == "candidates" and "greedy" not in term.needs)
+        raise UserError(
+            f"{name} compares texts that the model writes, and online.samples is 0, so that it writes the greedy text "
+            "alone. Set online.samples=4, or leave the term out; beside terms of the own text, a file of candidates is "
+            "not read."
+        )
+    if writes and train.fsdp:
+        raise UserError(
+            "a model whose weights are sharded (train.fsdp) cannot write while it is trained (online.samples). Leave "
+            "one of them out, or make a file with ngramloss candidates."
+        )
+    if run.compares_with_start and train.teacher:
+        raise UserError(
+            "train.teacher: keep compares the model with its own start, so there is no other teacher. Leave "
+            "train.teacher out, or write distill instead of keep."
+        )
+    if (twins := run.names("twins")) and not train.twins:
+        raise UserError(
+            f"{twins[0]} compares each row with its twin, the same example with another dropout, and train.twins is "
+            "off. Set train.twins=true: every example is then in a step twice, which about doubles its time."
+        )
+    return run
+
+
+def _gain(settings: Recipe) -> Gain:
+    """What scores the texts. Raises if it is not a gain, or needs a model of its own."""
+    from ngramloss.metrics import gains
+
+    name = settings.online.metric or gains.BY_TASK[settings.task]
+    metric = gains.metric_of(name, METRIC)
+    if has_own_model(metric):
+        raise UserError(
+            f"{METRIC}: {name} needs a model or a file of its own, which is not loaded beside the model in training. "
+            "Use rouge, bleu, chrf, one of their scores, or a metric of a plugin without such an option."
+        )
+    options = options_of(metric, settings.online.metric_options, "online.metric_options")
+    lines = settings.data.language if has_several_sentences(settings.data.name) else None
+    return gains.gain_of(name, options, lines=lines, key=METRIC)
+
+
+def precision_of(settings: Train, device: torch.device) -> str:
+    """``bf16``, ``fp16`` or ``fp32``; raises if this device cannot."""
+    import torch
+
+    if settings.precision == "fp16" and device.type == "cpu":
+        raise UserError("train.precision: fp16 needs a GPU. Use bf16 or fp32.")
+    if settings.precision != "auto":
+        return settings.precision
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+
+
+# What a recipe names besides
+
+
+def in_folder(run: Run, folder: RunFolder) -> Run:
+    """The run with the whole paths of its candidates, language model and teacher. Logs which of them are not used.
+
+    Raises if a term needs one that is not named, or if it is inside the run's own folder.
+    """
+    settings, objective = run.settings, run.settings.objective
+    data, train = settings.data, settings.train
+    candidates, readers, compared = run.names("candidates"), run.names("lm_logp"), run.names("teacher")
+    _note_own_texts(run)
+    if run.reads_candidates and not data.candidates:
+        raise UserError(
+            f"{candidates[0]} compares candidates, but data.candidates is empty. Make candidates of the training split "
+            "with ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER. Or let the "
+            "model write them while it is trained: --set online.samples=4."
+        ).on_page("candidates")
+    if readers and not data.language_model:
+        raise UserError(
+            f"{readers[0]} reads a language model of the targets alone, but data.language_model is empty. Train one, "
+            "such as with ngramloss train lm, and name its run: --set data.language_model=FOLDER."
+        )
+    if run.loads_teacher and not train.teacher:
+        raise UserError(
+            f"{compared[0]} compares the model with a teacher, but train.teacher is empty. Name the folder of a model "
+            "with the same tokenizer, or a run: --set train.teacher=FOLDER."
+        )
+    if data.candidates and not run.reads_candidates:  # the greedy text of the model alone may be
+        logger.info(f"data.candidates is not used: no term of {objective!r} compares candidates.")
+    if data.language_model and not readers:
+        logger.info(f"data.language_model is not used: no term of {objective!r} reads one.")
+    if train.teacher and not compared:
+        logger.info(f"train.teacher is not used: no term of {objective!r} compares with one.")
+    data = replace(
+        data,
+        candidates=_whole(data.candidates, "data.candidates", folder),
+        language_model=_model_folder(data.language_model, "data.language_model", folder),
+    )
+    train = replace(train, teacher=_model_folder(train.teacher, "train.teacher", folder))
+    return replace(run, settings=replace(settings, data=data, train=train))
+
+
+def _whole(name: str, key: str, folder: RunFolder) -> str:
+    """The whole path of what a setting names, or nothing. Raises if it is inside the run itself."""
+    path = Path(name).expanduser().resolve()
+    if name and path.is_relative_to(folder.path.resolve()):
+        raise UserError(
+            f"{key} is in the run's own folder {folder.path}, where --fresh would delete it. Choose another --run."
+        )
+    return str(path) if name else ""
+
+
+def _model_folder(name: str, key: str, folder: RunFolder) -> str:
+    """The whole path of a model besides the trained one, or of a run's model; the name of one on the hub as it is."""
+    path = Path(name).expanduser()
+    if not name or not path.exists():
+        return name
+    return _whole(str(RunFolder(path).model if RunFolder(path).recipe.is_file() else path), key, folder)
+
+
+# Remarks
+
+
+def _note_own_texts(run: Run) -> None:
+    """Say which settings of texts that the model writes nothing reads, and which texts a term should not have."""
+    online = run.settings.online
+    if online.samples and not own_needs(run.terms).samples:  # such as the baseline of a study
+        logger.info(f"online.samples is not used: no term of {run.settings.objective!r} compares candidates.")
+    changed = [key for key, value in asdict(online).items() if value != getattr(Online(), key)]
+    if run.writes is not None:
+        warn_unless_exact(run)
+    elif changed and not online.samples:  # no error: a study may set them for all of its rows
+        logger.info(
+            f"the section online ({', '.join(changed)}) is not used: online.samples is 0, so the model writes no texts."
+        )
+    if run.reads_candidates and run.settings.data.candidates:
+        warn_of_others(run.terms, "those of a file were written by an older one. Let it write: set online.samples")
+
+
+def warn_unless_exact(run: Run) -> None:
+    """Warn if a term needs samples of the model as it is, and the settings ask for other texts."""
+    online = run.settings.online
+    if online.groups:
+        warn_of_others(run.terms, f"online.groups = {online.groups} writes beams. Leave it at 0")
+    elif (online.temperature, online.top_p) != (1.0, 1.0):
+        warn_of_others(
+            run.terms,
+            f"online.temperature = {online.temperature:g} and online.top_p = {online.top_p:g} draw from another "
+            "distribution. Leave both at 1",
+        )
+
+
+def warn_of_others(terms: Sequence[Term], why: str) -> bool:
+    """Warn if a term needs samples of the model as it is: ``why`` says which there are. Returns whether one does."""
+    exact = [term.name for term in terms if term.name in ON_POLICY]
+    if exact:
+        logger.warning(f"{exact[0]} is right for samples of the model as it is, and {why}.")
+    return bool(exact)
