@@ -6,7 +6,7 @@ from argparse import Namespace
 import pytest
 from benchmarks import medians
 
-from ngramloss.bench import generate
+from ngramloss.bench import benchmark, generate
 from ngramloss.bench.benchmark import Measured
 from ngramloss.cli import main
 from ngramloss.errors import UserError
@@ -30,7 +30,9 @@ TINY = [
 
 def options(**changes):
     common = {"model": "bart-tiny", "batch_size": [2], "beams": 2, "length": 8, "source": 12, "repeats": 1, "seed": 0}
-    return Namespace(**{**common, "device": "cpu", "precision": "fp32", "trust_remote_code": False, **changes})
+    return Namespace(
+        **{**common, "device": "cpu", "precision": "fp32", "trust_remote_code": False, "plugin": [], **changes}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,7 @@ def test_engines_are_compared_with_hugging_face_at_the_same_batch():
     ]
     rows.append(Measured(generate.label("y"), "batch 2", why_not="no"))
     texts = {("batch 2", row.name): [[[1]], [[number]]] for number, row in enumerate(rows) if row.group == "batch 2"}
+    benchmark.relate(generate.COLUMNS, rows)
     generate.compare(texts, rows)
     assert [(row.median("× hf"), row.median("× best hf")) for row in rows[:3]] == [(1, 0.5), (1, 1), (2.5, 2.5)]
     assert rows[2].median("same texts %") == 50

@@ -49,8 +49,9 @@ def test_one_size_of_steps_has_no_line():
 
 def forecast(devices):
     """Of a step of 8 rows and 80 tokens, with 4 MB of gradients and 1 GB per second."""
-    found = scaling.forecast(scaling.Line(5.0, 0.1), 80, 8, 4e6, devices, 1.0)
-    return [found[name] for name in ("sending ms", "ms a step", scaling.SHARED, scaling.GROWN, scaling.SHARDED)]
+    alone = Measured("", values={"tokens a step": [80.0], scaling.GRADIENTS: [4e6]})
+    found = scaling.forecast(alone, scaling.Line(5.0, 0.1), 8, devices, 1.0)
+    return [found.median(name) for name in ("sending ms", "ms a step", scaling.SHARED, scaling.GROWN, scaling.SHARDED)]
 
 
 def test_several_devices_take_the_time_of_the_formula():

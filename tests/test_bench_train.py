@@ -14,7 +14,7 @@ import pytest
 import torch
 from benchmarks import medians
 
-from ngramloss.bench import child, lengths, models, train, trainings
+from ngramloss.bench import benchmark, child, lengths, models, train, trainings
 from ngramloss.bench.benchmark import Measured
 from ngramloss.bench.window import PROFILED, TRACED, Window, busy
 from ngramloss.cli import main
@@ -173,7 +173,7 @@ def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():
         )
         for name, speed in speeds.items()
     ]
-    train.compare(rows)
+    benchmark.relate(train.COLUMNS, rows)
     assert [row.median("× random") for row in rows if not row.why_not] == [1, 2, 3]
     assert [row.median("× best") for row in rows if not row.why_not] == [0.5, 1, 1.5]
 
@@ -259,14 +259,14 @@ def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(epoc
 
 
 def test_compiled_steps_are_the_first_of_a_long_training(options, tokens, tmp_path, monkeypatch):
-    asked, run = [], trainings.loop.run
+    asked, run = [], models.loop.run
 
     def watched(job, here):
         asked.append(job.settings)
         settings = replace(job.run.settings, train=replace(job.settings, compile=False))
         return run(job._replace(run=replace(job.run, settings=settings)), here)
 
-    monkeypatch.setattr(trainings.loop, "run", watched)
+    monkeypatch.setattr(models.loop, "run", watched)
     window = Window(warm_up=1, steps=1, cuda=False)
     for compiled in (False, True):
         batches = trainings.ours(options, tokens, str(tmp_path), window, capture=False, compiled=compiled)

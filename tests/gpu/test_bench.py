@@ -24,10 +24,10 @@ def test_a_replay_computes_the_gradients_of_what_the_inputs_contain_now():
         clear()
         (rows @ weight).square().sum().backward()
 
-    graph = captured(run, clear)
+    replay, _ = captured(run, clear)
     rows.normal_()
     for _ in range(3):
-        graph.replay()  # overwrites the gradient, and does not add to it
+        replay()  # overwrites the gradient, and does not add to it
     replayed = weight.grad.clone()
     run()
     torch.testing.assert_close(replayed, weight.grad)

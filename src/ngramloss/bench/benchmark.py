@@ -63,6 +63,12 @@ class Column(NamedTuple):
     decimals: int = 2
     unit: str = ""
     """By default the name."""
+    of: str = ""
+    """Of a ratio: the column that is divided."""
+    to: Sequence[str] = ()
+    """By the median of this row, or by the greatest of these."""
+    everywhere: bool = False
+    """Whether these rows may be in other groups."""
 
 
 class Row(NamedTuple):
@@ -87,11 +93,6 @@ class Measured:
         """The median of the repeats; NaN if there are none."""
         return median(self.values.get(column) or [NAN])
 
-    def relate(self, column: str, of: str, to: float) -> None:
-        """Add a column: another one, divided by a number. It is left out if that is NaN."""
-        if of in self.values and to == to:
-            self.values[column] = [value / to for value in self.values[of]]
-
 
 def all_failed(measured: list[Measured]) -> bool:
     """Whether there is nothing to show."""
@@ -107,7 +108,7 @@ class Plan(NamedTuple):
     rows: Iterable[Row]
     """A generator may set up before each row, and clean up behind it."""
     compare: Callable[[list[Measured]], list[str] | None] = lambda _: None
-    """Adds columns or lines that depend on several rows. May return notes."""
+    """Adds what depends on several rows, besides ratios. May return notes."""
     failed: Callable[[list[Measured]], bool] = all_failed
     """Whether the command fails."""
     drawn: Callable[[Measured], bool] = bool
@@ -133,6 +134,7 @@ def run(
         if not shown:
             print_result(f"{plan.title}\n{about}, {', '.join(' '.join(each) for each in versions.items())}")
         measured = measure(plan.rows)
+    relate(plan.columns, measured)
     notes = plan.compare(measured) or []
     content = {
         "benchmark": benchmark.__name__.rpartition(".")[2],
@@ -187,6 +189,21 @@ def repeated(once: Callable[[], Mapping[str, float]], repeats: int) -> dict[str,
     """Measure several times. Returns column → the value of each repeat."""
     found = [once() for _ in range(repeats)]
     return {name: [each[name] for each in found] for name in found[0]}
+
+
+def relate(columns: Sequence[Column], measured: Sequence[Measured]) -> None:
+    """Add the ratios. One is left out if what it is divided by could not be measured."""
+    for column in columns:
+        for row in measured if column.to else ():
+            others = [other for other in measured if other.name in column.to and column.of in other.values]
+            found = [each.median(column.of) for each in others if column.everywhere or each.group == row.group]
+            if found and column.of in row.values:
+                row.values[column.name] = [value / max(found) for value in row.values[column.of]]
+
+
+def ratio(name: str, of: str, *to: str, everywhere: bool = False) -> Column:
+    """A column with another one, divided by that of another row."""
+    return Column(name, unit="×", of=of, to=to, everywhere=everywhere)
 
 
 def spread(values: Sequence[float]) -> float | None:

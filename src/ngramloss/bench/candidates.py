@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ngramloss.bench import options as add
 from ngramloss.bench import step
 from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, repeated
+from ngramloss.bench.child import in_child, start_server
 from ngramloss.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace, folder: Path) -> Plan:
     """A step and its parts, or trainings."""
+    from ngramloss.bench import models
     from ngramloss.loss import JointLoss
 
     if not JointLoss(options.objective).needs_candidates:
@@ -64,6 +66,8 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
     if min(numbers) < 1:
         raise UserError(f"expected numbers of at least 1, got {', '.join(map(str, numbers))}.")
     if options.online:
+        start_server()
+        models.configuration(options.model, trust_remote_code=options.trust_remote_code)
         return Plan(step.title(options), ONLINE_COLUMNS, trainings(options))
     return Plan(step.title(options), COLUMNS, steps(options), partial(compare, options.count))
 
@@ -126,8 +130,10 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
 
 def compare(count: int, measured: list[Measured]) -> None:
     """Add the ratio to the parts."""
-    plain, encoder, found = (row.median("ms") for row in measured)
-    measured[2].relate(PARTS, "ms", encoder + (1 + count) * (plain - encoder) if found == found else NAN)
+    plain, encoder, _ = (row.median("ms") for row in measured)
+    parts = encoder + (1 + count) * (plain - encoder)
+    if parts == parts and not measured[2].why_not:
+        measured[2].values[PARTS] = [spent / parts for spent in measured[2].values["ms"]]
 
 
 # Texts that the model writes
@@ -136,12 +142,12 @@ def compare(count: int, measured: list[Measured]) -> None:
 def trainings(options: argparse.Namespace) -> Iterator[Row]:
     """Train without writing, then with the model's own texts, for each number of steps between two refreshes.
 
-    Each training has twice ``--steps`` steps, of which the second half is measured. Random weights end few texts, so
-    most have the greatest length. The model writes in the precision of its weights.
+    Each is a process of its own, and has twice ``--steps`` steps, of which the second half is measured. Random weights
+    end few texts, so most have the greatest length. The model writes in the precision of its weights.
     """
     for refresh in (0, *options.refresh):
         name = f"{options.objective}, {options.count} samples, refresh {refresh}" if refresh else ONLINE
-        yield Row(name, partial(repeated, partial(trained, options, refresh), options.repeats or 3))
+        yield Row(name, partial(repeated, partial(in_child, trained, options, refresh), options.repeats or 3))
 
 
 class _Numbers:
@@ -155,61 +161,46 @@ class _Numbers:
 
 def trained(options: argparse.Namespace, refresh: int) -> dict[str, float]:
     """Train once."""
-    import torch
-
     from ngramloss.bench import models
     from ngramloss.data import Example
     from ngramloss.hf.heads import has_encoder
     from ngramloss.metrics import gains
-    from ngramloss.recipe import Generation, Online, Train
-    from ngramloss.training import loop
+    from ngramloss.recipe import Generation, Online
     from ngramloss.training.online import OwnTexts
-    from ngramloss.training.processes import Processes
-    from ngramloss.training.run import python_run
+    from ngramloss.training.processes import start_processes
 
+    models.prepare(options)
     batch, source, target, steps = options.batch_size, options.source, options.target, options.steps
-    here = Processes(0, 1, torch.device("cuda", 0) if options.device == "cuda" else torch.device(options.device))
     model: Any = models.built(options.model, trust_remote_code=options.trust_remote_code)
     ids = models.example(model, batch * 8, source, target, "cpu")
-    rows = [
-        {"input_ids": read, "labels": labels}
-        for read, labels in zip(ids["input_ids"][:, :source].tolist(), ids["labels"][:, -target:].tolist(), strict=True)
-    ]
-    settings = Train(
-        max_steps=2 * steps,
-        batch_size=batch,
-        accumulate=1,
-        warmup_steps=0,
-        log_every=steps,
-        eval_every=0,
-        save_every=2 * steps,
-        precision=options.precision,
-    )
+    read, labels = ids["input_ids"][:, :source].tolist(), ids["labels"][:, -target:].tolist()
+    rows = [{"input_ids": read[number], "labels": labels[number]} for number in range(len(read))]
     own = None
     if refresh:  # gains are ROUGE, in which ids are words
         gain = gains.gain_of("rouge", {})
-        examples = [
-            Example(str(number), " ".join(map(str, row["input_ids"])), " ".join(map(str, row["labels"])))
-            for number, row in enumerate(rows)
-        ]
+        texts = [(" ".join(map(str, row["input_ids"])), " ".join(map(str, row["labels"]))) for row in rows]
+        examples = [Example(str(number), *each) for number, each in enumerate(texts)]
         own = OwnTexts(
             Online(samples=options.count, refresh=refresh),
             lambda numbers, texts: gains.gains_at_once(gain, [examples[number] for number in numbers], texts),
             Generation(max_length=target + has_encoder(model)),
         )
     lines: list[Mapping[str, float]] = []
-    if options.device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(here.device)
-    job = loop.Job(
+    models.train(
+        options,
+        start_processes(),
         model,
-        _Numbers(),
         rows,
-        python_run(options.objective if refresh else PLAIN, settings, own),
+        lambda _, line: lines.append(line),
+        objective=options.objective if refresh else PLAIN,
+        tokenizer=_Numbers(),
         own_texts=own,
-        on_step=lambda _, line: lines.append(line),
+        max_steps=2 * steps,
+        batch_size=batch,
+        accumulate=1,
+        log_every=steps,
+        save_every=2 * steps,
     )
-    loop.run(job, here)
     line = lines[-1]
     return {
         "docs/s": line["docs_per_second"],

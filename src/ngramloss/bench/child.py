@@ -2,7 +2,7 @@
 
 Processes are forked from a server that has imported torch and transformers but has computed nothing: so they start at
 once, and no state of this process is in their way. A fork of a process that has used OpenMP hangs; a fork of a process
-that has started CUDA cannot use it.
+that has started CUDA cannot use it. Where there is no server, a process imports everything itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 IMPORTED = ["ngramloss.bench.trainings"]
 """What the server imports."""
-
+FORKS = "forkserver" in get_all_start_methods()
 Result = TypeVar("Result")
 
 
@@ -26,7 +26,7 @@ class Failed(Exception):
 
 def start_server() -> None:
     """Start the server early, so that it imports while this process does other things."""
-    if "forkserver" in get_all_start_methods():
+    if FORKS:
         from multiprocessing import forkserver
 
         get_context("forkserver").set_forkserver_preload(IMPORTED)
@@ -34,12 +34,8 @@ def start_server() -> None:
 
 
 def in_child(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call the function in a new process, so that its memory, caches and errors end with it.
-
-    The function and its arguments are pickled. Where there is no server, the process imports everything itself.
-    """
-    (result,) = _results(function, arguments, [{}])
-    return result
+    """Call the function in a new process, so that its memory, caches and errors end with it."""
+    return _results(function, arguments, [{}])[0]
 
 
 def in_children(count: int, function: Callable[..., Result], *arguments: Any) -> list[Result]:
@@ -60,14 +56,13 @@ def _results(
 ) -> list[Result]:
     """Start a process with each of these environments, and wait for their results."""
     start_server()
-    context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+    context: Any = get_context("forkserver" if FORKS else "spawn")
     processes, results = {}, {}
     for environment in environments:
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_send, args=(sender, function, arguments, environment))
-        process.start()
+        processes[receiver] = context.Process(target=_send, args=(sender, function, arguments, environment))
+        processes[receiver].start()
         sender.close()
-        processes[receiver] = process
     try:
         while missing := [receiver for receiver in processes if receiver not in results]:
             for receiver in wait(missing):
@@ -97,14 +92,12 @@ def _send(
     sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], environment: Mapping[str, str]
 ) -> None:
     os.environ.update(environment)
-    if "fork" in get_all_start_methods():  # as in a script; through the server each worker of a loader takes seconds
+    if FORKS:  # as in a script; through the server each worker of a loader takes seconds
         set_start_method("fork", force=True)
     try:
-        answer = function(*arguments), ""
+        sender.send((function(*arguments), ""))
     except BaseException as reason:  # the parent reports it
-        answer = None, shortened(reason)
-    sender.send(answer)
-    sender.close()
+        sender.send((None, shortened(reason)))
 
 
 def shortened(reason: BaseException) -> str:

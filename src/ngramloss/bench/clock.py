@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 
@@ -106,22 +105,17 @@ def _resident() -> float:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
-class Graph(NamedTuple):
-    """A function, captured as a CUDA graph."""
-
-    replay: Callable[[], object]
-    gibibytes: float
-    """Peak memory that the graph needs in addition to what was allocated before."""
-
-
-def captured(run: Callable[[], object], clear: Callable[[], object]) -> Graph:
-    """Capture a function once. It must begin by dropping its gradients: the graph then has gradients of its own.
+def captured(run: Callable[[], object], clear: Callable[[], object]) -> tuple[Callable[[], object], float]:
+    """Capture a function once, which begins by dropping its gradients: the graph then has gradients of its own.
 
     Each replay writes the same buffers, which stay for as long as the graph does.
 
     Args:
         run: the function. It may not wait for the device.
         clear: drops the gradients, so that they do not count as allocated before.
+
+    Returns:
+        The replay, and the peak memory in GiB that the graph needs in addition to what was allocated before.
     """
     graphs.warm_up(run, times=WARM_UP)
     clear()
@@ -129,7 +123,7 @@ def captured(run: Callable[[], object], clear: Callable[[], object]) -> Graph:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     graph, _ = graphs.record(run)
-    return Graph(graph.replay, (torch.cuda.max_memory_allocated() - before) / 2**30)
+    return graph.replay, (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def captured_cost(
@@ -137,7 +131,7 @@ def captured_cost(
 ) -> dict[str, list[float]]:
     """As :func:`cost`, of the captured function. The gradients are dropped at the end."""
     clear()
-    graph = captured(run, clear)
-    spent = milliseconds(graph.replay, device, repeats=repeats)
+    replay, gibibytes = captured(run, clear)
+    spent = milliseconds(replay, device, repeats=repeats)
     clear()
-    return {"ms": spent, "GiB": [graph.gibibytes]}
+    return {"ms": spent, "GiB": [gibibytes]}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss.bench import options as add
-from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row
+from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, ratio
 from ngramloss.bench.child import in_child, start_server
 from ngramloss.engine_registry import AUTO, ENGINES, PRECISIONS, STANDARD, raise_if_unknown
 from ngramloss.errors import UserError
@@ -28,13 +28,14 @@ examples:
   ngramloss bench generate --model smollm2-135m --source 256 --length 48 --batch-size 64 --engines graph
   ngramloss bench generate --model bart-tiny --source 50 --length 20      # quick
 """
+HF = "Hugging Face (hf)"
 AXIS = "documents per second"
 SAME = "same texts %"
 COLUMNS = [
     Column("docs/s"),
     Column("tokens/s", 1),
-    Column("× hf", unit="×"),
-    Column("× best hf", unit="×"),
+    ratio("× hf", "docs/s", HF),
+    ratio("× best hf", "docs/s", HF, everywhere=True),
     Column(SAME, 0, "%"),
     Column("peak GiB", unit="GiB"),
 ]
@@ -95,7 +96,7 @@ def raise_unless_possible(options: argparse.Namespace) -> None:
 
 def label(engine: str) -> str:
     """The name of an engine in tables and charts."""
-    return "Hugging Face (hf)" if engine == STANDARD else f"ngramloss, {engine}"
+    return HF if engine == STANDARD else f"ngramloss, {engine}"
 
 
 def rows(
@@ -114,12 +115,9 @@ def rows(
 
 
 def compare(texts: dict[tuple[str, str], Texts], measured: list[Measured]) -> None:
-    """Add multiples of Hugging Face's speed, and the share of texts that are the same, token for token."""
-    stock = {row.group: row.median("docs/s") for row in measured if row.name == label(STANDARD)}
+    """Add the share of texts that are Hugging Face's, token for token."""
     for row in measured:
-        row.relate("× hf", "docs/s", stock[row.group])
-        row.relate("× best hf", "docs/s", max((each for each in stock.values() if each == each), default=NAN))
-        expected, found = (texts.get((row.group, name), []) for name in (label(STANDARD), row.name))
+        expected, found = (texts.get((row.group, name), []) for name in (HF, row.name))
         if equal := [text == other for text, other in zip(found, expected, strict=False)]:
             row.values[SAME] = [100 * sum(equal) / len(equal)]
 
@@ -128,10 +126,8 @@ def written(options: argparse.Namespace, cache: Path, name: str, batch: int) -> 
     """Write texts of one batch with one engine, in this process. Memory is its peak, on a GPU that of its tensors."""
     import gc
     import os
-    import warnings
 
     import torch
-    from transformers import logging
 
     from ngramloss.bench import clock, models
     from ngramloss.generation import engines
@@ -139,8 +135,7 @@ def written(options: argparse.Namespace, cache: Path, name: str, batch: int) -> 
     from ngramloss.models.loading import is_causal
 
     os.environ["NGRAMLOSS_CACHE"] = str(cache)
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    warnings.simplefilter("ignore")
+    models.prepare(options)
     model = models.built(options.model, trust_remote_code=options.trust_remote_code).eval()
     model.to(options.device, getattr(torch, PRECISIONS[options.precision]))
     lengths: dict[str, Any] = dict.fromkeys(("min_length", "max_length", "min_new_tokens", "max_new_tokens"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ngramloss.bench import options as add
-from ngramloss.bench.benchmark import Column, Measured, Plan, Row, check_objectives
+from ngramloss.bench.benchmark import Column, Measured, Plan, Row, check_objectives, ratio
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
 
@@ -30,7 +30,6 @@ examples:
   ngramloss bench head --sizes bart-16 --loops        # the paper's own loops too: slow
 """
 AXIS = "milliseconds, hidden states → loss → gradients"
-COLUMNS = [Column("ms"), Column("GiB"), Column("/ stock", unit="×"), Column("/ bound", unit="×")]
 
 
 class Size(NamedTuple):
@@ -56,6 +55,7 @@ SIZES = {
 }
 OBJECTIVES = ["ce", "ce + matches(2,3,4)", "ce + rewards(2,3,4)", "ce + precision(2)", "ce + bag(2)"]
 FLOOR, STOCK = "three matrix products (lower bound)", "cross-entropy, stock"
+COLUMNS = [Column("ms"), Column("GiB"), ratio("/ stock", "ms", STOCK), ratio("/ bound", "ms", FLOOR)]
 LABELLED = ", labelled positions"
 """At the end of what computes only positions that have a label."""
 CAPTURED = ", captured"
@@ -120,11 +120,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def compare(measured: list[Measured]) -> None:
-    """Add the ratios to stock and to the lower bound; warn if something took less time than that."""
-    for name, what in (("/ stock", STOCK), ("/ bound", FLOOR)):
-        times = {row.group: row.median("ms") for row in measured if row.name == what}
-        for row in measured:
-            row.relate(name, "ms", times[row.group])
+    """Warn if something took less time than the lower bound."""
     if impossible := [row.name for row in measured if row.median("/ bound") < 0.95 and LABELLED not in row.name]:
         logger.warning(
             f"warning: {impossible[0]!r} took less time than the lower bound, so the machine was busy with something "

@@ -1,8 +1,13 @@
-"""a name, lengths → a model with random weights or a loaded one, and a batch for it."""
+"""a name, lengths → a model with random weights or a loaded one, a batch for it, and a training of it."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import warnings
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -11,40 +16,55 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import has_encoder
 from ngramloss.models import loading
-from ngramloss.recipe import Model
+from ngramloss.plugins import load_file
+from ngramloss.recipe import Model, Train
 from ngramloss.stats import IGNORE_INDEX
+from ngramloss.training import loop
+from ngramloss.training.online import OwnTexts
+from ngramloss.training.processes import Processes
+from ngramloss.training.run import python_run
 
 
-class Shape(NamedTuple):
-    """The sizes of a model that is created here, with random weights."""
+def _bart(V: int, D: int, layers: int, heads: int) -> Any:
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": 4 * D}
+    parts: dict[str, Any] = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in sizes.items()}
+    return transformers.BartConfig(vocab_size=V, d_model=D, max_position_embeddings=1_024, **parts)
 
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    key_value_heads: int = 0
-    """Of a Llama; a BART has none of its own."""
-    mlp: int = 0
-    positions: int = 1_024
+
+def _llama(V: int, D: int, layers: int, heads: int, key_value_heads: int, mlp: int, positions: int) -> Any:
+    return transformers.LlamaConfig(
+        vocab_size=V,
+        hidden_size=D,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        intermediate_size=mlp,
+        max_position_embeddings=positions,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
 
 
 SHAPES = {
-    "bart-base": Shape(50_265, 768, 6, 12),
-    "small": Shape(8_000, 256, 3, 4),
-    "bart-tiny": Shape(1_000, 32, 1, 2),
-    "smollm2-135m": Shape(49_152, 576, 30, 9, key_value_heads=3, mlp=1_536, positions=8_192),
-    "llama-tiny": Shape(1_000, 32, 2, 4, key_value_heads=2, mlp=64),
+    "bart-base": partial(_bart, 50_265, 768, 6, 12),
+    "small": partial(_bart, 8_000, 256, 3, 4),
+    "bart-tiny": partial(_bart, 1_000, 32, 1, 2),
+    "smollm2-135m": partial(_llama, 49_152, 576, 30, 9, 3, 1_536, 8_192),
+    "llama-tiny": partial(_llama, 1_000, 32, 2, 4, 2, 64, 1_024),
 }
-"""The models that are created here, by name."""
+"""The models that are created here: name → configuration."""
 
 
 def built(name: str, *, trust_remote_code: bool = False) -> Any:
     """Create one of ``SHAPES`` with random weights, or load any other name from a folder or the hub."""
+    config = configuration(name, trust_remote_code=trust_remote_code)
     if name not in SHAPES:
-        _raise_if_scratch(name)
         return loading.load(Model(name=name), None, trust_remote_code=trust_remote_code)
     torch.manual_seed(0)
-    config = configuration(name)
     if config.is_encoder_decoder:
         return transformers.BartForConditionalGeneration(config)
     return transformers.LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
@@ -52,43 +72,12 @@ def built(name: str, *, trust_remote_code: bool = False) -> Any:
 
 def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
     """The configuration of the model that :func:`built` returns."""
-    if name not in SHAPES:
-        _raise_if_scratch(name)
-        return loading.load_config(Model(name=name), trust_remote_code=trust_remote_code)
-    V, D, layers, heads, key_value_heads, mlp, positions = SHAPES[name]
-    if key_value_heads:
-        return transformers.LlamaConfig(
-            vocab_size=V,
-            hidden_size=D,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=key_value_heads,
-            intermediate_size=mlp,
-            max_position_embeddings=positions,
-            rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
-            rms_norm_eps=1e-5,
-            tie_word_embeddings=True,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=2,
-        )
-    return transformers.BartConfig(
-        vocab_size=V,
-        d_model=D,
-        encoder_layers=layers,
-        decoder_layers=layers,
-        encoder_attention_heads=heads,
-        decoder_attention_heads=heads,
-        encoder_ffn_dim=4 * D,
-        decoder_ffn_dim=4 * D,
-        max_position_embeddings=positions,
-    )
-
-
-def _raise_if_scratch(name: str) -> None:
     if name == "scratch":
         names = ", ".join(SHAPES)
         raise UserError(f"bench cannot use scratch, which has no size. Use {names}, a folder or a hub id.")
+    if name not in SHAPES:
+        return loading.load_config(Model(name=name), trust_remote_code=trust_remote_code)
+    return SHAPES[name]()
 
 
 def example(model: Any, batch: int, source: int, target: int, device: str) -> dict[str, Tensor]:
@@ -105,3 +94,36 @@ def example(model: Any, batch: int, source: int, target: int, device: str) -> di
 def dtype_of(precision: str) -> torch.dtype:
     """The dtype of the matrix products."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision.removesuffix("-pure")]
+
+
+# Trainings
+
+
+def prepare(options: Namespace) -> None:
+    """In a process that trains: no messages of other libraries, and the plugins."""
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    warnings.simplefilter("ignore")
+    for plugin in options.plugin:
+        load_file(Path(plugin))
+
+
+def train(
+    options: Namespace,
+    here: Processes,
+    model: Any,
+    rows: Any,
+    on_step: Callable[..., object],
+    *,
+    objective: str = "",
+    tokenizer: Any = None,
+    own_texts: OwnTexts | None = None,
+    **settings: Any,
+) -> loop.Outcome:
+    """Train as ``ngramloss train`` does: by default, on the objective of the options.
+
+    ``settings`` are those of a recipe's ``train``, beside those that all trainings have.
+    """
+    common: dict[str, Any] = {"warmup_steps": 0, "log_every": 10**9, "eval_every": 0, "precision": options.precision}
+    run = python_run(objective or options.objective, Train(**common | settings), own_texts)
+    return loop.run(loop.Job(model, tokenizer, rows, run, own_texts=own_texts, on_step=on_step), here)

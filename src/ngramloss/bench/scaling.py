@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import isnan
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -39,6 +40,8 @@ COLLECTIVES = ("gloo:", "nccl:")
 """How the profiler's names of operations of several processes begin."""
 COMPUTED = "devices"
 """The group of what is computed, and not measured."""
+GRADIENTS = "bytes of gradients"
+"""Measured, but not shown."""
 SHARED, GROWN, SHARDED = "rows/s, shared", "rows/s, N × rows", "the same, FSDP"
 COLUMNS = [
     Column("rows/s", 1),
@@ -113,38 +116,30 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
     for count in (count for count in options.processes if count > 1):
         for fsdp in (False, True):
             each[f"{count} processes{', FSDP' * fsdp}"] = Training(most, few, count, fsdp)
-    gradient_bytes: dict[str, float] = {}
 
     def once(training: Training) -> dict[str, float]:
-        tokens = folder / str(training.documents)
-        (found, gradient_bytes[""]), *_ = in_children(training.processes, trained, options, tokens, training)
-        return found
+        return in_children(training.processes, trained, options, folder / str(training.documents), training)[0]
+
+    def compare(measured: list[Measured]) -> list[str]:
+        agree = losses_agree(measured, each, options.precision)
+        said = {True: "are the same", False: "differ", None: "were not compared: no two trainings have the same"}
+        notes = [f"losses of the same steps {said[agree]}."]
+        line = line_of([row for row in measured if each[row.name][1:3] == (few, 1)])
+        alone = next(row for row in measured if each[row.name] == Training(most, few))
+        if options.bandwidth and not isnan(line.slope + alone.median(GRADIENTS)):
+            notes.append(
+                f"lines by devices are computed, not measured: devices like this one with {options.bandwidth:g} GB per "
+                f"second each, {alone.median(GRADIENTS) / 1e6:,.0f} MB of gradients."
+            )
+            measured += [forecast(alone, line, most, devices, options.bandwidth) for devices in options.devices]
+        return notes
+
+    def failed(measured: list[Measured]) -> bool:
+        return any(row.why_not for row in measured) or losses_agree(measured, each, options.precision) is False
 
     rows = [Row(name, partial(repeated, partial(once, training), options.repeats)) for name, training in each.items()]
     title = f"{options.model}, {options.objective}, {options.lengths}, {options.precision}"
-    agree: list[bool | None] = []
-
-    def compare(measured: list[Measured]) -> list[str]:
-        agree.append(losses_agree(measured, each, options.precision))
-        said = {True: "are the same", False: "differ", None: "were not compared: no two trainings have the same"}
-        notes = [f"losses of the same steps {said[agree[0]]}."]
-        if options.bandwidth and gradient_bytes:
-            notes.append(
-                f"lines by devices are computed, not measured: devices like this one with {options.bandwidth:g} GB per "
-                f"second each, {gradient_bytes[''] / 1e6:,.0f} MB of gradients."
-            )
-            alone = next(row for row in measured if row.name == f"{most} rows in a step")
-            line = line_of([row for row in measured if each[row.name][1:3] == (few, 1)])
-            for devices in options.devices:
-                found = forecast(
-                    line, alone.median("tokens a step"), most, gradient_bytes[""], devices, options.bandwidth
-                )
-                measured.append(Measured(str(devices), COMPUTED, {name: [value] for name, value in found.items()}))
-        return notes
-
-    return Plan(
-        title, COLUMNS, rows, compare, failed=lambda measured: agree[0] is False or any(row.why_not for row in measured)
-    )
+    return Plan(title, COLUMNS, rows, compare, failed)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -163,33 +158,20 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError(f"--batch-size counts rows over all processes: {batches[-1]} cannot be divided by {count}.")
 
 
-def trained(options: argparse.Namespace, tokens: Path, training: Training) -> tuple[dict[str, float], float]:
-    """Train in this process, with the others if there are any. One thread each: a process is a core.
-
-    Returns:
-        The numbers of the table, and the bytes of the gradients.
-    """
+def trained(options: argparse.Namespace, tokens: Path, training: Training) -> dict[str, float]:
+    """Train in this process, with the others if there are any. One thread each: a process is a core."""
     import time
-    import warnings
 
     import torch
     from torch.profiler import ProfilerActivity, profile
-    from transformers import logging
 
     from ngramloss.bench import models
     from ngramloss.bench.window import busy
     from ngramloss.data.tokens import Tokens
-    from ngramloss.plugins import load_file
-    from ngramloss.recipe import Train
-    from ngramloss.training import loop
     from ngramloss.training.processes import start_processes
-    from ngramloss.training.run import python_run
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    warnings.simplefilter("ignore")
+    models.prepare(options)
     torch.set_num_threads(1)
-    for plugin in options.plugin:
-        load_file(Path(plugin))
     here, rows = start_processes(), Tokens(tokens)
     model = models.built(options.model, trust_remote_code=options.trust_remote_code)
     _without_dropout(model)
@@ -208,19 +190,8 @@ def trained(options: argparse.Namespace, tokens: Path, training: Training) -> tu
         if number == timed and measures:
             profiler.start()
 
-    settings = Train(
-        max_steps=timed + PROFILED,
-        batch_size=training.batch,
-        accumulate=1,
-        learning_rate=3e-5,
-        warmup_steps=0,
-        precision=options.precision,
-        log_every=10**9,
-        eval_every=0,
-        seed=options.seed,
-        fsdp=training.fsdp,
-    )
-    loop.run(loop.Job(model, None, rows, python_run(options.objective, settings), on_step=after), here)
+    settings = {"max_steps": timed + PROFILED, "batch_size": training.batch, "accumulate": 1, "fsdp": training.fsdp}
+    models.train(options, here, model, rows, after, **settings, seed=options.seed)
     sending = 0.0
     if measures:
         profiler.stop()
@@ -236,7 +207,8 @@ def trained(options: argparse.Namespace, tokens: Path, training: Training) -> tu
         "sending %": 100 * sending,
         "s to begin": clock[1] - clock[0],
         "loss": lines[-1]["loss"],
-    }, float(gradient_bytes)
+        GRADIENTS: float(gradient_bytes),
+    }
 
 
 def _without_dropout(model: Any) -> None:
@@ -251,7 +223,7 @@ def losses_agree(measured: Sequence[Measured], each: Mapping[str, Training], pre
     """Whether trainings with the same rows in the same steps have the same loss; None if there are no two of them."""
     losses: dict[tuple[int, int], list[float]] = {}
     for row in measured:
-        if not row.why_not:
+        if row.name in each and not row.why_not:
             losses.setdefault(each[row.name][:2], []).append(row.median("loss"))
     compared = [same for same in losses.values() if len(same) > 1]
     tolerance = TOLERANCE if precision == "fp32" else ROUGH
@@ -286,9 +258,7 @@ def line_of(measured: Sequence[Measured]) -> Line:
     return Line(max(float(fixed), 0.0), float(slope))
 
 
-def forecast(
-    line: Line, tokens: float, batch: int, gradient_bytes: float, devices: int, bandwidth: float
-) -> dict[str, float]:
+def forecast(alone: Measured, line: Line, batch: int, devices: int, bandwidth: float) -> Measured:
     r"""The time of a step on N devices, by a formula.
 
     .. math::
@@ -299,15 +269,17 @@ def forecast(
     Nothing overlaps, and all devices are as far from each other.
 
     Returns:
-        Of a step whose rows are shared by the devices, and rows per second if each device has as many as one alone.
+        Of a step whose rows are shared by the devices, and rows per second if each device has the batch of one alone.
     """
-    sent = (devices - 1) / devices * gradient_bytes / (bandwidth * 1e9) * 1e3  # ms for each time
+    tokens = alone.median("tokens a step")
+    sent = (devices - 1) / devices * alone.median(GRADIENTS) / (bandwidth * 1e9) * 1e3  # ms for each time
     shared = line.fixed + line.slope * tokens / devices + 2 * sent
-    alone = line.fixed + line.slope * tokens
-    return {
+    whole = line.fixed + line.slope * tokens
+    found = {
         "sending ms": 2 * sent,
         "ms a step": shared,
         SHARED: 1e3 * batch / shared,
-        GROWN: 1e3 * batch * devices / (alone + 2 * sent),
-        SHARDED: 1e3 * batch * devices / (alone + 3 * sent),
+        GROWN: 1e3 * batch * devices / (whole + 2 * sent),
+        SHARDED: 1e3 * batch * devices / (whole + 3 * sent),
     }
+    return Measured(str(devices), COMPUTED, {name: [value] for name, value in found.items()})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ngramloss.bench import head
 from ngramloss.bench import options as add
-from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives
+from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives, ratio
 from ngramloss.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,13 @@ CAPTURED = ", captured"
 """At the end of objectives whose forward and backward pass is a CUDA graph."""
 ADDED = "+ ms to ce"
 """Of a captured forward and backward pass, in addition to that of captured ``ce``."""
-COLUMNS = [Column("docs/s", 1), Column("× stock", unit="×"), Column("ms", 1), Column("GiB"), Column(ADDED, unit="ms")]
+COLUMNS = [
+    Column("docs/s", 1),
+    ratio("× stock", "docs/s", STOCK),
+    Column("ms", 1),
+    Column("GiB"),
+    Column(ADDED, unit="ms"),
+]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -117,16 +123,15 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             passes()
 
         def run() -> None:
-            graph.replay()
+            replay()
             update()
 
         try:
-            graph = clock.captured(fresh, optimiser.zero_grad)
+            replay, gibibytes = clock.captured(fresh, optimiser.zero_grad)
             alone, whole = (
-                clock.milliseconds(call, device, repeats=options.repeats, usual=15, warm_up=5)
-                for call in (graph.replay, run)
+                clock.milliseconds(call, device, repeats=options.repeats, usual=15, warm_up=5) for call in (replay, run)
             )
-            return _per_second({"ms": whole, "GiB": [graph.gibibytes], ADDED: alone}, batch)
+            return _per_second({"ms": whole, "GiB": [gibibytes], ADDED: alone}, batch)
         finally:
             optimiser.zero_grad()
 
@@ -153,9 +158,8 @@ def _per_second(cost: dict[str, list[float]], batch: int) -> dict[str, list[floa
 
 
 def compare(measured: list[Measured]) -> None:
-    """Add what is relative to stock, and to captured ``ce``."""
+    """Subtract captured ``ce`` from what is captured."""
     base = next((row.median(ADDED) for row in measured if row.name == "ce" + CAPTURED), NAN)
     for row in measured:
-        row.relate("× stock", "docs/s", measured[0].median("docs/s"))
         if base == base and ADDED in row.values:
             row.values[ADDED] = [spent - base for spent in row.values[ADDED]]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ngramloss.bench import lengths
 from ngramloss.bench import options as add
-from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives, repeated
+from ngramloss.bench.benchmark import Column, Plan, Row, check_objectives, ratio, repeated
 from ngramloss.bench.child import in_child, start_server
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
@@ -31,18 +31,6 @@ examples:
   ngramloss bench train --device cpu --model bart-tiny --lengths multi30k --warm-up 5 --steps 20      # quick
 """
 AXIS = "documents per second in training"
-COLUMNS = [
-    Column("docs/s", 1),
-    Column("× random", unit="×"),
-    Column("× best", unit="×"),
-    Column("ms a step", 1, "ms"),
-    Column("GPU ms", 1, "ms"),
-    Column("idle %", 0, "%"),
-    Column("padding %", 1, "%"),
-    Column("peak GiB", unit="GiB"),
-    Column("reserved GiB", unit="GiB"),
-]
-"""``GPU ms``: of a step, in which the GPU was busy, measured in a few other steps; ``idle %``: the rest of these."""
 
 
 class Contestant(NamedTuple):
@@ -81,6 +69,18 @@ CONTESTANTS = {
         "ngramloss, captured, compiled, as in a long training", {"capture": True, "compiled": True}
     ),
 }
+COLUMNS = [
+    Column("docs/s", 1),
+    ratio("× random", "docs/s", CONTESTANTS["stock-random"].label),
+    ratio("× best", "docs/s", *(each.label for each in CONTESTANTS.values() if not each.ours)),
+    Column("ms a step", 1, "ms"),
+    Column("GPU ms", 1, "ms"),
+    Column("idle %", 0, "%"),
+    Column("padding %", 1, "%"),
+    Column("peak GiB", unit="GiB"),
+    Column("reserved GiB", unit="GiB"),
+]
+"""``GPU ms``: of a step, in which the GPU was busy, measured in a few other steps; ``idle %``: the rest of these."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -157,8 +157,12 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
         f"{options.accumulate} rows, {options.precision}"
     )
     traced = "captured" if "captured" in ours else ours[-1] if ours else ""
-    rows = [_row(name, options, folder, options.profile if name == traced else None) for name in names]
-    return Plan(title, COLUMNS, rows, compare)
+    rows = []
+    for name in names:
+        trace = options.profile if name == traced else None
+        once = partial(in_child, trainings.trained, CONTESTANTS[name], options, folder, trace)
+        rows.append(Row(CONTESTANTS[name].label, partial(repeated, once, options.repeats)))
+    return Plan(title, COLUMNS, rows)
 
 
 def chosen(only: Sequence[str], *, compiled: bool, device: str, decoder_only: bool = False) -> list[str]:
@@ -170,22 +174,3 @@ def chosen(only: Sequence[str], *, compiled: bool, device: str, decoder_only: bo
         for name, contestant in CONTESTANTS.items()
         if (compiled or name != "stock-compiled") and not contestant.why_not(device, decoder_only)
     ]
-
-
-def _row(name: str, *arguments: Any) -> Row:
-    """Each repeat is a training in a process of its own."""
-    from ngramloss.bench import trainings
-
-    contestant = CONTESTANTS[name]
-    options = arguments[0]
-    once = partial(in_child, trainings.trained, contestant, *arguments)
-    return Row(contestant.label, partial(repeated, once, options.repeats))
-
-
-def compare(measured: list[Measured]) -> None:
-    """Add the multiples of the stock trainer with random batches, and of the best stock trainer."""
-    speeds = {row.name: row.median("docs/s") for row in measured if not row.why_not}
-    stock = [speeds[each.label] for each in CONTESTANTS.values() if not each.ours and each.label in speeds]
-    for row in measured:
-        row.relate("× random", "docs/s", speeds.get(CONTESTANTS["stock-random"].label, NAN))
-        row.relate("× best", "docs/s", max(stock, default=NAN))

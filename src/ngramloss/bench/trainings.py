@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import tempfile
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -24,7 +23,6 @@ from transformers import (
     Seq2SeqTrainingArguments,
     Trainer,
     TrainerCallback,
-    logging,
 )
 
 from ngramloss.bench import lengths, models
@@ -36,14 +34,11 @@ from ngramloss.data.tokens import Shape, Tokens, tokenise
 from ngramloss.errors import UserError
 from ngramloss.gpu.captured import CapturedStep
 from ngramloss.models import loading
-from ngramloss.plugins import load_file
-from ngramloss.recipe import Model, Train
+from ngramloss.recipe import Model
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.plan import LONG
 from ngramloss.steps.running import NOT_CAPTURED
-from ngramloss.training import loop
 from ngramloss.training.processes import start_processes
-from ngramloss.training.run import python_run
 
 LOOKED_AT = 200
 """Batches in which padding is counted."""
@@ -54,16 +49,10 @@ def trained(contestant: Contestant, options: argparse.Namespace, tokens: Path, t
 
     A memory is the peak that tensors had, on a CPU that of the process; ``reserved`` is what the allocator held.
     """
-    decoder_only = not models.configuration(
-        options.model, trust_remote_code=options.trust_remote_code
-    ).is_encoder_decoder
-    if why_not := contestant.why_not(options.device, decoder_only):
+    config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
+    if why_not := contestant.why_not(options.device, not config.is_encoder_decoder):
         raise UserError(why_not)
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    warnings.simplefilter("ignore")
-    for plugin in options.plugin:
-        load_file(Path(plugin))
+    models.prepare(options)
     # where steps are captured, a whole epoch comes first, so that most shapes have been met
     warm_up = max(options.warm_up, _epoch(options)) if contestant.settings.get("capture") else options.warm_up
     cuda = options.device == "cuda"
@@ -126,39 +115,11 @@ def stock(
     model = models.built(options.model, trust_remote_code=options.trust_remote_code)
     decoder_only = not model.config.is_encoder_decoder
     watched = _Watched(window)
-    trainer = (Trainer if decoder_only else Seq2SeqTrainer)(
-        model,
-        _arguments(options, output, window.last_step, grouped=grouped, compiled=compiled, liger=liger),
-        train_dataset=_Lists(Tokens(tokens), joined=decoder_only),
-        data_collator=DataCollatorForSeq2Seq(
-            _padding_tokenizer(model.config.pad_token_id),
-            model=None if decoder_only else model,
-            pad_to_multiple_of=8 if cuda else 1,
-        ),
-        callbacks=[watched],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(ProgressCallback)
-    trainer.train()
-    loader: Iterable[Any] = watched.loader
-    return loader
-
-
-def _set_allocator(setting: str) -> None:
-    """Change the allocator's settings. The process that started this one has read the environment already."""
-    new = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    (new or torch.cuda.memory._set_allocator_settings)(setting)
-
-
-def _arguments(
-    options: argparse.Namespace, output: str, steps: int, *, grouped: bool, compiled: bool, liger: bool
-) -> Seq2SeqTrainingArguments:
-    cuda = options.device == "cuda"
-    return Seq2SeqTrainingArguments(
+    arguments = Seq2SeqTrainingArguments(
         output_dir=output,
         per_device_train_batch_size=options.batch_size,
         gradient_accumulation_steps=options.accumulate,
-        max_steps=steps,
+        max_steps=window.last_step,
         learning_rate=3e-5,
         optim="adamw_torch_fused" if cuda else "adamw_torch",
         bf16=options.precision == "bf16",
@@ -178,6 +139,25 @@ def _arguments(
         data_seed=options.seed,
         use_cpu=not cuda,
     )
+    tokenizer, trained = _padding_tokenizer(model.config.pad_token_id), None if decoder_only else model
+    trainer = (Trainer if decoder_only else Seq2SeqTrainer)(
+        model,
+        arguments,
+        train_dataset=_Lists(Tokens(tokens), joined=decoder_only),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=trained, pad_to_multiple_of=8 if cuda else 1),
+        callbacks=[watched],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.train()
+    loader: Iterable[Any] = watched.loader
+    return loader
+
+
+def _set_allocator(setting: str) -> None:
+    """Change the allocator's settings. The process that started this one has read the environment already."""
+    new = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (new or torch.cuda.memory._set_allocator_settings)(setting)
 
 
 class _Lists(Dataset[dict[str, list[int]]]):
@@ -225,23 +205,21 @@ def ours(
         if compiled and number == window.last_step:
             signal.raise_signal(signal.SIGTERM)  # the training stops after its next step, as if a person asked it to
 
-    settings = Train(
-        max_steps=max(window.last_step + 1, LONG if compiled else 0),  # a last step logs more than others
-        batch_size=options.batch_size,
-        accumulate=options.accumulate,
-        learning_rate=3e-5,
-        warmup_steps=0,
-        precision=options.precision,
-        log_every=10**9,
-        eval_every=0,
-        capture=capture,
-        compile=compiled,
-        seed=options.seed,
-    )
     model = models.built(options.model, trust_remote_code=options.trust_remote_code)
-    job = loop.Job(model, None, Tokens(tokens), python_run(options.objective, settings), on_step=after)
     with _left_out_of(window, CapturedStep, "_capture"):
-        outcome = loop.run(job, start_processes())
+        outcome = models.train(
+            options,
+            start_processes(),
+            model,
+            Tokens(tokens),
+            after,
+            max_steps=max(window.last_step + 1, LONG if compiled else 0),  # a last step logs more than others
+            batch_size=options.batch_size,
+            accumulate=options.accumulate,
+            capture=capture,
+            compile=compiled,
+            seed=options.seed,
+        )
     if capture and outcome.why_not_captured:  # that would be another contestant
         raise RuntimeError(NOT_CAPTURED.format(outcome.why_not_captured))
     return islice(outcome.steps.from_(0), _epoch(options))

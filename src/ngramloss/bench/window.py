@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ngramloss.hf.diagnosing import peak_memory
 
+NAN = float("nan")
 PROFILED = 8
 """Steps in which the GPU's work is recorded: thousands of kernels each."""
 TRACED = 3
@@ -27,31 +28,21 @@ class Window:
     The profiler slows the host down, so the time of a step and the time of the device come from different steps, and
     these may be longer or shorter. So the share in which the device is idle is of the profiled steps alone: at most
     this much. If something is left out in them, both are NaN. On a CPU nothing is profiled, except for a trace.
-
-    Args:
-        warm_up: steps before the window.
-        steps: steps in the window.
-        cuda: whether the training runs on a GPU.
-        trace: where to write a Chrome trace of a few more steps.
     """
 
     def __init__(self, *, warm_up: int, steps: int, cuda: bool, trace: Path | None = None) -> None:
         self.steps, self.cuda, self.trace = steps, cuda, trace
-        self.milliseconds = self.gibibytes = self.reserved_gibibytes = float("nan")
-        self.device_milliseconds = self.idle = float("nan")
-        self._began = self._profile_began = self._left_out = 0.0
+        self.milliseconds = self.gibibytes = self.reserved_gibibytes = self.device_milliseconds = self.idle = NAN
+        self._began = self._left_out = 0.0
         self._profiler: Any = None
         window_ends = warm_up + steps
         busy_ends = window_ends + PROFILED * cuda
         self.last_step = busy_ends + TRACED * (trace is not None)
-        actions: list[tuple[int, Callable[[], None]]] = [(warm_up, self._begin), (window_ends, self._end)]
+        self._actions: list[tuple[int, Callable[[], None]]] = [(warm_up, self._begin), (window_ends, self._end)]
         if cuda:
-            gpu_only = [ProfilerActivity.CUDA]
-            actions += [(window_ends, lambda: self._profile(gpu_only)), (busy_ends, self._read_busy)]
+            self._actions += [(window_ends, self._profile), (busy_ends, self._read_busy)]
         if trace is not None:
-            everything = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-            actions += [(busy_ends, lambda: self._profile(everything)), (self.last_step, self._write_trace)]
-        self._actions = actions
+            self._actions += [(busy_ends, lambda: self._profile(ProfilerActivity.CPU)), (self.last_step, self._write)]
 
     def after(self, number: int) -> None:
         """Do what is due after the step with this number."""
@@ -82,23 +73,23 @@ class Window:
         else:
             self.gibibytes = peak_memory(torch.device("cpu"))
 
-    def _profile(self, activities: list[ProfilerActivity]) -> None:
-        self._profiler = profile(activities=activities)
+    def _profile(self, *activities: ProfilerActivity) -> None:
+        self._profiler = profile(activities=[*activities, *([ProfilerActivity.CUDA] if self.cuda else [])])
         self._profiler.start()
-        self._profile_began, self._left_out = self._now(), 0.0
+        self._begin()
 
     def _read_busy(self) -> None:
-        milliseconds = 1e3 * (self._now() - self._profile_began) / PROFILED
+        milliseconds = 1e3 * (self._now() - self._began) / PROFILED
         self._profiler.stop()
         if self._left_out:  # its work is recorded, too
             return
         recorded = self._profiler.profiler.kineto_results.events()  # a trace as JSON would take half a minute
         work = [event for event in recorded if event.device_type().name == "CUDA" and not event.is_user_annotation()]
         spans = [(event.start_ns() / 1e6, (event.start_ns() + event.duration_ns()) / 1e6) for event in work]
-        self.device_milliseconds = busy(spans) / PROFILED if spans else float("nan")
+        self.device_milliseconds = busy(spans) / PROFILED if spans else NAN
         self.idle = 1 - self.device_milliseconds / milliseconds
 
-    def _write_trace(self) -> None:
+    def _write(self) -> None:
         self._now()
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(self.trace))
