@@ -16,7 +16,7 @@ from benchmarks import medians
 
 from ngramloss.bench import benchmark, child, lengths, models, train, trainings
 from ngramloss.bench.benchmark import Measured
-from ngramloss.bench.window import PROFILED, TRACED, Window, busy
+from ngramloss.bench.window import PROFILED, TRACED, TRIES, Window, busy
 from ngramloss.cli import main
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import UserError
@@ -119,16 +119,42 @@ def test_work_of_what_is_left_out_is_not_taken_for_that_of_steps(monkeypatch):
     monkeypatch.setattr("ngramloss.bench.window.profile", lambda activities: SimpleNamespace(start=bool, stop=bool))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
-    clock = iter(range(10))
+    clock = iter(range(100))
     monkeypatch.setattr(Window, "_now", lambda self: next(clock))
-    window.after(1)
-    window.after(2)
-    with window.without():
-        pass
-    window.after(window.last_step)
+    for number in range(1, window.last_step + 1):
+        window.after(number)
+        if number > 1:
+            with window.without():
+                pass
     assert window.milliseconds == 1000
     assert math.isnan(window.idle)
     assert math.isnan(window.device_milliseconds)
+
+
+def test_the_next_steps_are_profiled_if_something_that_is_left_out_fell_into_the_first(monkeypatch):
+    window, profiles = Window(warm_up=1, steps=1, cuda=True), []
+    event = SimpleNamespace(
+        device_type=lambda: SimpleNamespace(name="CUDA"),
+        is_user_annotation=lambda: False,
+        start_ns=lambda: 0,
+        duration_ns=lambda: PROFILED * 3_000_000,
+    )
+    recorded = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: [event]))
+    profiler = SimpleNamespace(start=lambda: profiles.append("start"), stop=lambda: profiles.append("stop"))
+    monkeypatch.setattr(
+        "ngramloss.bench.window.profile", lambda activities: SimpleNamespace(**vars(profiler), profiler=recorded)
+    )
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    clock = iter(range(100))
+    monkeypatch.setattr(Window, "_now", lambda self: next(clock))
+    for number in range(1, window.last_step + 1):
+        window.after(number)
+        if number == 3:
+            with window.without():
+                pass
+    assert window.device_milliseconds == pytest.approx(3)
+    assert profiles == ["start", "stop", "start", "stop"]
 
 
 def test_the_window_begins_after_the_warm_up_and_ends_with_its_last_step(monkeypatch):
@@ -161,8 +187,10 @@ def test_what_happens_once_in_a_training_is_left_out_of_the_window(monkeypatch):
 
 
 def test_on_a_gpu_as_many_steps_are_profiled_again_and_a_trace_has_a_few_more(tmp_path):
-    assert Window(warm_up=2, steps=4, cuda=True).last_step == 6 + PROFILED
-    assert Window(warm_up=2, steps=4, cuda=True, trace=tmp_path / "trace.json").last_step == 6 + PROFILED + TRACED
+    assert Window(warm_up=2, steps=4, cuda=True).last_step == 6 + TRIES * PROFILED
+    assert (
+        Window(warm_up=2, steps=4, cuda=True, trace=tmp_path / "trace.json").last_step == 6 + TRIES * PROFILED + TRACED
+    )
 
 
 def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():

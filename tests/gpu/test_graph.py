@@ -15,7 +15,7 @@ from searches import PROMPTED, SERVED, SOURCES, tiny, with_settings, written
 
 from ngramloss.bench.models import built
 from ngramloss.generation import engines
-from ngramloss.generation.decoders import difference
+from ngramloss.generation.decoders import difference, random_ids
 from ngramloss.generation.engines import graph, hf
 from ngramloss.generation.engines.hf import search_of
 from ngramloss.models.loading import is_causal
@@ -95,11 +95,10 @@ def test_samples_and_groups_are_those_of_a_cpu(family):
         assert written(graph, copy.deepcopy(model).cuda(), search) == written(graph, model, search)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["small", "smollm2-135m"])
-def test_a_larger_model_in_every_precision(name, dtype):
-    """Random weights have hypotheses that differ by less than rounding, so in 16 bits only most texts are equal."""
-    model = to_precision(built(name).eval(), dtype, "cuda")
+def test_a_larger_model_in_fp32(name):
+    """Random weights have hypotheses that differ by less than rounding, so only most texts are equal."""
+    model = built(name).eval().cuda()
     lengths = {"min_length": 20, "max_length": 40, "min_new_tokens": None, "max_new_tokens": None}
     if is_causal(model.config):
         lengths = {"min_length": None, "max_length": None, "min_new_tokens": 20, "max_new_tokens": 40}
@@ -109,7 +108,28 @@ def test_a_larger_model_in_every_precision(name, dtype):
     sources = [torch.randint(4, V, (length,), generator=generator).tolist() for length in range(5, 105, 2)]
     found, expected = (written(engine, model, search_of(model), sources) for engine in (graph, hf))
     equal = sum(one == other for one, other in zip(found, expected, strict=True)) / len(sources)
-    assert equal >= (0.95 if dtype == torch.float32 else 0.5)
+    assert equal >= 0.95
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["small", "smollm2-135m"])
+def test_in_16_bits_a_larger_model_differs_from_its_own_by_no_more_than_rounding(name, dtype):
+    """Both round. Texts would say nothing: one of them after thirty layers with random weights is like another."""
+
+    def own(model):
+        first, second = (ids.cuda() for ids in random_ids(model, 2, 24, 8))
+        causal = is_causal(model.config)
+        ids = (
+            {"input_ids": torch.cat([first, second], 1)}
+            if causal
+            else {"input_ids": first, "decoder_input_ids": second}
+        )
+        with torch.inference_mode():
+            return model(**ids).logits[:, -second.shape[1] :].float().log_softmax(-1)  # [B, T, V]
+
+    exact = own(built(name).eval().cuda())
+    model = to_precision(built(name).eval(), dtype, "cuda")
+    assert difference(model) < 1.5 * float((own(model) - exact).square().mean().sqrt())
 
 
 def memory(name):
@@ -121,7 +141,11 @@ def memory(name):
     model.generation_config.update(num_beams=6, **lengths)
     search = search_of(model)
     sources = torch.randint(4, 49_000, (48, 512), generator=torch.Generator().manual_seed(0)).tolist()
-    peaks, before = {}, torch.cuda.memory_allocated()
+    square = torch.ones(64, 64, device="cuda")
+    before = torch.cuda.memory_allocated()
+    square @ square
+    workspace = torch.cuda.memory_allocated() - before
+    peaks = {}
     for engine, module in (("hf", hf), ("graph", graph), ("again", graph)):
         gc.collect()
         torch.cuda.empty_cache()
@@ -130,7 +154,7 @@ def memory(name):
         peaks[engine] = torch.cuda.max_memory_reserved()
     gc.collect()
     torch.cuda.empty_cache()
-    return peaks | {"stays": torch.cuda.memory_allocated() - before}
+    return peaks | {"stays": torch.cuda.memory_allocated() - before, "workspace": workspace}
 
 
 @pytest.mark.parametrize("name", ["bart-base", "smollm2-135m"])
@@ -141,7 +165,7 @@ def test_memory_is_at_most_that_of_hf_and_comes_back(name):
     peaks = json.loads(done.stdout.splitlines()[-1])
     assert peaks["graph"] <= peaks["hf"]
     assert peaks["again"] <= 1.05 * peaks["graph"]  # blocks of the allocator: 1.03 on an H200
-    assert peaks["stays"] <= 2**25  # cuBLAS keeps its workspaces
+    assert peaks["stays"] <= 3 * peaks["workspace"] + 2**23  # cuBLAS keeps one: usual stream, warm-ups, recordings
 
 
 @pytest.mark.parametrize("limit", [{"MOST_SHAPES": 2}, {"MOST_SHAPES": 1}, {"MOST_MEMORY": 0.0}], ids=str)

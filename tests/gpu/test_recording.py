@@ -54,3 +54,13 @@ def test_after_a_recording_that_failed_others_succeed_and_memory_comes_back():
     graph, result = graphs.capture(product)
     graph.replay()
     assert result.eq(64).all()
+
+
+def test_recordings_share_two_streams_so_that_cublas_keeps_two_workspaces():
+    graphs.capture(product)
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    for _ in range(8):
+        graphs.capture(product)
+    gc.collect()
+    assert torch.cuda.memory_allocated() - before < 2**20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from ngramloss.hf.diagnosing import peak_memory
 NAN = float("nan")
 PROFILED = 8
 """Steps in which the GPU's work is recorded: thousands of kernels each."""
+TRIES = 3
+"""How often these steps may begin again, because something that is left out fell into them."""
 TRACED = 3
 """Steps in a trace that a person looks at."""
 
@@ -27,7 +30,8 @@ class Window:
 
     The profiler slows the host down, so the time of a step and the time of the device come from different steps, and
     these may be longer or shorter. So the share in which the device is idle is of the profiled steps alone: at most
-    this much. If something is left out in them, both are NaN. On a CPU nothing is profiled, except for a trace.
+    this much. If something is left out in them, the next ones are profiled instead; both are NaN if that goes on. On a
+    CPU nothing is profiled, except for a trace.
     """
 
     def __init__(self, *, warm_up: int, steps: int, cuda: bool, trace: Path | None = None) -> None:
@@ -36,11 +40,13 @@ class Window:
         self._began = self._left_out = 0.0
         self._profiler: Any = None
         window_ends = warm_up + steps
-        busy_ends = window_ends + PROFILED * cuda
+        busy_ends = window_ends + TRIES * PROFILED * cuda
         self.last_step = busy_ends + TRACED * (trace is not None)
         self._actions: list[tuple[int, Callable[[], None]]] = [(warm_up, self._begin), (window_ends, self._end)]
         if cuda:
-            self._actions += [(window_ends, self._profile), (busy_ends, self._read_busy)]
+            ends = range(window_ends + PROFILED, busy_ends + 1, PROFILED)
+            self._actions.append((window_ends, self._profile))
+            self._actions += [(end, partial(self._read_busy, again=end < busy_ends)) for end in ends]
         if trace is not None:
             self._actions += [(busy_ends, lambda: self._profile(ProfilerActivity.CPU)), (self.last_step, self._write)]
 
@@ -78,16 +84,21 @@ class Window:
         self._profiler.start()
         self._begin()
 
-    def _read_busy(self) -> None:
+    def _read_busy(self, *, again: bool) -> None:
+        if self._profiler is None:  # steps before these were read
+            return
         milliseconds = 1e3 * (self._now() - self._began) / PROFILED
         self._profiler.stop()
         if self._left_out:  # its work is recorded, too
+            if again:
+                self._profile()
             return
         recorded = self._profiler.profiler.kineto_results.events()  # a trace as JSON would take half a minute
         work = [event for event in recorded if event.device_type().name == "CUDA" and not event.is_user_annotation()]
         spans = [(event.start_ns() / 1e6, (event.start_ns() + event.duration_ns()) / 1e6) for event in work]
         self.device_milliseconds = busy(spans) / PROFILED if spans else NAN
         self.idle = 1 - self.device_milliseconds / milliseconds
+        self._profiler = None
 
     def _write(self) -> None:
         self._now()
