@@ -289,10 +289,10 @@ def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(epoc
 def test_compiled_steps_are_the_first_of_a_long_training(options, tokens, tmp_path, monkeypatch):
     asked, run = [], models.loop.run
 
-    def watched(job, here):
-        asked.append(job.settings)
-        settings = replace(job.run.settings, train=replace(job.settings, compile=False))
-        return run(job._replace(run=replace(job.run, settings=settings)), here)
+    def watched(task, settings, here, around):
+        asked.append(settings)
+        task.settings = replace(settings, compile=False)
+        return run(task, task.settings, here, around)
 
     monkeypatch.setattr(models.loop, "run", watched)
     window = Window(warm_up=1, steps=1, cuda=False)

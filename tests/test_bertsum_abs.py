@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from tiny_encoders import MODEL
 from transformers import AutoModelForSeq2SeqLM
 
+import ngramloss as ng
 from ngramloss import cli, recipe
 from ngramloss.data import newswire
 from ngramloss.errors import UserError
 from ngramloss.recipe import Model, Train
-from ngramloss.training import loop
+from ngramloss.training.optimiser import optimiser_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -145,7 +146,7 @@ def test_a_changed_encoder_is_not_continued(here, tmp_path, capsys):
 @pytest.mark.parametrize("family", ["bart", "bert2bert", "t5"])
 def test_an_encoder_s_weights_have_their_own_group_and_shared_ones_do_not(family):
     model = tiny(family)
-    optimiser = loop.optimiser_of(model, Train(encoder_learning_rate=1e-3), torch.device("cpu"))
+    optimiser = optimiser_of(model, Train(encoder_learning_rate=1e-3), torch.device("cpu"))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     own = {names[id(weight)] for group in optimiser.param_groups if "encoder" in group for weight in group["params"]}
     others = {
@@ -155,7 +156,7 @@ def test_an_encoder_s_weights_have_their_own_group_and_shared_ones_do_not(family
     assert not own & others
     assert all("encoder." in name for name in own)
     assert all("decoder." in name or "shared" in name or "lm_head" in name or "bias" in name for name in others)
-    plain = loop.optimiser_of(model, Train(), torch.device("cpu"))
+    plain = optimiser_of(model, Train(), torch.device("cpu"))
     assert [sorted(group) for group in plain.param_groups] == [sorted(plain.defaults | {"params": 0})] * 2
 
 
@@ -176,7 +177,7 @@ def test_the_encoder_learns_at_its_own_rate():
         eval_every=0,
         schedule="constant_with_warmup",
     )
-    loop.train(model, None, rows, settings)
+    ng.train(model, None, rows, settings)
     moved = {name: (weight - before[name]).abs().max().item() for name, weight in model.named_parameters()}
     encoder = [value for name, value in moved.items() if name.startswith("encoder.") and value]
     decoder = [value for name, value in moved.items() if name.startswith("decoder.") and value]
@@ -207,7 +208,7 @@ def test_mistakes_are_sentences(here, tmp_path, capsys, settings, sentence):
 
 def test_a_decoder_only_model_has_no_encoder_to_learn_at_another_rate():
     with pytest.raises(UserError, match="the model is decoder-only"):
-        loop.optimiser_of(tiny("llama"), Train(encoder_learning_rate=1e-3), torch.device("cpu"))
+        optimiser_of(tiny("llama"), Train(encoder_learning_rate=1e-3), torch.device("cpu"))
 
 
 def test_the_folder_of_a_run_is_its_model_not_its_encoder(here):

@@ -18,7 +18,7 @@ from ngramloss.data import newswire
 from ngramloss.metrics.oracle import greedy_oracle
 from ngramloss.recipe import Data
 from ngramloss.systems import bertsum_ext as ext
-from ngramloss.systems.registry import read_system
+from ngramloss.systems.registry import read_system, run_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -294,8 +294,7 @@ def test_validation_has_the_loss_and_what_the_summaries_gain(undisturbed):
 def test_labels_are_the_oracle_s(here):
     from ngramloss import recipe
 
-    settings = recipe.load("tiny.toml")
-    task = ext.task(settings, read_system(settings.system).options)
+    task = ext.task(run_of(recipe.load("tiny.toml")))
     rows = [json.loads(line) for line in (here / "data" / "train.jsonl").read_text().splitlines()]
     data = Data(max_source=96)
     first = ext.read_documents([rows[0]["document"]], task.tokenizer, data, marks=(0, 2), min_words=2)[0]

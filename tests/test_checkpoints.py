@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import zlib
+from types import SimpleNamespace
 
 import models
 import pytest
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from ngramloss.errors import UserError
+from ngramloss.recipe import Train
 from ngramloss.storage import checksums
 from ngramloss.training import checkpoints
 from ngramloss.training.checkpoints import SEAL, copy_model, fault, find, prune, seal
@@ -326,9 +328,9 @@ def in_training(family="bart", seed=0):
     return model, optimiser
 
 
-def save(folder, model, optimiser, *, here=ALONE, state=STATE, keep=2, finished=False, more=None, **averaged):
-    how = {"finished": finished, "keep": keep, "sharded": False, **averaged}
-    checkpoints.save(folder, model, None, optimiser, state, here, more=more or {}, **how)
+def save(folder, model, optimiser, *, here=ALONE, state=STATE, finished=False, more=None, **settings):
+    task, settings = SimpleNamespace(model=model, tokenizer=None), Train(**{"keep": 2} | settings)
+    checkpoints.save(folder, task, optimiser, state, here, settings, more or {}, finished=finished)
     return folder / f"checkpoint-{state.step}"
 
 
@@ -375,7 +377,7 @@ def test_older_checkpoints_than_are_kept_go_but_not_the_best(tmp_path):
 def test_a_checkpoint_that_is_to_be_averaged_stays_although_good_validations_came_after_it(tmp_path):
     model, optimiser = in_training()
     for number in (4, 5, 6):
-        save(tmp_path, model, optimiser, state=dataclasses.replace(STATE, step=number), average=2, every=4)
+        save(tmp_path, model, optimiser, state=dataclasses.replace(STATE, step=number), average=2, save_every=4)
     assert left(tmp_path) == [4, 5, 6]
 
 

@@ -11,7 +11,6 @@ from ngramloss import JointLoss, attach, last_parts
 from ngramloss.errors import UserError
 from ngramloss.models import loading
 from ngramloss.recipe import Model
-from ngramloss.training import loop
 
 
 def prophetnet(streams, **changes):
@@ -114,7 +113,7 @@ def test_logits_alone_are_refused():
 def test_a_training_has_the_term_in_its_log_and_its_validation():
     found = []
     model = tiny("prophetnet")
-    loop.train(
+    ng.train(
         model,
         None,
         rows(12),

@@ -22,7 +22,7 @@ from ngramloss.models.guided_bart import GuidedBart
 from ngramloss.recipe import Data
 from ngramloss.steps.padding import Padder
 from ngramloss.systems import gsum
-from ngramloss.systems.registry import read_system
+from ngramloss.systems.registry import read_system, run_of
 from ngramloss.terms import OBJECTIVES
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -211,7 +211,7 @@ def test_a_killed_training_continues_to_the_same_weights(undisturbed, here, tmp_
 def task_of(here, *settings):
     settings = recipe.load(str(here / "tiny.toml"), [*settings, "model.dropout=0.0"])
     torch.manual_seed(0)
-    return gsum.task(settings, read_system(settings.system).options)
+    return gsum.task(run_of(settings))
 
 
 def test_the_loss_is_the_objective_and_its_parts_add_up_over_micro_batches(here):
@@ -251,7 +251,7 @@ def test_a_term_may_have_a_schedule_and_validation_measures_the_end(here):
     assert late.total.item() == pytest.approx(late.parts["ce"].item() + late.parts["matches(2)"].item())
     task.model.eval()
     with torch.no_grad():
-        assert task.validate()["loss"] == task.validate()["loss"] > 0
+        assert task.scores()["loss"] == task.scores()["loss"] > 0
     assert task.objective.progress == 0.75
 
 
@@ -281,7 +281,7 @@ def test_validation_is_the_objective_over_all_rows_at_once(here):
     examples, _ = gsum._tokenised(rows, texts, task.tokenizer, gsum.Shape.of(settings.data))
     with torch.no_grad():
         whole = task.model(**task.pad([examples[number] for number in range(6)])).loss.item()
-        assert task.validate()["loss"] == pytest.approx(whole, rel=1e-5)
+        assert task.scores()["loss"] == pytest.approx(whole, rel=1e-5)
 
 
 def test_the_log_has_every_term_and_the_card_says_what_was_trained(undisturbed):

@@ -336,6 +336,6 @@ def test_a_model_learns_in_the_loop():
 
 
 def test_adapters_are_not_sharded(monkeypatch):
-    monkeypatch.setattr("ngramloss.training.loop.raise_unless_shardable", lambda *given: None)
+    monkeypatch.setattr("ngramloss.training.sharding.raise_unless_shardable", lambda *given: None)
     with pytest.raises(UserError, match=r"train.fsdp does not shard adapters"):
         train_joined(None, OBJECTIVE, lora=2, fsdp=True)

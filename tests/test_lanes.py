@@ -69,7 +69,7 @@ def test_no_module_of_tests_imports_another():
 
 
 ACROSS = {
-    "adopt", "bertsum_abs", "best_runs", "candidate_objectives", "candidate_training", "crash_points", "docs", "failed_starts", "family", "first_hour",
+    "adopt", "bertsum_abs", "best_runs", "candidate_objectives", "candidate_training", "crash_points", "docs", "effects", "failed_starts", "family", "first_hour",
     "formats", "fuzz", "language_models", "model_files", "multilingual", "one_of_two_processes", "own_output", "package", "ray",
     "recorded_losses", "registries", "score_runs", "site", "strangers", "studies", "translation", "unlabelled",
     "words",

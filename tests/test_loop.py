@@ -31,8 +31,9 @@ from ngramloss.steps.padding import Step
 from ngramloss.steps.plan import COARSE, FINE, LONG
 from ngramloss.steps.planned import Epochs, lengths_of
 from ngramloss.steps.running import StepRunner
-from ngramloss.training import checkpoints, compiling, loop
+from ngramloss.training import checkpoints, compiling, loop, objective_task, planning
 from ngramloss.training.best import Best
+from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.run import Run, python_run
 
@@ -79,10 +80,12 @@ def trained(folder=None, *, data=22, model=None, objective=OBJECTIVE, validation
 
 def run(*, model=None, data=22, validation=None, objective="ce", **changes):
     """Run the loop itself, with what ``ng.train`` does not offer."""
-    job = {name: changes.pop(name) for name in ("best", "score", "folder", "logs", "on_step") if name in changes}
+    best, score = changes.pop("best", None), changes.pop("score", None)
+    around = {name: changes.pop(name) for name in ("folder", "logs", "on_step") if name in changes}
     asked = python_run(objective, Train(**SETTINGS | changes))
-    asked = replace(asked, best=job.pop("best", asked.best))
-    return loop.run(loop.Job(model or tiny(), None, rows(data), asked, validation=validation, **job), HERE)
+    asked = replace(asked, best=best or asked.best)
+    task = ObjectiveTask(model or tiny(), None, rows(data), asked, validation=validation, score=score)
+    return loop.run(task, task.settings, HERE, loop.Around(**around))
 
 
 def assert_same_training(one, other, names=TERMS, tolerance=1e-4):
@@ -465,7 +468,7 @@ def validated(monkeypatch, folder, values, *, higher=False, **changes):
     """Steps that were saved, when validations have these values; the outcome."""
     found = iter(values)
     best = Best("bleu", "bleu", higher=True) if higher else Best("ce")
-    monkeypatch.setattr(loop, "terms_on", lambda *_: {"eval_loss": 0.0, f"eval_{best.name}": next(found)})
+    monkeypatch.setattr(objective_task, "terms_on", lambda *_: {"eval_loss": 0.0, f"eval_{best.name}": next(found)})
     settings = {"max_steps": len(values), "eval_every": 1, "save_every": 1000} | changes
     outcome = run(folder=folder, validation=rows(1), best=best, **settings)
     return sorted(map(checkpoints.step, folder.iterdir())), outcome
@@ -495,7 +498,7 @@ def test_the_best_is_kept_among_newer_ones(tmp_path, monkeypatch):
 
 
 def test_a_validation_without_the_score_is_no_best(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "terms_on", lambda *_: {"eval_loss": 0.0})
+    monkeypatch.setattr(objective_task, "terms_on", lambda *_: {"eval_loss": 0.0})
     outcome = run(folder=tmp_path, validation=rows(1), best=Best("ce"), eval_every=1)
     assert outcome.state.best is None
     assert outcome.state.best_step is None
@@ -570,7 +573,7 @@ def test_a_loss_that_is_no_number_ends_training_before_it_is_saved(tmp_path):
 
 
 def test_a_validation_that_is_no_number_ends_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "terms_on", lambda *_: {"eval_loss": math.inf, "eval_ce": math.inf})
+    monkeypatch.setattr(objective_task, "terms_on", lambda *_: {"eval_loss": math.inf, "eval_ce": math.inf})
     with pytest.raises(loop.Diverged, match="at step 2"):
         run(folder=tmp_path, validation=rows(1), eval_every=2, save_every=2)
     assert list(tmp_path.iterdir()) == []
@@ -596,6 +599,9 @@ class Scaler:
 
     def __init__(self, device):
         self.value, self.calls, self.loaded = 2.0**16, 0, None
+
+    def is_enabled(self):
+        return True
 
     def scale(self, loss):
         return loss
@@ -629,7 +635,7 @@ def scalers(monkeypatch):
     made = []
     monkeypatch.setattr(Run, "on", lambda *_: "fp16")
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda device: made.append(Scaler(device)) or made[-1])
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: made.append(Scaler(device)) or made[-1])
     return made
 
 
@@ -771,7 +777,7 @@ def without_graphs(monkeypatch):
     """Captured steps on a CPU, as they are made."""
     monkeypatch.setattr(WithoutGraphs, "made", [])
     monkeypatch.setattr(running, "CapturedStep", WithoutGraphs)
-    monkeypatch.setattr(loop, "_why_not_captured", lambda *_, **__: "")
+    monkeypatch.setattr(planning, "why_not_captured", lambda *_, **__: "")
     return WithoutGraphs.made
 
 
@@ -870,7 +876,7 @@ def test_auto_decides_by_the_whole_training(without_graphs, monkeypatch):
     ids=str,
 )
 def test_a_reason_not_to_capture_is_given(changes, device, reason):
-    found = loop._why_not_captured(Train(**changes), torch.device(device))
+    found = planning.why_not_captured(Train(**changes), torch.device(device))
     assert bool(found) is bool(reason)
     assert reason in found
 
@@ -885,10 +891,10 @@ def test_a_reason_not_to_capture_is_given(changes, device, reason):
         ({}, "cuda", False),
     ],
 )
-def test_the_reason_is_said_where_capturing_was_wanted(changes, device, said):
-    remark = loop._capture_remark(Train(**changes), torch.device(device))
-    assert bool(remark) is said
-    assert not said or remark.startswith("steps are not captured as CUDA graphs: ")
+def test_the_reason_is_said_where_capturing_was_wanted(changes, device, said, messages):
+    planning.why_not_captured(Train(**changes), torch.device(device))
+    assert len(messages) == said
+    assert all(remark.startswith("steps are not captured as CUDA graphs: ") for remark in messages)
 
 
 @pytest.mark.parametrize("most", [0.01, 1.0, 1e6])
@@ -937,9 +943,10 @@ def test_a_long_training_with_graphs_pads_to_more_lengths(steps, captures, most)
     model = ng.attach(tiny(), OBJECTIVE)
     data = [{"input_ids": [5] * (8 * row), "labels": [6] * (8 * row)} for row in range(1, 31)]
     settings = Train(batch_size=1, accumulate=1, max_steps=steps, max_tokens=4096)
-    job = loop.Job(model, None, data, python_run(OBJECTIVE, settings))
-    gpu = Processes(0, 1, torch.device("cuda"))  # where nothing runs: plans are made on the host
-    made, _ = loop._plan(job, model, gpu, nullcontext, None, "", lengths_of(data), captures=captures)
+    task = ObjectiveTask(model, None, data, python_run(OBJECTIVE, settings))
+    task.here = Processes(0, 1, torch.device("cuda"))  # where nothing runs: plans are made on the host
+    task.joined, task.lengths, task.why_not_captured = "", lengths_of(data), "" if captures else "this is a test"
+    made = task.plan()
     assert (len(made.plan.grid.sources), len(made.plan.grid.targets)) == most
 
 

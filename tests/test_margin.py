@@ -16,7 +16,6 @@ from ngramloss.explaining.explain import explain
 from ngramloss.hf.attach import decoder_inputs, logits_of
 from ngramloss.steps.joined import JoinedPadder
 from ngramloss.steps.padding import Padder
-from ngramloss.training import loop
 
 OBJECTIVE = "ce + 2*margin"
 
@@ -202,7 +201,7 @@ def test_rows_must_have_what_the_objective_reads():
 def losses(family, examples, **changes):
     torch.manual_seed(0)
     found = []
-    loop.train(
+    ng.train(
         tiny(family),
         None,
         with_numbers(examples),

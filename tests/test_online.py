@@ -24,10 +24,12 @@ from ngramloss.generation.engines import graph, hf
 from ngramloss.generation.engines.hf import search_of
 from ngramloss.generation.search import Options
 from ngramloss.hf.attach import attached_loss
+from ngramloss.recipe import Train
 from ngramloss.stats import CandidateStats
 from ngramloss.steps.planned import Epochs, PlannedSteps
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.training import checkpoints, loop, online, prepare
+from ngramloss.training import checkpoints, online, planning, prepare
+from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.online import FILE, FreshTexts, writing_copy
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.run import Needs, in_folder, own_needs, python_run, run_of
@@ -55,10 +57,11 @@ def moved(model):
 
 def planned(texts, **settings):
     """The steps that train on these texts."""
-    given = loop.Train(**{"batch_size": 4, "accumulate": 1} | settings)
-    job = loop.Job(texts.model, Numbers(), texts.examples, python_run(OBJECTIVE, given))
-    layout = loop._layout(job, texts.model, None, HERE, texts)
-    return loop._plan(job, texts.model, HERE, None, texts, *layout, captures=False)[0]
+    given = Train(**{"batch_size": 4, "accumulate": 1} | settings)
+    task = ObjectiveTask(texts.model, Numbers(), texts.examples, python_run(OBJECTIVE, given))
+    task.here, task.rows = HERE, texts
+    task.joined, task.lengths = planning.layout(task)
+    return task.plan()
 
 
 @pytest.fixture
@@ -421,7 +424,7 @@ def test_only_samples_are_written_if_no_term_reads_more():
     assert own_needs(JointLoss(EVERY_TERM).terms) == Needs(True, True, True)
     texts = fresh()
     assert texts.greedy is None
-    assert texts.keys == []
+    assert texts.padded["own"] == []
 
 
 @pytest.mark.parametrize("family", ["bart", "llama"])
@@ -433,8 +436,7 @@ def test_the_greedy_text_is_the_first_candidate_and_its_gain_a_baseline(family, 
     texts = fresh(family, samples=2)
     own = drawn(texts)
     model, data = texts.model, texts.examples
-    job = loop.Job(model, Numbers(), data, python_run(OBJECTIVE, loop.Train(batch_size=4, accumulate=1)))
-    steps, _ = loop._plan(job, model, HERE, None, texts, *loop._layout(job, model, None, HERE, texts), captures=False)
+    steps = planned(texts)
     (batch,) = steps.step([1, 2]).batches
     expected = texts.greedy.engine.write([row["input_ids"] for row in data])
     if needs.greedy_text:

@@ -18,7 +18,7 @@ from ngramloss.loss import JointLoss
 from ngramloss.systems import pointer_generator as pg
 from ngramloss.systems.pointer_model import PointerGenerator, coverage_penalty, load_model, search
 from ngramloss.systems.pointer_words import UNKNOWN, extended_ids, join_words, split_words, word_tokenizer
-from ngramloss.systems.registry import read_system
+from ngramloss.systems.registry import read_system, run_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -455,24 +455,23 @@ def test_the_mechanism_of_coverage_learns_only_in_its_phase(undisturbed):
 
 
 def task_of(here, *changes):
-    own = recipe.load("tiny.toml", changes)
-    return pg.task(own, read_system(own.system).options)
+    return pg.task(run_of(recipe.load("tiny.toml", changes)))
 
 
 def test_adagrad_starts_again_when_coverage_begins(here):
     task = task_of(here)
-    optimiser = task.optimiser(task.model)
+    optimiser = task.optimiser_of(task.model)
     (first, *_) = optimiser.state.values()
     for number, expected in ((3, 5.0), (4, 0.1), (5, 0.1)):
         if number == 3:
             first["sum"].fill_(5.0)
-        task.before_step(number, 6, optimiser)
+        task.change(number, 6, optimiser)
         assert first["sum"].flatten()[0].item() == pytest.approx(expected)
         assert task.model.coverage == (number >= 4)
-    task.before_step(1, 6, optimiser)
+    task.change(1, 6, optimiser)
     assert not task.model.coverage
     first["sum"].fill_(7.0)
-    task.before_step(5, 6, optimiser)
+    task.change(5, 6, optimiser)
     assert task.model.coverage, "as in a training that is continued there"
     assert first["sum"].flatten()[0] == 7, "later steps go on with what they have"
 

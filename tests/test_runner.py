@@ -387,11 +387,11 @@ def test_a_run_that_never_began_may_begin_with_other_settings(place, tmp_path, c
     ],
 )
 def test_a_warm_up_fits_into_every_training(place, tmp_path, capsys, monkeypatch, steps, warmup, used, shortened):
-    from ngramloss.training import loop
+    from ngramloss.training import optimiser
 
     asked = set()
-    made = loop.learning_rate
-    monkeypatch.setattr(loop, "learning_rate", lambda *a, **k: asked.add(k["warmup"]) or made(*a, **k))
+    made = optimiser.learning_rate
+    monkeypatch.setattr(optimiser, "learning_rate", lambda *a, **k: asked.add(k["warmup"]) or made(*a, **k))
     changes = [
         word for one in [*steps, f"train.warmup_steps={warmup}", "train.eval_every=0"] for word in ("--set", one)
     ]

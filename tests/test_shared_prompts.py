@@ -22,7 +22,7 @@ from ngramloss.hf.shared_prompts import on_the_right, why_not_shared
 from ngramloss.steps.joined import JoinedPadder
 from ngramloss.steps.plan import Plan, Size, fitted_grid
 from ngramloss.steps.planned import lengths_of
-from ngramloss.training import loop
+from ngramloss.training import planning
 
 IDS = st.integers(3, V - 1)
 COMPARED = "ce + matches(1,2) + rank(margin=0.1,alpha=1) + 0.5*risk + 2*prefer"
@@ -331,7 +331,7 @@ def both(monkeypatch, train):
     with logged() as said:
         first = train()
     assert not any("share their prompt" in line for line in said)
-    monkeypatch.setattr(loop, "why_not_shared", lambda *given, **more: "of a test")
+    monkeypatch.setattr(planning, "why_not_shared", lambda *given, **more: "of a test")
     with logged() as said:
         second = train()
     assert any("do not share their prompt, because the model cannot do that: of a test" in line for line in said)

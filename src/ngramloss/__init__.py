@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ngramloss.terms import OBJECTIVES as OBJECTIVES
     from ngramloss.terms import Objective as Objective
     from ngramloss.terms import Term as Term
-    from ngramloss.training.loop import train as train
+    from ngramloss.training.python import train as train
 
 _ROOMS = {
     "attach": "hf.attach",
@@ -72,7 +72,7 @@ _ROOMS = {
     "NgramSFTTrainer": "integrations.trl",
     "ScoreTexts": "integrations.score_texts",
     "TextGenerator": "generation.text_generator",
-    "train": "training.loop",
+    "train": "training.python",
     "twins": "steps.twins",
     "SYSTEMS": "systems.registry",
     "System": "systems.registry",

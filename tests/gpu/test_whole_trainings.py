@@ -13,7 +13,9 @@ from logged import logged
 
 import ngramloss as ng
 from ngramloss.gpu.captured import CapturedStep
-from ngramloss.training import compiling, loop
+from ngramloss.recipe import Train
+from ngramloss.training import checkpoints, compiling, loop
+from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.processes import start_processes
 from ngramloss.training.run import python_run
 
@@ -45,20 +47,17 @@ def trained(
     """The log of a training, whether steps were captured, the model, and what was said."""
     log = []
     model = bart() if model is None else model
-    job = loop.Job(
-        model,
-        None,
-        rows(data) if isinstance(data, int) else data,
-        python_run(objective, loop.Train(**SETTINGS | changes)),
-        validation=validation,
-        folder=folder,
-        continued_from=None if folder is None else loop.checkpoints.find(folder).newest,
+    run = python_run(objective, Train(**SETTINGS | changes))
+    examples = rows(data) if isinstance(data, int) else data
+    task = ObjectiveTask(model, None, examples, run, validation=validation, teacher=teacher)
+    around = loop.Around(
+        folder,
+        continued_from=None if folder is None else checkpoints.find(folder).newest,
         logs=[lambda line, step: log.append(dict(line) | {"step": step})],
         on_step=on_step,
-        teacher=teacher,
     )
     with logged() as said:
-        loop.run(job, start_processes())
+        loop.run(task, task.settings, start_processes(), around)
     return log, not any("not captured" in sentence for sentence in said), model, said
 
 

@@ -20,6 +20,7 @@ from ngramloss.plugins import load_file
 from ngramloss.recipe import Model, Train
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.training import loop
+from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.online import OwnTexts
 from ngramloss.training.processes import Processes
 from ngramloss.training.run import python_run
@@ -126,4 +127,5 @@ def train(
     """
     common: dict[str, Any] = {"warmup_steps": 0, "log_every": 10**9, "eval_every": 0, "precision": options.precision}
     run = python_run(objective or options.objective, Train(**common | settings), own_texts)
-    return loop.run(loop.Job(model, tokenizer, rows, run, own_texts=own_texts, on_step=on_step), here)
+    task = ObjectiveTask(model, tokenizer, rows, run, own_texts=own_texts)
+    return loop.run(task, run.settings.train, here, loop.Around(on_step=on_step))

@@ -65,15 +65,15 @@ def train_run(asked: Run, run: str | None, *, fresh: bool, trust_remote_code: bo
     """Train a model or a system in a folder, by default one with the recipe's name. Returns the exit code."""
     from pathlib import Path
 
-    from ngramloss.systems import runner as systems_runner
+    from ngramloss.systems.candidate_sets import with_whole_paths
     from ngramloss.training import runner
     from ngramloss.training.loop import Diverged
     from ngramloss.training.prepared import Stopped
 
     folder = Path(run or Path("runs") / asked.settings.slug)
-    train = systems_runner.train if asked.system else runner.train
     try:
-        outcome = train(asked, folder, fresh=fresh, trust_remote_code=trust_remote_code)
+        asked = with_whole_paths(asked) if asked.system else asked
+        outcome = runner.train(asked, folder, fresh=fresh, trust_remote_code=trust_remote_code)
     except Stopped:
         return 1
     except Diverged as reason:

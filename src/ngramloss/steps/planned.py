@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,6 +111,14 @@ def _joined_lengths(row: Mapping[str, Any], joined: Joined) -> tuple[int, ...]:
     return source, max([1, *map(len, turns), *candidates]), texts, learnt, sequences, order
 
 
+class CannotMakeStep(Exception):
+    """The next step cannot be made, in any process; ``reason`` says why. What was trained so far can be saved."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class Epochs:
     """The rows of each step of each epoch. The order depends on seed, epoch and step size alone."""
 
@@ -138,7 +146,7 @@ class PlannedSteps:
         processes: how many there are; each takes every n-th row of a step.
         equally_many: fill up with blank micro-batches, so that every process has as many: sharded weights need that.
         copies: how often the padder puts each example into a batch.
-        pin: keep batches where a GPU can copy them from.
+        device: of the model. Of a GPU, batches are kept where it can copy them from.
     """
 
     def __init__(
@@ -154,18 +162,17 @@ class PlannedSteps:
         processes: int = 1,
         equally_many: bool = False,
         copies: int = 1,
-        pin: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         self.examples, self.epochs, self.plan, self.padder, self.lengths = examples, epochs, plan, padder, lengths
         self.total, self.process, self.processes = total, process, processes
-        self.equally_many, self.copies, self.pin = equally_many, copies, pin
+        self.equally_many, self.copies = equally_many, copies
+        self.gpu = device if device is not None and device.type == "cuda" else None
 
-    def from_(self, done: int, *, begin: Callable[[], object] = bool) -> Iterator[Step]:
-        """The steps after those that are done. ``begin`` is called in the thread that makes them."""
-        return ahead(self._steps(done), begin=begin)
-
-    def _steps(self, done: int) -> Iterator[Step]:
-        return (self.step(rows, number) for number, rows in self.rows_from(done))
+    def from_(self, done: int) -> Iterator[Step]:
+        """The steps after those that are done, made in a thread ahead of their use."""
+        steps = (self.step(rows, number) for number, rows in self.rows_from(done))
+        return ahead(steps, begin=bool if self.gpu is None else lambda: torch.cuda.set_device(self.gpu))
 
     def rows_from(self, done: int) -> Iterator[tuple[int, list[int]]]:
         """The number and the rows, of all processes, of each step after those that are done."""
@@ -182,11 +189,11 @@ class PlannedSteps:
     def step(self, rows: Sequence[int], number: int = 0) -> Step:
         """What this process does of a step."""
         batches = [self.padder([self.examples[row] for row in piece.rows], piece.size) for piece in self._pieces(rows)]
-        if self.pin:
+        if self.gpu is not None:
             batches = [{name: value.pin_memory() for name, value in batch.items()} for batch in batches]
         counted = [each[list(rows)].sum() for each in (self.lengths.counted, self.lengths.sequences)]
         counts = torch.tensor(counted, dtype=torch.float32) * self.copies  # [2]
-        return Step(batches, counts.pin_memory() if self.pin else counts, number)
+        return Step(batches, counts.pin_memory() if self.gpu is not None else counts, number)
 
     def _pieces(self, rows: Sequence[int]) -> list[MicroBatch]:
         own = self.plan.cut(self.own(rows))

@@ -86,6 +86,11 @@ class StepRunner:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)  # []
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards
 
+    def forget_gradients(self) -> None:
+        """Delete the gradients before the next step, or leave them to the graphs, which write into the same buffers."""
+        if self.gradients is None:
+            self.model.zero_grad()
+
     def _share(self, inputs: Batch) -> Tensor:
         return self.share({name: value for name, value in inputs.items() if name != "counts"}, inputs["counts"])
 

@@ -38,10 +38,11 @@ from ngramloss.steps.padding import Batch, padded
 from ngramloss.steps.plan import Size
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
-from ngramloss.systems.loop import Task, batches, mean_over_rows
 from ngramloss.systems.registry import system_of
+from ngramloss.systems.task import SystemTask, batches, mean_over_rows
 from ngramloss.training.identity import base_made_of
 from ngramloss.training.prepare import read_splits
+from ngramloss.training.run import Run
 from ngramloss.version import installed
 
 NAME = "bertsum_ext"
@@ -269,8 +270,9 @@ def pad_rows(pad: int, rows: Sequence[Mapping[str, Any]], size: Size | None = No
 # Training
 
 
-def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: bool = False) -> Task:
+def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
     """What ``ngramloss train bertsum-ext`` trains: documents with the oracle's labels, and the model."""
+    settings, options = run.settings, run.system.options
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
         config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
@@ -308,13 +310,14 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         gains = gains_of(gain_of(BY_TASK[settings.task], {}), splits["validation"].examples, [[text] for text in taken])
         return {"loss": total / len(taken), "gain": sum(value for (value,) in gains) / len(taken)}
 
-    return Task(
+    return SystemTask(
+        run,
         model,
         tokenizer,
         rows["train"],
         lambda *args: pad_rows(tokenizer.pad_token_id, *args),
         ("bce",),
-        lambda batch, counts: mean_over_rows([penalty(model(batch), batch["labels"])], counts),
+        lambda batch, counts: mean_over_rows({"bce": penalty(model(batch), batch["labels"])}, counts),
         validate if "validation" in splits else None,
         {
             **{f"{split} data": of_split.fingerprint for split, of_split in splits.items()},

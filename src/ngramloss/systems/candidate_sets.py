@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import Example, fingerprint, load_split
@@ -23,6 +23,9 @@ from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
 from ngramloss.output.console import logger
 from ngramloss.recipe import Data
 from ngramloss.storage.run_folder import RunFolder, read_about
+
+if TYPE_CHECKING:
+    from ngramloss.training.run import Run
 
 OF_THE_DATA = tuple(name for name in recipe.affecting("documents", section="data") if name != "name")
 """Settings that say which documents there are, taken from the run that wrote the candidates."""
@@ -300,12 +303,16 @@ def data_of(path: Path) -> str:
     return str(about_of(path).get("data", ""))
 
 
-def whole_paths(text: str) -> str:
-    """``data.candidates`` with whole paths, so that a run does not depend on the working directory."""
-    found = [(split, path.expanduser().resolve()) for split, paths in named_files(text).items() for path in paths]
+def with_whole_paths(run: Run) -> Run:
+    """A run with whole paths in ``data.candidates``, so that it does not depend on the working directory."""
+    settings, data = run.settings, run.settings.data
+    found = [
+        (split, path.expanduser().resolve()) for split, paths in named_files(data.candidates).items() for path in paths
+    ]
     for _, path in found:
         raise_if_comma(path)
-    return ",".join(f"{split}={path}" for split, path in found)
+    data = dataclasses.replace(data, candidates=",".join(f"{split}={path}" for split, path in found))
+    return dataclasses.replace(run, settings=dataclasses.replace(settings, data=data))
 
 
 def raise_if_comma(path: Path) -> None:

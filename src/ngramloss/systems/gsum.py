@@ -44,10 +44,11 @@ from ngramloss.steps.padding import Batch, Padder, padded
 from ngramloss.steps.plan import Size
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.systems.bertsum_ext import load_extraction
-from ngramloss.systems.loop import Task, batches
 from ngramloss.systems.registry import read_system
+from ngramloss.systems.task import SystemTask, batches
 from ngramloss.training.identity import base_made_of
 from ngramloss.training.prepare import read_splits
+from ngramloss.training.run import Run
 
 NAME = "gsum"
 ORACLE = "oracle"
@@ -189,8 +190,9 @@ def pad_guidance(ids: Sequence[Any], count: int, pad: int) -> Batch:
 # Training
 
 
-def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: bool = False) -> Task:
+def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
     """What ``ngramloss train gsum`` trains: documents with their guidance, and the model."""
+    settings, options = run.settings, run.system.options
     _check_objective(settings.objective)
     config = None
     if settings.model.name != "scratch" and not loading.is_guided(settings.model.name):  # a mistake is found early
@@ -232,7 +234,8 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         objective.progress = before
         return {"loss": sum(found)}
 
-    return Task(
+    return SystemTask(
+        run,
         model,
         tokenizer,
         rows["train"],

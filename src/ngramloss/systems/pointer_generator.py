@@ -34,7 +34,6 @@ from ngramloss.steps.padding import Batch, padded
 from ngramloss.steps.plan import Size
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
-from ngramloss.systems.loop import Task, batches
 from ngramloss.systems.pointer_model import (
     END_ID,
     PADDING_ID,
@@ -45,7 +44,9 @@ from ngramloss.systems.pointer_model import (
     search,
 )
 from ngramloss.systems.pointer_words import UNKNOWN, cached_tokenizer, extended_ids, join_words, split_words
+from ngramloss.systems.task import SystemTask, batches
 from ngramloss.training.prepare import read_splits, recommend_ce
+from ngramloss.training.run import Run
 
 COVERAGE = "coverage"
 """The part of the loss besides the objective's."""
@@ -111,8 +112,9 @@ def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any
 # Training
 
 
-def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: bool = False) -> Task:
+def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
     """What ``ngramloss train pointer-generator`` trains: documents and summaries as words, and the model."""
+    settings, options = run.settings, run.system.options
     _check(settings, options)
     objective = JointLoss(settings.objective).with_ce()
     splits = read_splits(settings)
@@ -145,7 +147,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         total = found.total + options["coverage"] * penalty if model.coverage else found.total  # []
         return Loss(total, found.parts | {COVERAGE: penalty.detach()})
 
-    def before_step(number: int, total: int, optimiser: torch.optim.Optimizer) -> dict[str, float]:
+    def change(number: int, total: int, optimiser: torch.optim.Optimizer) -> dict[str, float]:
         """Set what depends on the step: whether the model has coverage."""
         first = first_step_with_coverage(options, total)
         model.coverage = number >= first
@@ -165,7 +167,8 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
             sums += torch.stack([found.total, *found.parts.values()])  # [1 + parts]
         return dict(zip(["loss", *found.parts], sums.tolist(), strict=True))
 
-    return Task(
+    return SystemTask(
+        run,
         model,
         tokenizer,
         rows["train"],
@@ -179,7 +182,7 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         },
         used,
         (lambda model: _adagrad(model, settings, options)) if options["optimizer"] == "adagrad" else None,
-        before_step,
+        change,
         objective,
     )
 

@@ -2,7 +2,7 @@
 
 A new system is one file and one entry here. ``train``, ``generate`` and ``list`` look it up. The file has
 
-* ``task(settings, options, *, trust_remote_code) → Task``: what :mod:`ngramloss.systems.loop` trains;
+* ``task(run, *, trust_remote_code) → SystemTask``: what the loop trains (:mod:`ngramloss.systems.task`);
 * ``generate(work, folder) → path``: a job whose model is a run of the system → predictions in a folder.
 """
 
@@ -185,11 +185,12 @@ _FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
 class Written(NamedTuple):
-    """A system with its options."""
+    """A system with its options; of one that comes from a plugin, with a hash of its code."""
 
     name: str
     entry: System
     options: dict[str, Any]
+    code: str
 
 
 def read_system(text: str) -> Written:
@@ -216,7 +217,7 @@ def read_system(text: str) -> Written:
             )
         described = entry.options[option]
         options[option] = described.check(f"system: {option}", described.read(value))
-    return Written(name, entry, options)
+    return Written(name, entry, options, SYSTEMS.source(name) if SYSTEMS.origin(name) else "")
 
 
 def system_of(model: str) -> Written | None:

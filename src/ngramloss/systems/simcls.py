@@ -49,9 +49,10 @@ from ngramloss.systems.candidate_sets import (
     one_metric,
     read_set,
 )
-from ngramloss.systems.loop import Task, batches, mean_over_rows
 from ngramloss.systems.registry import read_system
+from ngramloss.systems.task import SystemTask, batches, mean_over_rows
 from ngramloss.training.identity import IDENTITY, base_made_of
+from ngramloss.training.run import Run
 
 NAME = "simcls"
 METRIC = "metric"
@@ -148,8 +149,9 @@ def _states(encoder: Any, ids: Tensor, mask: Tensor, pooling: str) -> Tensor:
 # Training
 
 
-def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: bool = False) -> Task:
+def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
     """What ``ngramloss rerank train`` trains: candidates read and tokenised, and the encoder."""
+    settings, options = run.settings, run.system.options
     files = named_files(settings.data.candidates)
     if "train" not in files:
         raise UserError(
@@ -183,16 +185,16 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
     def scores_of(batch: Batch) -> Scores:
         return score_batch(encoder, batch, pad=tokenizer.pad_token_id, pooling=options["pooling"])
 
-    def parts_of(scores: Scores, gains: Tensor) -> list[Tensor]:
+    def parts_of(scores: Scores, gains: Tensor) -> dict[str, Tensor]:
         found = penalties(scores.candidates, scores.reference, gains, scores.present, **margins)
-        return [found.order, options["gold_weight"] * found.reference]
+        return {"order": found.order, "reference": options["gold_weight"] * found.reference}
 
     def validate() -> dict[str, float]:
         """The loss, and the gain of the texts that are chosen."""
         total, gain = 0.0, 0.0
         for _, batch in batches(rows["validation"], _padder(tokenizer), next(encoder.parameters()).device):
             scores = scores_of(batch)
-            total += float(torch.stack(parts_of(scores, batch["gains"])).sum())
+            total += float(torch.stack([*parts_of(scores, batch["gains"]).values()]).sum())
             gain += float(batch["gains"].gather(-1, _choice(scores).unsqueeze(-1)).sum())
         count = len(rows["validation"])
         return {"loss": total / count, "gain": gain / count}
@@ -203,7 +205,8 @@ def task(settings: Recipe, options: Mapping[str, Any], *, trust_remote_code: boo
         METRIC: json.dumps(metric),
         **base_made_of(settings.model, config),
     }
-    return Task(
+    return SystemTask(
+        run,
         encoder,
         tokenizer,
         rows["train"],

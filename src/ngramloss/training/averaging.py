@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
+from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.training import checkpoints
 
+if TYPE_CHECKING:
+    from ngramloss.training.log import Log
+    from ngramloss.training.processes import Processes
+    from ngramloss.training.task import Task
+
 AVERAGE, EMA = "average", "ema"
 """The settings of ``train``, and the folders beside the checkpoints that the averaged models are written to."""
+
+
+def write(
+    folder: Path, task: Task, settings: Train, here: Processes, step: int, ema: MovingAverage | None, log: Log
+) -> dict[str, checkpoints.Average]:
+    """Validate the averages that a recipe asks for as a checkpoint is, and write each as a model beside these.
+
+    Returns:
+        What ``State.averages`` keeps of each.
+    """
+    model, found = task.model, {}
+    if settings.average:
+        others = members(folder, settings)
+        steps = [*map(checkpoints.step, others), step]
+        if len(steps) < settings.average:
+            mean = f"the mean is that of {len(steps)}" if others else "there is no mean"
+            logger.info(
+                f"train.average asks for {settings.average} checkpoints, and there are {len(steps)}, so {mean}. "
+                f"They are those of every {settings.save_every:,} steps (train.save_every), and the last weights."
+            )
+        if others:
+            found[AVERAGE] = mean_weights(model, others), steps
+    if ema is not None:
+        found[EMA] = ema.values, [step]
+    kept: dict[str, checkpoints.Average] = {}
+    for name, (weights, steps) in found.items():
+        value: float | None = None
+        with exchanged(model, weights):
+            if task.validates:
+                values = {key.removeprefix("eval_"): value for key, value in task.validate().items()}
+                log.write_validation(step, {f"{name}_{key}": value for key, value in values.items()})
+                measured = values.get(task.best.name, math.nan)
+                value = measured if math.isfinite(measured) else None
+            if here.first:
+                checkpoints.save_model(folder / name, model, task.tokenizer)
+        kept[name] = {"value": value, "steps": steps}
+    return kept
 
 
 def trained(model: Any) -> list[Any]:

@@ -29,6 +29,8 @@ ALWAYS = (
     "Denominators are counted over the whole optimiser step; the authors' code averages the means of micro-batches.",
 )
 
+OF_SYSTEMS = ("batch_size", "accumulate", "learning_rate", "schedule", "warmup_steps", "seed")
+"""Settings of ``train`` that the card of a system has."""
 PAPER = ("cnn_dailymail", "xsum")
 """The paper's data. On others, a training has nothing to deviate from."""
 
@@ -51,26 +53,25 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
     settings, weights = run.settings, weights_text(run.best, facts, chosen).removeprefix("the ")
     versions = {"ngramloss": __version__, **{name: installed(name) or "not installed" for name in PACKAGES}}
     versions["Python"] = platform.python_version()
-    if canonical(settings.data.name) in PAPER:
+    about = (
+        f"{settings.task.capitalize()}{_direction(settings)}: {as_code(settings.objective)} on "
+        f"{as_code(settings.data.name)}, from"
+    )
+    if run.system:
+        about, heading, remarks = f"{in_markdown(run.system.entry.about)}. The model is", "Settings", _settings(run)
+    elif canonical(settings.data.name) in PAPER:
         heading, remarks = "Deviations from the paper", deviations(settings, prepared.machine.precision)
     else:
         heading, remarks = "Model", [*new_model(settings.model), *_fes(settings)]
     lines = [
         f"# {in_markdown(title(settings))}",
         "",
-        f"{settings.task.capitalize()}{_direction(settings)}: {as_code(settings.objective)} on "
-        f"{as_code(settings.data.name)}, from {as_code(settings.model.name)}. "
+        f"{about} {as_code(settings.model.name)}. "
         f"{weights[0].upper()}{weights[1:]} of {facts['step']}." + (f" Note: {in_markdown(note)}" if note else ""),
         "",
         "## Data",
         "",
-        "| split | examples | skipped | fingerprint |",
-        "|---|---|---|---|",
-        *(
-            f"| {name} | {split.examples:,} | {len(split.skipped)} | `{split.fingerprint}` |"
-            for name, split in prepared.splits.items()
-        ),
-        "",
+        *_splits(prepared),
         *(f"* {in_markdown(sentence)}" for sentence in prepared.used),
         *(
             line
@@ -103,6 +104,24 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _splits(prepared: Prepared) -> list[str]:
+    """The splits as a table; systems say in sentences what they read."""
+    rows = [
+        f"| {name} | {split.examples:,} | {len(split.skipped)} | `{split.fingerprint}` |"
+        for name, split in prepared.splits.items()
+    ]
+    return ["| split | examples | skipped | fingerprint |", "|---|---|---|---|", *rows, ""] if rows else []
+
+
+def _settings(run: Run) -> list[str]:
+    """A system's options, and how it was trained."""
+    train = dataclasses.asdict(run.settings.train)
+    shown = {"objective": run.settings.objective} if run.system.entry.takes_objective else {}
+    shown |= {name: value for name, value in run.system.options.items() if value != ""}
+    shown |= {name: train[name] for name in OF_SYSTEMS}
+    return [f"{name} = {as_code(str(value))}" for name, value in shown.items()]
 
 
 def title(settings: Recipe) -> str:

@@ -19,8 +19,11 @@ from ngramloss.storage.files import inside, read_object, remove
 from ngramloss.storage.typed import typed
 
 if TYPE_CHECKING:
+    from ngramloss.recipe import Train
+    from ngramloss.training.averaging import MovingAverage
     from ngramloss.training.loop import State
     from ngramloss.training.processes import Processes
+    from ngramloss.training.task import Task
 
 STATE, OPTIMISER, EMA = "state.json", "optimizer.pt", "ema.pt"
 FOREIGN_STATE = "trainer_state.json"
@@ -57,36 +60,28 @@ class CheckpointError(OSError):
 
 def save(
     folder: Path,
-    model: Any,
-    tokenizer: Any,
+    task: Task,
     optimiser: Any,
     state: State,
     here: Processes,
-    *,
+    settings: Train,
     more: Mapping[str, str],
+    ema: MovingAverage | None = None,
+    *,
     finished: bool,
-    keep: int,
-    sharded: bool,
-    average: int = 0,
-    every: int = 1,
-    ema: Sequence[Any] | None = None,
 ) -> None:
     """Write a checkpoint, seal it when it is complete, and delete old ones. Every process calls this.
 
     Args:
         folder: of all checkpoints.
-        model: its weights and configuration are saved.
-        tokenizer: saved beside it, so that the checkpoint is a model.
+        task: whose weights and configuration are saved, and the tokenizer beside them, so that it is a model.
         optimiser: its state is saved.
         state: what else a continued training needs.
         here: this process; the first one writes.
+        settings: say how many checkpoints to keep besides the best, and which ones because their mean will be taken.
         more: file name → text.
-        finished: whether the training ends here.
-        keep: how many checkpoints to keep besides the best.
-        sharded: whether weights must be gathered from all processes.
-        average: how many checkpoints of ``every`` steps to keep in any case, because their mean will be taken.
-        every: steps between the checkpoints that are saved regularly.
         ema: the moving average of the weights, if there is one.
+        finished: whether the training ends here.
     """
     import torch
     from safetensors import SafetensorError
@@ -94,8 +89,9 @@ def save(
     from ngramloss.models import adapters
     from ngramloss.training.sharding import whole_optimiser, whole_weights
 
-    weights = whole_weights(model) if sharded else None
-    moments = whole_optimiser(model, optimiser) if sharded else optimiser.state_dict()
+    model, tokenizer = task.model, task.tokenizer
+    weights = whole_weights(model) if settings.fsdp else None
+    moments = whole_optimiser(model, optimiser) if settings.fsdp else optimiser.state_dict()
     if here.first:
         checkpoint = folder / f"checkpoint-{state.step}"
         try:
@@ -105,15 +101,15 @@ def save(
                 tokenizer.save_pretrained(checkpoint)
             torch.save(moments, checkpoint / OPTIMISER)
             if ema is not None:
-                torch.save(list(ema), checkpoint / EMA)
+                torch.save(list(ema.values), checkpoint / EMA)
             for name, text in {STATE: json.dumps(dataclasses.asdict(state)), **more}.items():
                 (checkpoint / name).write_text(text, encoding="utf-8")
             facts = {"step": state.step, "best_step": state.best_step, "best": state.best, "finished": finished}
             seal(checkpoint, **facts, **({"averages": state.averages} if state.averages else {}))
         except (OSError, RuntimeError, SafetensorError) as reason:
             raise CheckpointError(f"cannot write {checkpoint}: {' '.join(str(reason).split())}.") from reason
-        needed = {step(path) for path in regular(folder, every)[:average]}
-        prune(folder, keep=keep, best=state.best_step, besides=needed)
+        needed = {step(path) for path in regular(folder, settings.save_every)[: settings.average]}
+        prune(folder, keep=settings.keep, best=state.best_step, besides=needed)
     here.wait()
 
 

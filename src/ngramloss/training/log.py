@@ -69,9 +69,10 @@ class Log:
         """Seconds since the last line, without pauses."""
         return (self._pause or time.perf_counter()) - self._began - self._paused
 
-    def write_validation(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a line with the terms and scores of a validation."""
+    def write_validation(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Write a line with the terms and scores of a validation. Returns these."""
         self._write({**values, "epoch": step / self.steps.epochs.steps}, step)
+        return values
 
     @contextmanager
     def paused(self) -> Iterator[None]:

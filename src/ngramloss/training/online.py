@@ -39,10 +39,11 @@ from ngramloss.output.console import logger
 from ngramloss.recipe import Generation, Online, Recipe
 from ngramloss.steps.padding import Step
 from ngramloss.steps.plan import Grid, Joined, Lengths, Plan, open_grid
-from ngramloss.steps.planned import ExampleLengths, PlannedSteps, lengths_of
+from ngramloss.steps.planned import CannotMakeStep, ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.storage.files import read_object
 from ngramloss.storage.typed import typed
 from ngramloss.training.checkpoints import AGAIN
+from ngramloss.training.planning import Rows
 from ngramloss.training.processes import Processes
 from ngramloss.training.run import METRIC, own_needs, warn_of_others
 from ngramloss.training.validation import unchanged
@@ -108,14 +109,6 @@ def writing_copy(model: Any, precision: str) -> Any:
 def refresh(copied: Any, model: Any) -> None:
     """Give a copy the weights that the model has now."""
     torch._foreach_copy_(list(copied.parameters()), list(model.parameters()))
-
-
-class Unscored(Exception):
-    """Texts that were written cannot be scored; ``reason`` says why."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
 
 
 class _Writer(NamedTuple):
@@ -198,7 +191,7 @@ class Saved(NamedTuple):
     rows: dict[int, Drawn]
 
 
-class FreshTexts:
+class FreshTexts(Rows):
     """Examples with the texts that the model has written of them, and the steps that train on these.
 
     Args:
@@ -211,6 +204,8 @@ class FreshTexts:
         here: this process; it writes texts of its own rows.
         writes: what :func:`writing_copy` made of the model; by default the model itself writes.
     """
+
+    writes = True
 
     def __init__(
         self,
@@ -229,7 +224,8 @@ class FreshTexts:
         gained = [part for part in loss_fn.parts if part.reads == "candidates" and part.needs.isdisjoint(NO_GAINS)]
         self.compares = bool(self.samples and gained)
         """Whether a term compares what samples gain."""
-        self.own, self.model, self.tokenizer, self.examples = own, model, tokenizer, examples
+        super().__init__(examples)
+        self.own, self.model, self.tokenizer = own, model, tokenizer
         self.seed, self.here = seed, here
         self.copy = None if writes is None else writes.to(here.device)
         """A copy in another precision that writes; None if the model itself does."""
@@ -245,24 +241,20 @@ class FreshTexts:
         """Row → its texts."""
         self.first = 0
         """Steps that were done when these texts were written."""
-        self.failed: Exception | None = None
-        """Why texts could not be scored, if so."""
         self._warned: set[str] = set()
         self._restart()
         self._introduce(loss_fn)
 
     # Examples of the planned steps
 
-    def __len__(self) -> int:
-        return len(self.examples)
-
     def __getitem__(self, row: int) -> dict[str, Any]:
         return {**self.examples[row], **self.drawn[row]}
 
     @property
-    def keys(self) -> list[str]:
-        """What batches have besides candidates and gains."""
-        return ["greedy"] * self.needs.greedy_text + ["baseline"] * self.needs.baseline
+    def padded(self) -> dict[str, Any]:  # type: ignore[override]  # here it depends on the search
+        """What pads batches knows of candidates: what else there is of them, and how they start."""
+        own = ["greedy"] * self.needs.greedy_text + ["baseline"] * self.needs.baseline
+        return {"own": own, "start": self.search.start, "forced": self.search.first is not None}
 
     @property
     def texts(self) -> int:
@@ -283,25 +275,22 @@ class FreshTexts:
         sources = known.sources + (self.texts - 1) * most if joined == "shared" else order
         return known._replace(sources=sources, targets=targets, texts=np.full(len(self), self.texts), order=order)
 
-    def grid(self, *, longest: int | None, joined: Joined) -> Grid:
-        """The shapes of micro-batches on a GPU.
-
-        Args:
-            longest: the most positions that the model has, if it has a limit.
-            joined: as in :class:`Plan`.
-        """
+    def grid(
+        self, known: ExampleLengths, first: Sequence[Sequence[int]], *, most: tuple[int, int], **shape: Any
+    ) -> Grid:
+        """The shapes of micro-batches on a GPU, for texts of any length."""
         known = self.known
-        prompts = known.sources - known.targets if joined else known.sources
-        most = max(self.search.max_length - 1, int(known.targets.max()))
-        return open_grid(prompts, most, longest=longest, texts=self.texts, joined=joined)
+        prompts = known.sources - known.targets if shape["joined"] else known.sources
+        longest = max(self.search.max_length - 1, int(known.targets.max()))
+        return open_grid(prompts, longest, texts=self.texts, **shape)
 
     # Steps
 
     def steps(self, planned: PlannedSteps, done: int) -> Iterator[Step]:
         """The steps after those that are done. Each is made when it is asked for: the model writes at a refresh.
 
-        If texts cannot be scored, the steps end and ``failed`` is set, in every process, so that the training can be
-        saved.
+        Raises:
+            CannotMakeStep: texts cannot be scored. It is raised in every process.
         """
         refresh, ahead = self.own.settings.refresh, planned.rows_from(done)
         while some := list(islice(ahead, refresh - done % refresh)):
@@ -309,14 +298,9 @@ class FreshTexts:
             if done % refresh == 0:
                 self.drawn = {}
             missing = sorted(own - self.drawn.keys())  # all, unless a checkpoint had texts
-            try:
-                if missing:
-                    self._draw(missing, done)
-            except Unscored as mistake:
-                self.failed = mistake.reason
-            if self.here.any(self.failed is not None):
-                self.failed = self.failed or UserError("the texts of another process cannot be scored.")
-                return
+            failed = self._draw(missing, done) if missing else None
+            if self.here.any(failed is not None):
+                raise CannotMakeStep(failed or UserError("the texts of another process cannot be scored."))
             self._remark()
             planned.plan = self._with_lengths(planned.plan)
             for number, rows in some:
@@ -337,8 +321,8 @@ class FreshTexts:
             sources = sources - known.targets[rows] + targets
         return plan.with_lengths(rows, sources.tolist(), targets)
 
-    def _draw(self, rows: list[int], done: int) -> None:
-        """Write the texts of these rows with the weights as they are, and score them."""
+    def _draw(self, rows: list[int], done: int) -> Exception | None:
+        """Write the texts of these rows with the weights as they are, and score them. Returns why that failed."""
         began, self.first = time.perf_counter(), done
         sources = [np.asarray(self.examples[row]["input_ids"]).tolist() for row in rows]
         named = (f"{self.seed} {done} {row}" for row in rows)  # equal sources are to have different samples
@@ -358,11 +342,12 @@ class FreshTexts:
         try:
             scores = self.own.gains(rows, read)
             _raise_unless_finite(rows, read, scores)
-        except Exception as reason:
-            raise Unscored(reason) from reason
+        except Exception as reason:  # of a metric or a function: any class
+            return reason
         self.drawn |= {row: self._drawn(texts, values) for row, texts, values in zip(rows, found, scores, strict=True)}
         self._seconds += time.perf_counter() - began
         self._texts += sum(map(len, found))
+        return None
 
     def _drawn(self, texts: Sequence[tuple[list[int], bool]], values: Sequence[float]) -> Drawn:
         first = int(self.greedy is not None and not self.needs.greedy_text)  # it is only a baseline

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 
 from ngramloss.data import Example, Split, has_split, load_split
 from ngramloss.data.candidate_tokens import tokenise_candidates
@@ -48,33 +49,41 @@ from ngramloss.training.identity import (
 )
 from ngramloss.training.language_model import NAME as LM_LOGP
 from ngramloss.training.language_model import load_language_model, prepare_numbers
+from ngramloss.training.precision import precision_of
 from ngramloss.training.prepared import Machine, Prepared, PreparedCandidates, PreparedLanguageModel, PreparedSplit
 from ngramloss.training.processes import Processes
-from ngramloss.training.run import Run, precision_of
+from ngramloss.training.run import Run
 from ngramloss.training.validation import notes_on
+
+if TYPE_CHECKING:
+    from ngramloss.systems.task import SystemTask
+
+T = TypeVar("T")
 
 # Once for all processes
 
 
 def prepare_once(
-    run: Run, folder: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
-) -> tuple[Prepared, Sequence[Example]]:
+    folder: RunFolder, here: Processes, make: Callable[[], tuple[Prepared, T]]
+) -> tuple[Prepared, T | None]:
     """Prepare in the first process, and write ``prepared.json`` or the error; wait for it in the others.
 
-    Returns:
-        What is prepared, and the validation examples for which texts are generated: only the first process has them.
+    Args:
+        folder: of the run.
+        here: this process.
+        make: → what is prepared, and what the first process alone has besides.
     """
     if not here.first:
-        return wait_for_prepared(folder), ()
+        return wait_for_prepared(folder), None
     with heartbeat(folder.beat(0)) if here.count > 1 else nullcontext():
         try:
-            prepared, judged = prepare(run, folder, here, newest, trust_remote_code=trust_remote_code)
+            prepared, besides = make()
         except BaseException as reason:
             if here.count > 1:
                 write_whole(folder.prepared, json.dumps({"error": str(reason)}))
             raise
         write_whole(folder.prepared, prepared.to_json())
-    return prepared, judged
+    return prepared, besides
 
 
 def wait_for_prepared(folder: RunFolder) -> Prepared:
@@ -159,6 +168,44 @@ def prepare(
         may_change = {f"{PLUGIN} metric {name}" for name in gains - {run.best.metric}}
         raise_unless_same(newest, record_of(made_of, settings), folder=folder.path, may_change=may_change)
     return prepared, judged
+
+
+def prepare_system(
+    run: Run, folder: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
+) -> tuple[Prepared, SystemTask]:
+    """Read what a system trains on, and check that the newest checkpoint was trained on the same.
+
+    Returns:
+        What is prepared, and the task.
+    """
+    task = system_task(run, trust_remote_code=trust_remote_code)
+    for sentence in task.used:
+        logger.info(sentence)
+    code = {f"{PLUGIN} system {run.system.name}": run.system.code} if run.system.code else {}
+    objective = objectives_made_of(run.settings.objective) if run.system.entry.takes_objective else {}
+    made_of = {**task.made_of, **objective, **code}
+    if newest is not None:
+        raise_unless_same(newest, record_of(made_of, run.settings), folder=folder.path)
+    prepared = Prepared(
+        splits={},
+        used=tuple(task.used),
+        candidates=None,
+        language_model=None,
+        made_of=made_of,
+        tokenizer="",
+        column="",
+        continued_from=newest,
+        trust_remote_code=trust_remote_code,
+        machine=Machine(here.count, here.device_name, precision_of(run.settings.train, here.device)),
+    )
+    return prepared, task
+
+
+def system_task(run: Run, *, trust_remote_code: bool) -> SystemTask:
+    """What a system trains, with its first weights."""
+    torch.manual_seed(run.settings.train.seed)
+    task: SystemTask = run.system.entry.function("task")(run, trust_remote_code=trust_remote_code)
+    return task
 
 
 # Reading and tokenising

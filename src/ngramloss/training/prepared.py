@@ -101,7 +101,7 @@ class Prepared:
         names = {key: name for name, key in _KEYS.items()}
         what = f"{path} is not what a training prepares"
         prepared: Prepared = typed(cls, {names.get(key, key): value for key, value in content.items()}, what, advice)
-        if "train" not in prepared.splits:
+        if prepared.tokenizer and "train" not in prepared.splits:  # systems have neither
             raise UserError(f"{what}: splits has no train. {advice}")
         return prepared
 

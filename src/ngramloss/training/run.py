@@ -20,6 +20,7 @@ from ngramloss.terms.parser import parse
 from ngramloss.terms.registry import START
 from ngramloss.terms.term import Term
 from ngramloss.training.best import Best, best_of, has_own_model, options_of, selecting_terms
+from ngramloss.training.precision import precision_of
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,7 @@ class Run:
         best: what selects the weights that become the model.
         writes: which texts the model writes while it is trained; None if it writes none.
         gain: what scores them; None if it writes none, or if a function in Python scores them.
-        system: what is trained instead of a model that writes texts: its entry and options.
+        system: what is trained instead of a model that writes texts: its name, entry, options and a plugin's code.
     """
 
     settings: Recipe
@@ -96,7 +97,7 @@ class Run:
         return bool(self.names("candidates")) and self.writes is None
 
     def on(self, processes: int, device: torch.device) -> str:
-        """The precision in which so many processes train on this device. Raises if they cannot."""
+        """The precision in which this number of processes trains on this device. Raises if they cannot."""
         from ngramloss.training.sharding import raise_unless_shardable
 
         train = self.settings.train
@@ -187,19 +188,6 @@ def _gain(settings: Recipe) -> Gain:
     return gains.gain_of(name, options, lines=lines, key=METRIC)
 
 
-def precision_of(settings: Train, device: torch.device) -> str:
-    """``bf16``, ``fp16`` or ``fp32``; raises if this device cannot."""
-    import torch
-
-    if settings.precision == "fp16" and device.type == "cpu":
-        raise UserError("train.precision: fp16 needs a GPU. Use bf16 or fp32.")
-    if settings.precision != "auto":
-        return settings.precision
-    if device.type != "cuda":
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-
-
 # What a recipe names besides
 
 
@@ -261,7 +249,7 @@ def _model_folder(name: str, key: str, folder: RunFolder) -> str:
     return _whole(str(RunFolder(path).model if RunFolder(path).recipe.is_file() else path), key, folder)
 
 
-# Remarks
+# Warnings
 
 
 def _note_own_texts(run: Run) -> None:

@@ -37,11 +37,22 @@ from ngramloss.training.best import better_average, loss_note, tie_note, weights
 from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import DAY, IDENTITY, record_of
 from ngramloss.training.log import LogFile, show_lines
+from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.online import own_texts
-from ngramloss.training.prepare import made_of_now, prepare_once, read_scored, read_splits
+from ngramloss.training.planning import total_steps
+from ngramloss.training.prepare import (
+    made_of_now,
+    prepare,
+    prepare_once,
+    prepare_system,
+    read_scored,
+    read_splits,
+    system_task,
+)
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.run import Run, in_folder, run_of
+from ngramloss.training.task import Task
 from ngramloss.training.teacher import load_teacher
 from ngramloss.training.trackers import check_trackers, start_trackers
 from ngramloss.training.validation import GeneratedScore
@@ -67,16 +78,17 @@ def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: boo
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     run_folder = RunFolder(folder)
-    run = in_folder(run, run_folder)
+    run = run if run.system else in_folder(run, run_folder)
     settings = run.settings
     run.on(processes, torch.accelerator.current_accelerator() or torch.device("cpu"))
     check_trackers(settings.train.report_to)
-    known = settings.model.name != "scratch" or bool(settings.model.encoder)
+    known = not run.system and (settings.model.name != "scratch" or bool(settings.model.encoder))
     if rank == 0 and known and (fresh or not run_folder.finished):  # a mistake is found before data are read
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
 
     def now(saved: Recipe) -> Mapping[str, str]:
-        return made_of_now(run_of(saved), trust_remote_code=trust_remote_code)
+        then = dataclasses.replace(run, settings=saved) if run.system else run_of(saved)
+        return made_of_now(then, trust_remote_code=trust_remote_code)
 
     with locked(run_folder, rank, processes):
         check = partial(read_splits, settings)
@@ -86,8 +98,10 @@ def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: boo
         if run_folder.finished:
             logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
-        prepared, judged = prepare_once(run, run_folder, here, newest, trust_remote_code=trust_remote_code)
-        outcome = _run(run, run_folder, here, prepared, judged, trust_remote_code=trust_remote_code)
+        given: Any = {"trust_remote_code": trust_remote_code}
+        make = partial(prepare_system if run.system else prepare, run, run_folder, here, newest, **given)
+        prepared, besides = prepare_once(run_folder, here, make)
+        outcome = _run(run, run_folder, here, prepared, besides)
         if outcome.finished and rank == 0:
             why = _finish(run, run_folder, prepared)
             logger.info(f"finished at step {outcome.step}: {run_folder.model}{why}")
@@ -95,54 +109,32 @@ def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: boo
         return outcome
 
 
-def _run(
-    run: Run,
-    run_folder: RunFolder,
-    here: Processes,
-    prepared: Prepared,
-    judged: Sequence[Example],
-    *,
-    trust_remote_code: bool,
-) -> Outcome:
-    """Load model and data, and run the loop."""
+def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, besides: Any) -> Outcome:
+    """Run the loop. ``besides`` is what the first process prepared for itself alone."""
     settings, newest = run.settings, prepared.continued_from
     began = checkpoints.step(newest) if newest else 0
     if newest is not None and checkpoints.facts(newest)["finished"]:
         return Outcome(run_folder.path, True, began, began)
-    model, tokenizer = _load_model(settings, prepared, trust_remote_code=trust_remote_code)
-    teacher = load_teacher(run, tokenizer, trust_remote_code=trust_remote_code)
-    examples, validation = _load_rows(prepared)
+    if run.system:
+        task: Task = besides or system_task(run, trust_remote_code=prepared.trust_remote_code)
+        shown = dict.fromkeys([*task.terms, *run.system.entry.bests])
+    else:
+        task = _objective_task(run, here, prepared, besides or ())
+        shown = dict.fromkeys([*(name for term in run.terms for name in term.names), *["gain"] * bool(run.writes)])
     if newest is not None:
         logger.info(f"continuing {run_folder.path} from step {began}.")
     elif run_folder.log.exists() and run_folder.log.stat().st_size:
         logger.info(
             f"{run_folder.path} was stopped before its first checkpoint, so it starts again (train.save_every)."
         )
-    with open_logs(
-        settings,
-        run_folder,
-        here,
-        terms=[*(name for term in run.terms for name in term.names), *(["gain"] if run.writes else [])],
-        score=run.best.name if run.best.metric else "",
-        steps=loop.total_steps(settings.train, len(examples)),
-        since=began,
-    ) as logs:
-        job = loop.Job(
-            model,
-            tokenizer,
-            examples,
-            run,
-            validation=validation,
-            score=_generated_score(run, here, validation, tokenizer, judged),
-            folder=run_folder.checkpoints,
-            saved_with={IDENTITY: record_of(prepared.made_of, settings)},
-            continued_from=newest,
-            teacher=teacher,
-            own_texts=own_texts(settings, run.gain, read_scored(settings, prepared)) if run.gain else None,
-            **logs,
-        )
+    steps, saved_with = (
+        total_steps(settings.train, len(task.examples)),
+        {IDENTITY: record_of(prepared.made_of, settings)},
+    )
+    with open_logs(run, run_folder, here, terms=[*shown], steps=steps, since=began) as logs:
+        around = loop.Around(run_folder.checkpoints, saved_with, newest, **logs)
         try:
-            outcome = loop.run(job, here)
+            outcome = loop.run(task, settings.train, here, around)
         except checkpoints.CheckpointError as reason:
             raise OSError(f"{reason} {after_full_disk(run_folder, here)}") from reason
     if not outcome.finished:
@@ -151,6 +143,24 @@ def _run(
 
 
 # What the loop needs
+
+
+def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Sequence[Example]) -> ObjectiveTask:
+    """The model, its rows, and what its objective compares with."""
+    settings = run.settings
+    model, tokenizer = _load_model(settings, prepared, trust_remote_code=prepared.trust_remote_code)
+    teacher = load_teacher(run, tokenizer, trust_remote_code=prepared.trust_remote_code)
+    examples, validation = _load_rows(prepared)
+    return ObjectiveTask(
+        model,
+        tokenizer,
+        examples,
+        run,
+        validation=validation,
+        score=_generated_score(run, here, validation, tokenizer, judged),
+        teacher=teacher,
+        own_texts=own_texts(settings, run.gain, read_scored(settings, prepared)) if run.gain else None,
+    )
 
 
 def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool) -> tuple[Any, Any]:
@@ -236,30 +246,29 @@ def _generated_score(
 
 @contextmanager
 def open_logs(
-    settings: Recipe, run: RunFolder, here: Processes, *, terms: Sequence[str], score: str, steps: int, since: int
+    run: Run, folder: RunFolder, here: Processes, *, terms: Sequence[str], steps: int, since: int
 ) -> Iterator[dict[str, Any]]:
-    """``logs`` and ``on_step`` of a job: ``log.jsonl``, progress and trackers; only in the first process.
+    """``logs`` and ``on_step`` of a training: ``log.jsonl``, progress and trackers; only in the first process.
 
     Args:
-        settings: the resolved recipe.
-        run: its folder.
+        run: what is trained.
+        folder: of the run.
         here: this process.
         terms: the names of the terms, which are shown.
-        score: the score that validation computes besides; empty if it computes none.
         steps: of the training.
         since: the step that it continues from.
     """
     if not here.first:
         yield {}
         return
-    train = settings.train
+    train = run.settings.train
     trackers = start_trackers(
-        train.report_to, run_name=settings.slug, folder=run.tensorboard, settings=dataclasses.asdict(train)
+        train.report_to, run_name=run.settings.slug, folder=folder.tensorboard, settings=dataclasses.asdict(train)
     )
     try:
         with Progress("training", total=steps, unit="steps", done=since) as progress:
-            show = show_lines(progress, terms, score=score)
-            logs = [LogFile(run.log, since), show, *(tracker.log for tracker in trackers)]
+            show = show_lines(progress, terms, score=run.best.name if run.best.metric else "")
+            logs = [LogFile(folder.log, since), show, *(tracker.log for tracker in trackers)]
             yield {"logs": logs, "on_step": lambda step, line: progress.update(step - progress.done)}
     finally:
         for tracker in trackers:

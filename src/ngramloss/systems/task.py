@@ -1,0 +1,143 @@
+"""a system's model, rows and loss → ``SystemTask``, which the loop of ``ngramloss train`` trains.
+
+Most systems have losses of their own, which are not terms of an objective. Steps, schedules, checkpoints, logs and
+Ctrl-C are those of every training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ngramloss.loss import JointLoss, Loss
+from ngramloss.steps import reduction
+from ngramloss.steps.padding import Batch, Pad
+from ngramloss.steps.plan import Plan
+from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
+from ngramloss.training.objective_task import scheduled_weights
+from ngramloss.training.optimiser import optimiser_of
+from ngramloss.training.planning import total_steps
+from ngramloss.training.precision import autocast, precision_of
+from ngramloss.training.processes import Processes
+from ngramloss.training.run import Run
+from ngramloss.training.task import Task
+from ngramloss.training.validation import from_first
+
+TOKENS = 2**15
+"""The most tokens of a micro-batch on a GPU, unless ``train.max_tokens`` says another number."""
+MOST_ROWS = 512
+"""Rows that are scored at a time outside of training, however short they are."""
+
+
+@dataclass
+class SystemTask(Task):
+    """What a system trains.
+
+    Attributes:
+        run: the recipe, checked.
+        model: a module with ``save_pretrained``.
+        tokenizer: saved with each checkpoint.
+        examples: rows with ``input_ids``, ``labels`` and what else ``pad`` reads.
+        pad: rows → a batch.
+        terms: the names of the parts of the loss.
+        loss_of: a batch on the device, and the labels and rows of the whole step, [2] → the batch's share of the loss.
+        scores: → the loss and scores on validation data, in the model's evaluation mode; None if there are none.
+        made_of: what the training is made of → its fingerprint: what it may only be continued with.
+        used: what is used of the data, in sentences.
+        optimiser_of: the model → its optimiser; None: AdamW.
+        change: called before each step with its number, the number of all steps and the optimiser → what the log has of
+            it. It must depend on these numbers alone, so that a continued training changes at the same step.
+        objective: the joint loss that ``loss_of`` computes, if it does.
+    """
+
+    run: Run
+    model: Any
+    tokenizer: Any
+    examples: Any
+    pad: Pad
+    terms: Sequence[str]
+    loss_of: Callable[[Batch, Tensor], Loss]
+    scores: Callable[[], dict[str, float]] | None
+    made_of: Mapping[str, str]
+    used: Sequence[str] = ()
+    optimiser_of: Callable[[Any], torch.optim.Optimizer] | None = None
+    change: Callable[[int, int, torch.optim.Optimizer], Mapping[str, float]] = lambda step, total, optimiser: {}
+    objective: JointLoss | None = None
+
+    def __post_init__(self) -> None:
+        self.best, self.validates = self.run.best, self.scores is not None
+        self.why_not_captured = "systems run eagerly"
+
+    def begin(self, here: Processes) -> None:
+        """Bring the model to its device, with the same weights in all processes."""
+        self.here, self.precision = here, precision_of(self.run.settings.train, here.device)
+        self.model.to(here.device).train()
+        if here.count > 1:
+            reduction.share_weights(self.model)
+
+    def optimiser(self) -> torch.optim.Optimizer:
+        """The system's own, or AdamW."""
+        settings = self.run.settings.train
+        made = self.optimiser_of or (lambda model: optimiser_of(model, settings, self.here.device))
+        self.updates = made(self.model)
+        return self.updates
+
+    def plan(self) -> PlannedSteps:
+        """The steps of the training. On a GPU, a step is cut by tokens, which does not change it."""
+        settings, here, lengths = self.run.settings.train, self.here, lengths_of(self.examples)
+        rows = settings.batch_size * settings.accumulate
+        most = settings.max_tokens or (TOKENS if here.device.type == "cuda" else None)
+        each = -(-(rows if most else settings.batch_size) // here.count)
+        return PlannedSteps(
+            self.examples,
+            Epochs(lengths.sources, step=rows, seed=settings.seed, grouped=settings.group_by_length),
+            Plan(lengths.sources, lengths.targets, each, most, texts=lengths.texts),
+            self.pad,
+            lengths=lengths,
+            total=total_steps(settings, len(lengths.sources)),
+            process=here.rank,
+            processes=here.count,
+            device=here.device,
+        )
+
+    def before_step(self, step: int, total: int) -> Mapping[str, float]:
+        """Set the weights of terms, and what the system changes."""
+        weights: dict[str, float] = {}
+        if self.objective is not None:
+            self.objective.progress = (step - 1) / total
+            self.objective.refresh_weights()
+            weights = scheduled_weights(self.objective)
+        return weights | {**self.change(step, total, self.updates)}
+
+    def loss(self, batch: Batch, counts: Tensor) -> Loss:
+        """The batch's share of the step's loss."""
+        return self.loss_of(batch, counts)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """The loss and scores on validation data, computed by the first process for all."""
+        assert self.scores is not None, "it validates"
+        self.model.eval()
+        with autocast(self.precision, self.here.device):
+            found = from_first(self.scores, self.here.rank, self.here.count)
+        self.model.train()
+        return {f"eval_{name}": value for name, value in found.items()}
+
+
+def mean_over_rows(parts: Mapping[str, Tensor], counts: Tensor) -> Loss:
+    """Each part of the loss for each row, [B], and the counts of the step → the share of the loss, and of each part."""
+    shares = torch.stack([part.sum() for part in parts.values()]) / counts[1]  # [parts]
+    return Loss(shares.sum(), dict(zip(parts, shares.detach(), strict=True)))
+
+
+def batches(rows: Any, pad: Pad, device: torch.device, *, most: int = MOST_ROWS) -> Iterator[tuple[list[int], Batch]]:
+    """All rows in batches of similar length, of at most this many rows, on a device, with their numbers."""
+    lengths = lengths_of(rows)
+    plan = Plan(lengths.sources, lengths.targets, most, TOKENS, texts=lengths.texts)
+    for piece in plan.cut(range(len(rows))):
+        batch = pad([rows[row] for row in piece.rows], piece.size)
+        yield piece.rows, {name: value.to(device, non_blocking=True) for name, value in batch.items()}

@@ -1,0 +1,167 @@
+"""a model, rows and an objective → the task of ``ngramloss train`` and ``ng.train``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ngramloss.errors import UserError
+from ngramloss.hf.attach import attach, attached_loss, last_call
+from ngramloss.hf.diagnosing import diagnostics
+from ngramloss.hf.heads import dropouts
+from ngramloss.hf.teachers import frozen_start
+from ngramloss.loss import JointLoss, Loss
+from ngramloss.models.adapters import has_adapters
+from ngramloss.recipe import NOT_SHARDED
+from ngramloss.steps import reduction
+from ngramloss.steps.padding import Batch, Step
+from ngramloss.steps.planned import PlannedSteps
+from ngramloss.training import compiling, planning
+from ngramloss.training.online import FreshTexts, OwnTexts, writing_copy
+from ngramloss.training.optimiser import optimiser_of
+from ngramloss.training.precision import autocast
+from ngramloss.training.processes import Processes
+from ngramloss.training.run import Run
+from ngramloss.training.sharding import shard
+from ngramloss.training.task import Task
+from ngramloss.training.validation import terms_on
+
+
+class ObjectiveTask(Task):
+    """A Hugging Face model that is trained on an objective.
+
+    Args:
+        model: an encoder-decoder or decoder-only model, to which the objective is attached.
+        tokenizer: pads, and is saved with each checkpoint.
+        examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``, or ``lm_logp``, a
+            number for each label. For a decoder-only model, ``input_ids`` are the prompt, and ``labels`` what follows
+            it.
+        run: what is trained: the objective, how to train, and what selects the best checkpoint.
+        validation: rows to validate on, if any.
+        score: a model → further numbers of a validation, such as a score of generated texts.
+        teacher: the model that ``distill`` compares with.
+        own_texts: what the model writes while it is trained, if it does, for terms that compare candidates.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        examples: Any,
+        run: Run,
+        *,
+        validation: Any = None,
+        score: Callable[[Any], dict[str, float]] | None = None,
+        teacher: Any = None,
+        own_texts: OwnTexts | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.examples, self.run = model, tokenizer, examples, run
+        self.settings, self.best = run.settings.train, run.best
+        self.validation, self.score, self.teacher, self.own_texts = validation, score, teacher, own_texts
+        self.validates = validation is not None
+        self.compiled = False
+        self.rows = planning.Rows(examples)
+
+    def begin(self, here: Processes) -> None:
+        """Check and attach the objective, bring the model to its device, and lay out its rows."""
+        model, settings, objective = self.model, self.settings, JointLoss(self.run.terms)
+        self.here, self.precision = here, self.run.on(here.count, here.device)
+        if objective.needs_twins:
+            raise_without_dropout(model, objective)
+        if settings.fsdp and has_adapters(model):
+            raise UserError(NOT_SHARDED)
+        # Before any checkpoint is read: a start is the model before training.
+        self.teacher = frozen_start(model) if objective.compares_with_start else self.teacher
+        writes = None if self.own_texts is None else writing_copy(model, self.precision)
+        attach(model, objective.with_ce().terms, memory=settings.memory, teacher=self.teacher)
+        self.loss_fn = attached_loss(model)
+        self.loss_fn.progress = 0.0
+        self.terms = [part.name for part in self.loss_fn.parts]
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.to(here.device).train()
+        if self.teacher is not None and self.teacher is not model:
+            self.teacher.to(here.device)  # before a graph is captured that reads it
+        if here.count > 1:
+            reduction.share_weights(model)
+        self.why_not_captured = planning.why_not_captured(settings, here.device)
+        if self.own_texts is not None:
+            given = self.own_texts, model, self.tokenizer, self.examples, objective
+            self.rows = FreshTexts(*given, seed=settings.seed, here=here, writes=writes)
+        self.joined, self.lengths = planning.layout(self)
+        self.compiled = planning.compiles(self)
+        if self.compiled:
+            compiling.compile_layers(model)
+        if settings.fsdp:
+            shard(model)
+
+    def optimiser(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        return optimiser_of(self.model, self.settings, self.here.device)
+
+    def plan(self) -> PlannedSteps:
+        """The steps of the training."""
+        steps, self.largest = planning.plan(self)
+        return steps
+
+    def steps(self, planned: PlannedSteps, done: int) -> Iterable[Step]:
+        """The steps after those that are done; with own texts, the model writes when the first of them is asked for."""
+        return self.rows.steps(planned, done)
+
+    def before_step(self, step: int, total: int) -> Mapping[str, float]:
+        """Set the weights of terms. Returns those that change in the training."""
+        self.loss_fn.progress = (step - 1) / total
+        self.loss_fn.refresh_weights()
+        return scheduled_weights(self.loss_fn)
+
+    def loss(self, batch: Batch, counts: Tensor) -> Loss:
+        """The batch's share of the objective, and its terms, unweighted."""
+        total = self.model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
+        return Loss(total, last_call(self.model).parts)
+
+    def values(self, batch: Batch, spent: float) -> dict[str, float]:
+        """What else is known of a batch and the model, and of the texts that it wrote."""
+        objective = JointLoss(self.run.terms)
+        found = diagnostics(self.model, objective, batch, lambda: autocast(self.precision, self.here.device))
+        return found | self.rows.values(spent)
+
+    def validate(self) -> dict[str, float]:
+        """The terms on the validation rows, and what else scores the model."""
+        with autocast(self.precision, self.here.device):
+            found = terms_on(self.model, self.validation, self.settings, self.here, planning.padder_of(self))
+        if self.score is not None:  # in the precision of the weights, as `ngramloss generate`
+            found |= {f"eval_{name}": value for name, value in self.score(self.model).items()}
+        return found
+
+    def saved(self, step: int) -> Mapping[str, str]:
+        """The texts of the steps after this one, if they are written already."""
+        return self.rows.saved(step)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take the texts of the steps after a checkpoint."""
+        self.rows.restore(checkpoint)
+
+    def end(self) -> None:
+        """Let compiled layers run uncompiled again."""
+        if self.compiled:
+            compiling.leave(self.model)
+
+
+def raise_without_dropout(model: Any, objective: JointLoss) -> None:
+    """Raise if nothing distinguishes twins."""
+    if not any(dropouts(model)):
+        raise UserError(
+            f"this {type(model).__name__} has no dropout, so twins are equal: {str(objective)!r} would learn nothing "
+            "from comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for adapters, or "
+            "dropout in the model's own config.json."
+        )
+
+
+def scheduled_weights(loss_fn: JointLoss) -> dict[str, float]:
+    """The weights of terms that change in the training, for the log."""
+    weights = zip(loss_fn.parts, loss_fn.weights, strict=True)
+    return {f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None}

@@ -1,0 +1,92 @@
+"""a model and settings → AdamW, and the learning rates of each step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from ngramloss.errors import UserError
+from ngramloss.hf.heads import has_encoder
+from ngramloss.output.console import logger
+from ngramloss.recipe import Train
+from ngramloss.training.schedules import learning_rate
+
+
+def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW. Biases and the weights of norms, which are vectors, do not decay.
+
+    If the encoder has a learning rate of its own, its groups come last, and ``encoder`` marks them.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    own = _encoder_ids(model) if settings.encoder_learning_rate else frozenset()
+    groups = [
+        {"params": [p for p in trained if (p.ndim >= 2) == decays and (id(p) in own) == encoder]}
+        | {"weight_decay": settings.weight_decay if decays else 0.0}
+        | ({"encoder": True} if encoder else {})
+        for encoder in ((False, True) if own else (False,))
+        for decays in (True, False)
+    ]
+    return torch.optim.AdamW(
+        groups,
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=not settings.fsdp and device.type in ("cpu", "cuda"),
+    )
+
+
+def _encoder_ids(model: Any) -> frozenset[int]:
+    """The ids of the encoder's weights, without those that the decoder shares."""
+    if not has_encoder(model):
+        raise UserError("train.encoder_learning_rate: the model is decoder-only. Leave it out.")
+    encoder, decoder = (
+        {id(weight) for weight in part().parameters()} for part in (model.get_encoder, model.get_decoder)
+    )
+    return frozenset(encoder - decoder)
+
+
+def warmups_of(settings: Train, steps: int) -> tuple[int, int]:
+    """Steps of the warm-up in a training of this many steps, and of the encoder's.
+
+    Logs if they are not those that were asked for.
+    """
+    encoder = dataclasses.replace(settings, warmup_steps=settings.encoder_warmup_steps or settings.warmup_steps)
+    for asked in dict.fromkeys((settings.warmup_steps, encoder.warmup_steps)):
+        if asked >= max(steps, 1):
+            so = (
+                "the learning rate rises to the end"
+                if settings.schedule == "noam"
+                else f"it takes a tenth of them, {steps // 10:,}"
+            )
+            logger.info(
+                f"a warm-up of {asked:,.0f} steps does not end within this training of {steps:,} steps, so {so}. A "
+                "share, such as train.warmup_steps=0.05, fits every length."
+            )
+    return settings.warmup(steps), encoder.warmup(steps)
+
+
+def set_rates(
+    optimiser: torch.optim.Optimizer, settings: Train, done: int, warmups: tuple[int, int], total: int
+) -> tuple[float, dict[str, float]]:
+    """Set the learning rates of the next update.
+
+    Args:
+        optimiser: gets them.
+        settings: of the training.
+        done: updates done.
+        warmups: what :func:`warmups_of` returned.
+        total: all updates.
+
+    Returns:
+        The learning rate; and the encoder's by its name, if it has one of its own.
+    """
+    largest = settings.learning_rate, settings.encoder_learning_rate or settings.learning_rate
+    rate, encoder_rate = (
+        learning_rate(settings.schedule, done, warmup=warmup, total=total, rate=each)
+        for warmup, each in zip(warmups, largest, strict=True)
+    )
+    for group in optimiser.param_groups:
+        group["lr"] = encoder_rate if "encoder" in group else rate
+    return rate, {"encoder_learning_rate": encoder_rate} if settings.encoder_learning_rate else {}
