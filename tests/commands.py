@@ -5,8 +5,9 @@ import os
 import random
 import time
 
+import pytest
 import torch
-from forks import fork
+from forks import fork, fork_ranks
 from models import TINY_MODEL
 from safetensors.torch import load_file
 
@@ -103,6 +104,23 @@ def log(run):
     timed = ("docs_per_second", "memory_gib", "runtime", "per_second", "writing_share")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not name.endswith(timed)} for line in lines]
+
+
+def assert_two_processes_train_as_one(folder, *settings):
+    """Train, with averages, in one process and in two: equal weights and values but for rounding."""
+    settings += ("train.average=2", "train.ema=0.5", "train.learning_rate=1e-3")
+    arguments = ["tiny.toml", *(part for setting in settings for part in ("--set", setting))]
+    assert train(*arguments, "--run", folder / "one") == 0
+    asked = ["train", *map(str, arguments), "--run", str(folder / "two")]
+    codes, err = fork_ranks(TRAIN, asked, environment=environment())
+    assert codes == [0, 0], err[-3000:]
+    for name in ("model", "checkpoints/average", "checkpoints/ema"):
+        one, two = (load_file(folder / each / name / "model.safetensors") for each in ("one", "two"))
+        assert one.keys() == two.keys()
+        for key, value in one.items():
+            torch.testing.assert_close(two[key], value, rtol=1e-3, atol=1e-4)
+    for ours, theirs in zip(log(folder / "two"), log(folder / "one"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
 
 
 def wait_for(happened, process, seconds=100):

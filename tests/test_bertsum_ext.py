@@ -7,7 +7,7 @@ import random
 import pytest
 import tiny_tokenizers
 import torch
-from commands import assert_equal_runs, finished
+from commands import assert_equal_runs, assert_two_processes_train_as_one, finished
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_encoders import MODEL, STEPS
@@ -240,6 +240,12 @@ def test_a_killed_training_continues_to_the_same_weights(undisturbed, here, tmp_
     assert finished(arguments, sabotage=sabotage)[0] == -9
     assert finished(arguments)[0] == 0
     assert_equal_runs(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(here, tmp_path):
+    without_dropout = "system=bertsum_ext(layers=1,heads=2,feed_forward=16,dropout=0.0,min_words=2)"
+    assert_two_processes_train_as_one(tmp_path, "model.dropout=0.0", without_dropout)
 
 
 def test_generate_needs_no_targets(undisturbed, here, tmp_path):

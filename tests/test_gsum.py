@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import tiny_tokenizers
 import torch
-from commands import assert_equal_runs, finished
+from commands import assert_equal_runs, assert_two_processes_train_as_one, finished
 from tiny_encoders import MODEL, STEPS
 from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration
 
@@ -206,6 +206,11 @@ def test_a_killed_training_continues_to_the_same_weights(undisturbed, here, tmp_
     assert finished(arguments, sabotage=sabotage)[0] == -9
     assert finished(arguments)[0] == 0
     assert_equal_runs(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(here, tmp_path):
+    assert_two_processes_train_as_one(tmp_path, "model.dropout=0.0")
 
 
 def task_of(here, *settings):

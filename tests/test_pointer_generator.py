@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from commands import assert_equal_runs, finished
+from commands import assert_equal_runs, assert_two_processes_train_as_one, finished
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_encoders import STEPS
@@ -416,6 +416,11 @@ def test_a_killed_training_continues_to_the_same_weights(undisturbed, here, tmp_
     assert finished(arguments, sabotage=sabotage)[0] == -9
     assert finished(arguments)[0] == 0
     assert_equal_runs(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(here, tmp_path):
+    assert_two_processes_train_as_one(tmp_path, "train.best=loss")
 
 
 def log_of(run):

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from commands import assert_equal_runs, finished
+from commands import assert_equal_runs, assert_two_processes_train_as_one, finished
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_encoders import MODEL, STEPS
@@ -187,6 +187,12 @@ def undisturbed(place):
         patch.chdir(place)
         assert cli.main(["train", "tiny.toml", "--run", "undisturbed", *FILES]) == 0
     return place / "undisturbed"
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(here, tmp_path):
+    settings = "model.dropout=0.0", "model.init_std=0.5", "train.epsilon=1e-3"  # AdamW does not divide by rounding
+    assert_two_processes_train_as_one(tmp_path, FILES[1], *settings)
 
 
 def test_a_reranker_is_a_run_like_any_other(undisturbed):

@@ -164,10 +164,10 @@ class Train:
     save_every: int = setting(1000, "length", least=1)
     keep: int = setting(2, "speed", least=1)
     """The number of newest checkpoints to keep, besides the best."""
-    average: int = setting(0, "length", least=0, systems=False)
+    average: int = setting(0, "length", least=0)
     """Also take the mean of the weights of the last ``average`` checkpoints of ``save_every``, the last weights among
     them. It becomes the model if ``best`` finds it better, or if nothing is validated; 0 takes none."""
-    ema: float = setting(0.0, "weights", least=0, below=1, systems=False)
+    ema: float = setting(0.0, "weights", least=0, below=1)
     """Also keep an exponential moving average of the weights with this decay, such as 0.999; likewise. 0 keeps none."""
     best: str = setting("ce", "scores")
     """What selects the checkpoint that becomes the model: the lowest validation value of a term (``loss`` is the whole

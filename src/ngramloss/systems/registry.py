@@ -9,7 +9,6 @@ A new system is one file and one entry here. ``train``, ``generate`` and ``list`
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -262,8 +261,6 @@ def check_recipe(settings: Recipe) -> Written:
         mistakes.append(f"train.best: must be one of {', '.join([*system.entry.bests, LAST])} for {name}.")
     if settings.train.precision == "fp16":
         mistakes.append("train.precision: systems train in bf16 or fp32, not in fp16.")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        mistakes.append(f"{name} trains in one process; start it without torchrun.")
     if mistakes:
         raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
     return system

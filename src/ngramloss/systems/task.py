@@ -20,7 +20,7 @@ from ngramloss.steps.plan import Plan
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.training.objective_task import scheduled_weights
 from ngramloss.training.optimiser import optimiser_of
-from ngramloss.training.planning import total_steps
+from ngramloss.training.planning import total_steps, why_not_captured
 from ngramloss.training.precision import autocast, precision_of
 from ngramloss.training.processes import Processes
 from ngramloss.training.run import Run
@@ -29,6 +29,7 @@ from ngramloss.training.validation import from_first
 
 TOKENS = 2**15
 """The most tokens of a micro-batch on a GPU, unless ``train.max_tokens`` says another number."""
+NOT_FIXED = "the batches of systems have no fixed shapes"
 MOST_ROWS = 512
 """Rows that are scored at a time outside of training, however short they are."""
 
@@ -70,11 +71,12 @@ class SystemTask(Task):
 
     def __post_init__(self) -> None:
         self.best, self.validates = self.run.best, self.scores is not None
-        self.why_not_captured = "systems run eagerly"
 
     def begin(self, here: Processes) -> None:
         """Bring the model to its device, with the same weights in all processes."""
-        self.here, self.precision = here, precision_of(self.run.settings.train, here.device)
+        settings = self.run.settings.train
+        self.here, self.precision = here, precision_of(settings, here.device)
+        self.why_not_captured = why_not_captured(settings, here.device, NOT_FIXED)
         self.model.to(here.device).train()
         if here.count > 1:
             reduction.share_weights(self.model)

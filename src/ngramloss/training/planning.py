@@ -98,13 +98,18 @@ def total_steps(settings: Train, examples: int) -> int:
     return (settings.max_steps or math.ceil(settings.epochs * epoch)) if epoch else 0
 
 
-def why_not_captured(settings: Train, device: torch.device) -> str:
-    """Why steps cannot run as CUDA graphs; empty if they can. Logs it if they were to."""
+def why_not_captured(settings: Train, device: torch.device, why: str = "") -> str:
+    """Why steps cannot run as CUDA graphs; empty if they can. Logs it if they were to.
+
+    Args:
+        settings: of the training.
+        device: that it runs on.
+        why: a reason of the task's own.
+    """
     if device.type != "cuda":
         return "there is no NVIDIA GPU"
     if not settings.capture:
         return "train.capture is off"
-    why = ""
     if settings.fsdp:
         why = "train.fsdp gathers parameters in the middle of a step"
     elif settings.gradient_checkpointing:
