@@ -55,7 +55,10 @@ GUIDE = [
     "add_metric",
 ]
 REFERENCE = ["faq", "results", "learnt", "objectives", "metrics", "performance", "compared_systems", "security"]
-FOR_DEVELOPERS = [ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", ROOT / "docs" / "dev" / "log.md"]
+FOR_DEVELOPERS = [
+    *(ROOT / name for name in ("CONTRIBUTING.md", "ARCHITECTURE.md", "docs/dev/log.md")),
+    *sorted((ROOT / "docs" / "dev" / "decisions").glob("*.md")),
+]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[\w ./-]+) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
     re.M | re.S,
