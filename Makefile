@@ -1,9 +1,9 @@
-# quick: tests for while you work · test: checks and tests · test-all: every lane · setup: .venv with everything
+# smoke: a signal in a minute · quick: tests for while you work · test: checks and tests · test-all: every lane · setup: .venv with everything
 # demo: train, score, look at the page · site: the documentation · bench: what things cost here · lanes of tests: CONTRIBUTING.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quick test test-thorough test-docs test-adopt test-fuzz test-site test-gpu test-ray test-package distributions others test-all test-oldest mutants check demo site tour bench clean
+.PHONY: setup smoke quick test test-doctests test-thorough test-docs test-adopt test-fuzz test-site test-gpu test-ray test-package distributions others test-all test-oldest mutants check demo site tour bench clean
 
 setup: .venv/ready
 
@@ -25,11 +25,20 @@ setup: .venv/ready
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 QUICK = not (slow or browser or thorough or docs or adopt or fuzz or gpu or ray or package or site)
 
+# A signal within a minute: losses, terms, settings, readers, the order of imports, and a tiny train, generate and score.
+SMOKE = loss schedule labels plan registries recipe formats rouge score errors plugins layout
+smoke: setup
+	$(PYTEST) -m "$(QUICK)" $(SMOKE:%=tests/test_%.py)
+
 quick: setup
 	$(PYTEST) -m "$(QUICK)"
 
 test: check
 	$(PYTEST) -m "not (thorough or docs or adopt or fuzz or ray or package or site)"
+
+# The examples in docstrings.
+test-doctests: setup
+	$(BIN)/pytest --doctest-modules -p conftest src --ignore=src/ngramloss/integrations/axolotl.py
 
 # The cases of which `make test` runs a few: every family in drawn searches, fifty kills of a training, every split.
 test-thorough: setup
@@ -87,7 +96,7 @@ distributions: .venv/build
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt build
 	touch $@
 
-test-all: test test-thorough test-docs test-adopt test-fuzz test-site
+test-all: test test-doctests test-thorough test-docs test-adopt test-fuzz test-site
 
 # The quick lane on the oldest versions that pyproject.toml allows.
 test-oldest: BIN := .venv-oldest/bin
