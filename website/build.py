@@ -26,7 +26,6 @@ TOUR = ROOT / "examples" / "tour.ipynb"
 MOVED = {
     ROOT / "README.md": "index.md",
     ROOT / "docs" / "README.md": "guide.md",
-    ROOT / "docs" / "dev" / "log.md": "dev/log.md",
     ROOT / "ARCHITECTURE.md": "dev/architecture.md",
     ROOT / "CONTRIBUTING.md": "dev/contributing.md",
     ROOT / "CHANGELOG.md": "dev/changelog.md",
@@ -133,7 +132,6 @@ def navigation(contents: str) -> list[Any]:
                 {"Contributing": "dev/contributing.md"},
                 {"Changelog": "dev/changelog.md"},
                 {"Studies": "dev/studies.md"},
-                {"Log": "dev/log.md"},
             ]
         },
     ]

@@ -164,7 +164,7 @@ def _compares_pairs(keys: Tensor) -> bool:
     """Whether comparing all pairs of a row is faster than sorting it, and takes memory for at most ``MOST_PAIRS``.
 
     On a GPU it takes fewer launches and is faster for rows of up to 1,024 keys (T = 512). On a CPU it never gained more
-    than a tenth of a millisecond (docs/dev/log.md has the measurements). With the samples of each source there are
+    than a tenth of a millisecond (docs/dev/log.md). With the samples of each source there are
     many rows: 64 of 1,024 keys already take half a gigabyte for a moment.
     """
     short = 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS and keys.numel() * keys.shape[1] <= MOST_PAIRS
