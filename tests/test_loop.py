@@ -338,6 +338,13 @@ def dropping(p):
     return transformers.BartForConditionalGeneration(transformers.BartConfig(**models.BART | {"dropout": p}))
 
 
+def frozen(part):
+    """A model one part of which is not trained."""
+    model = dropping(0.1)
+    model.get_parameter(f"model.encoder.layers.0.self_attn.{part}.weight").requires_grad_(False)
+    return model
+
+
 LARGE = rows(250)
 COMPARED = rows_with_candidates(8)
 COMPARED[-1] |= {"candidates": [[5, 6], [7]], "gains": [0.5, 0.25]}
@@ -356,6 +363,7 @@ CHANGED = {
         {"data": last_changed(COMPARED, "candidates", [[5, 6], [8]])},
     ),
     "train.best: 'ce' → 'matches": (VALIDATED | {"objective": "ce + matches(2)"}, {"best": "matches(2)"}),
+    "trained weights: ": ({"model": frozen("q_proj")}, {"model": frozen("k_proj")}),
     "validation rows: ": (VALIDATED, {"validation": rows(2, seed=2)}),
     r"config.dropout: 0.1 → 0.3. Give .*\n  dropout: \{.*'0.1'.* → ": (
         {"model": dropping(0.1)},
@@ -378,6 +386,8 @@ def test_another_training_in_the_same_folder_is_refused(tmp_path, named, message
     again = first | {"model": None, "max_steps": 2, "log_every": 2, "keep": 1}
     if "model" in first:  # loaded, as a caller may do who has lost the first one
         again["model"] = type(first["model"]).from_pretrained(tmp_path / "checkpoint-1")
+        for name, weight in first["model"].named_parameters():
+            again["model"].get_parameter(name).requires_grad_(weight.requires_grad)
     assert trained(tmp_path, **again).outcome.continued_from == 1
     assert f"continuing {tmp_path} from step 1." in messages
 

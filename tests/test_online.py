@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +30,7 @@ from ngramloss.stats import CandidateStats
 from ngramloss.steps.planned import Epochs, PlannedSteps
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints, online, planning, prepare
+from ngramloss.training.identity import _function_mark
 from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.online import FILE, FreshTexts, writing_copy
 from ngramloss.training.processes import Processes, start_processes
@@ -968,15 +970,65 @@ def test_conversations_are_refused(place, capsys):
     assert "online: the model would write one text behind a prompt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [({"online": {"samples": 4}}, "online.samples: 3 → 4"), ({"gains": lambda rows, texts: [[0.0] * 3]}, "gains: ")],
-)
-def test_a_training_in_python_is_not_continued_with_other_texts_of_its_own(tmp_path, changed, named):
-    trained_online(tmp_path, max_steps=1)
+def length(rows, texts, most):
+    return [[min(len(text), most) / most for text in each] for each in texts]
+
+
+class Length:
+    def __init__(self, most):
+        self.most = most
+
+    def __call__(self, rows, texts):
+        return length(rows, texts, self.most)
+
+
+def banning(*tokens):
+    model = writing_model()
+    model.generation_config.bad_words_ids = [[token] for token in tokens]
+    return model
+
+
+GAINS = {
+    "arguments": lambda most: partial(length, most=most),
+    "closure": lambda most: lambda rows, texts: length(rows, texts, most),
+    "object": Length,
+    "method": lambda most: Length(most).__call__,
+}
+OTHER_TEXTS = {
+    "samples": (lambda number: {"online": {"samples": number}}, "online.samples: 3 → 30"),
+    "search": (lambda token: {"model": banning(token)}, r"generation_config.bad_words_ids: \[\[3\]\] → \[\[30\]\]"),
+    **{how: (lambda most, made=made: {"gains": made(most)}, "gains: ") for how, made in GAINS.items()},
+}
+
+
+@pytest.mark.parametrize("changed", OTHER_TEXTS)
+def test_a_training_in_python_is_not_continued_with_other_texts_of_its_own(tmp_path, changed):
+    given, named = OTHER_TEXTS[changed]
+    trained_online(tmp_path, max_steps=1, **given(3))
     with pytest.raises(UserError, match=rf"has changed since:\n  {named}"):
-        trained_online(tmp_path, max_steps=2, **changed)
-    assert trained_online(tmp_path, max_steps=2).outcome.continued_from == 1
+        trained_online(tmp_path, max_steps=2, **given(30))
+    assert trained_online(tmp_path, max_steps=2, **given(3)).outcome.continued_from == 1
+
+
+def count_down(n):
+    return n if not n else count_up(n - SMALL)
+
+
+def count_up(n):
+    return count_down(n - SMALL)
+
+
+SMALL = 1
+
+
+def test_a_function_is_known_by_all_that_decides_what_it_returns(monkeypatch):
+    """By functions of its module that call each other, and by numbers there; not by where it is in memory."""
+    mark = _function_mark(count_down)
+    assert _function_mark(lambda n: n) != mark != _function_mark(count_up)
+    monkeypatch.setattr(f"{__name__}.SMALL", 2)
+    assert _function_mark(count_down) != mark
+    assert _function_mark(partial(length, most=object())) == _function_mark(partial(length, most=object()))
+    assert _function_mark(list) != _function_mark(tuple)
 
 
 @pytest.mark.parametrize("best", [[], ["train.best=counted", "train.eval_every=2"]], ids=["gains", "selects, too"])

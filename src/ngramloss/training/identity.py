@@ -6,9 +6,12 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,11 +46,12 @@ ADVICE = {
     "rows": "Give the same rows.",
     " tokens": "Use the same tokenizer, in the same version.",
     "candidates": "Restore the file of candidates.",
-    " guidance": "Restore the file of guidance.",
+    " guidance": "Restore the column of guidance.",
     "language model": "Restore the folder of data.language_model.",
     "teacher": "Use the same teacher.",
-    "model: ": "Restore the folder of model.name.",
+    "model: ": "Restore the folder of the base model.",
     "tokenizer: ": "Restore the folder of model.tokenizer.",
+    "generation_config.": "Give the model with the same settings of generation.",
     "config.": "Give the model with the same configuration.",
     "weights before training": "Give the model as it was before training.",
     "trained weights": "Train the same weights.",
@@ -56,6 +60,9 @@ ADVICE = {
     PLUGIN: "Restore the code of the plugin.",
     DAY: "Set NGRAMLOSS_TODAY to the day before the arrow: the chat template writes the date.",
     "gains": "Give the same function.",
+    "metric": "Score the candidates with the same metric.",
+    "sentencex": "Install the version before the arrow.",
+    "words": "Use the same tokenizer, in the same version.",
 }
 """How names of what a training is made of begin or end → what to do if it has changed."""
 _OF_SAVING = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
@@ -123,18 +130,25 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple
 
 def other_things(folder: Path, changed: Mapping[str, tuple[Any, Any]], otherwise: str = ELSEWHERE) -> UserError:
     """The error that names everything that has changed, and what to do about each."""
-    listed = "\n".join(f"  {_described(name, *values)}" for name, values in changed.items())
+    lines = (f"  {name}: {_change(name, *changed[name])} {_advice(name, changed)}" for name in changed)
+    listed = "\n".join(map(str.rstrip, lines))
     return UserError(
         f"what {folder} was started with has changed since:\n{listed}\nTo train with what there is now, {otherwise}."
     ).on_page("continue")
 
 
-def _described(name: str, before: Any, now: Any) -> str:
-    """What has changed, and what to do about it."""
+def _change(name: str, before: Any, now: Any) -> str:
+    return f"{before!r} → {now!r}." if name in recipe.every_setting() else f"{before} → {now}."
+
+
+def _advice(name: str, changed: Collection[str]) -> str:
+    """What to do about a thing that has changed."""
     if name in recipe.every_setting():
-        return f"{name}: {before!r} → {now!r}. Set it back."
-    advice = next((advice for part, advice in ADVICE.items() if name.startswith(part) or name.endswith(part)), "")
-    return f"{name}: {before} → {now}. {advice}".rstrip()
+        return "Set it back."
+    source, _, made = name.rpartition(" ")
+    if made in ("tokens", "guidance") and {source, f"{source} data"} & {*changed}:
+        return "This is made from what has changed."
+    return next((advice for part, advice in ADVICE.items() if name.startswith(part) or name.endswith(part)), "")
 
 
 def base_made_of(model: Model, config: Any) -> dict[str, str]:
@@ -176,7 +190,8 @@ def python_made_of(
     found |= {"rows": _rows_mark(examples), "validation rows": _rows_mark(validation)}
     found |= {f"config.{name}": value for name, value in _config_of(model).items()}
     found["dropout"] = {str(p): count for p, count in sorted(Counter(dropouts(model)).items())}
-    found["trained weights"] = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    trained = {name: weight.numel() for name, weight in model.named_parameters() if weight.requires_grad}
+    found["trained weights"] = f"{sum(trained.values()):,} ({_mark(trained)})"
     if has_adapters(model):
         kinds = {name: config.to_dict() for name, config in model.peft_config.items()}
         found["adapters"] = {name: {key: each.get(key) for key in _OF_ADAPTERS} for name, each in kinds.items()}
@@ -187,7 +202,8 @@ def python_made_of(
     if own_texts is not None:
         found |= {f"online.{name}": value for name, value in dataclasses.asdict(own_texts.settings).items()}
         found |= {f"generation.{name}": value for name, value in dataclasses.asdict(own_texts.generation).items()}
-        found["gains"] = _code_mark(own_texts.gains)
+        found |= {f"generation_config.{name}": value for name, value in _search_of(model).items()}
+        found["gains"] = _function_mark(own_texts.gains)
     return found
 
 
@@ -206,8 +222,18 @@ def _rows_mark(rows: Any) -> str:
     return f"{len(rows):,} ({digest.hexdigest()[:12]})"
 
 
-def _add(digest: Any, value: Any) -> None:
-    """Add a value of a row to a hash: numbers, texts, or lists of them. A list counts as the same array."""
+def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
+    """Add a value to a hash: numbers, texts, functions, or lists of them. A list counts as the same array."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            digest.update(f"{name}:".encode())
+            _add(digest, each, within)
+        return
+    if callable(value) and not isinstance(value, type | torch.nn.Module):
+        if id(value) not in within:  # functions may call each other
+            for part in _parts_of(value):
+                _add(digest, part, (*within, id(value)))
+        return
     try:
         array = np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value)
     except ValueError:  # rows of different lengths
@@ -218,9 +244,58 @@ def _add(digest: Any, value: Any) -> None:
     elif isinstance(value, list | tuple):
         digest.update(f"[{len(value)}".encode())
         for each in value:
-            _add(digest, each)
+            _add(digest, each, within)
     else:
-        digest.update(f"{value!r},".encode())
+        digest.update(re.sub(r" at 0x[0-9a-f]+", "", f"{value!r},").encode())  # other addresses in each process
+
+
+def _parts_of(function: Callable[..., Any]) -> Iterator[Any]:
+    """All that decides what a function returns: its source, arguments of a partial, public attributes of an object, and
+    the values and functions of its own module that its code names."""
+    if isinstance(function, partial):
+        yield from (function.func, function.args, function.keywords)
+    elif inspect.ismethod(function):
+        yield function.__func__
+        yield _public(function.__self__)
+    elif inspect.isfunction(function):
+        yield _source_of(function)
+        yield from (function.__defaults__, function.__kwdefaults__)
+        yield from (cell.cell_contents for cell in function.__closure__ or ())
+        for name in _names_in(function.__code__):
+            value = function.__globals__.get(name)
+            is_own = inspect.isfunction(value) and value.__module__ == function.__module__
+            if is_own or isinstance(value, bool | int | float | str):
+                yield from (name, value)
+    else:
+        yield _source_of(type(function))
+        yield _public(function)
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The names that code reads, with those of the functions in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _public(thing: Any) -> dict[str, Any]:
+    """The attributes of an object, without private ones, such as a cache."""
+    return {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
+
+
+def _source_of(thing: Any) -> str:
+    """The source of a function or a class; the name of one that has none."""
+    try:
+        return inspect.getsource(thing)
+    except (TypeError, OSError):
+        return str(thing.__qualname__)
+
+
+def _search_of(model: Any) -> dict[str, Any]:
+    """A model's own settings of generation, without what changes when it is saved and loaded."""
+    settings = bare(model).generation_config.to_dict()
+    return {name: value for name, value in settings.items() if name not in (*_OF_SAVING, "_from_model_config")}
 
 
 def _config_of(model: Any) -> dict[str, Any]:
@@ -240,12 +315,11 @@ def _weights_mark(model: Any) -> str:
     return digest.hexdigest()[:12]
 
 
-def _code_mark(function: Any) -> str:
-    """A hash of the source of a function; the name of what has none."""
-    try:
-        return _mark(inspect.getsource(function))
-    except (TypeError, OSError):
-        return str(getattr(function, "__qualname__", type(function).__qualname__))
+def _function_mark(function: Callable[..., Any]) -> str:
+    """A hash of all that decides what a function returns."""
+    digest = hashlib.sha256()
+    _add(digest, function)
+    return digest.hexdigest()[:12]
 
 
 def _mark(content: Any) -> str:
