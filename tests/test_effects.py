@@ -1,20 +1,15 @@
 """What each setting affects: said where it is defined, and read by all who ask."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from models import tiny
 
 from ngramloss import recipe
 from ngramloss.errors import UserError
 from ngramloss.generation.job import job
-from ngramloss.recipe import Train
-from ngramloss.settings import EFFECTS, Setting, Switch, settings_of
-from ngramloss.study import plan
-from ngramloss.study.plan import WITHOUT_EFFECT, Training
+from ngramloss.settings import EFFECTS, Setting, Switch
+from ngramloss.study.plan import WITHOUT_EFFECT
 from ngramloss.systems.registry import check_recipe
-from ngramloss.training.identity import changes, python_made_of
 
 KEYS = recipe.every_setting()
 
@@ -37,23 +32,6 @@ def test_what_a_training_in_python_must_agree_on_and_what_machines_of_a_study_ne
         *("epochs", "max_steps", "eval_every", "save_every", "average", "early_stopping"),
         *(key.partition(".")[2] for key in WITHOUT_EFFECT),
     }
-
-
-@pytest.mark.parametrize("name", settings_of(Train))
-def test_a_training_in_python_must_agree_on_what_affects_weights_or_scores(name):
-    before = Train()
-    value = getattr(before, name)
-    other = value + 1 if isinstance(value, int | float) else "other" if isinstance(value, str) else ["other"]
-    after = replace(before, **{name: other})
-    made = [python_made_of(tiny("bart"), [], settings, "ce") for settings in (before, after)]
-    must = KEYS[f"train.{name}"].affects & {"weights", "scores"}
-    assert [*changes(*made)] == [f"train.{name}"] * bool(must)
-
-
-def test_a_result_of_a_study_has_every_setting_that_changes_scores():
-    study = plan.read(Path(__file__).parents[1] / "studies/pairs.toml")
-    training = Training(study.sets[0].name, study.objectives[0], (), 1, "test")
-    assert KEYS.keys() - WITHOUT_EFFECT <= study.facts(training, next(iter(study.writings))).keys()
 
 
 def test_only_settings_of_the_data_choose_documents():

@@ -1,6 +1,7 @@
 """Work is reused only for what it was made from: one thing is changed, then it is refused or made again."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import tiny_multilingual
 import torch
 from changes import MODEL_FILES, change_json, change_weights, swap_tokens
-from models import TINY_MODEL
+from models import TINY_MODEL, tiny
 from safetensors.torch import load_file
 from searches import texts_of_run
 from transformers import AutoTokenizer
@@ -26,8 +27,12 @@ from ngramloss.recipe import Model
 from ngramloss.storage.checksums import OWN as CHECKSUM
 from ngramloss.storage.checksums import facts, seal
 from ngramloss.storage.run_folder import RunFolder
+from ngramloss.study import plan
+from ngramloss.study.plan import TEST, Training
+from ngramloss.study.results import Result, _raise_unless_alike
 from ngramloss.training import prepare
-from ngramloss.training.identity import base_made_of, changes, record_of
+from ngramloss.training.identity import base_made_of, changes, python_made_of, record_of
+from ngramloss.training.online import OwnTexts
 from ngramloss.training.processes import Processes
 from ngramloss.training.run import run_of
 
@@ -134,11 +139,9 @@ def edit_split(split):
     return edit
 
 
+FILES = {**MODEL_FILES, "weights": change_weights}
 CONTINUED = {
-    **{
-        f"model: {name}": (lambda place, change=change: change(place / "base"))
-        for name, change in {**MODEL_FILES, "weights": change_weights}.items()
-    },
+    **{f"model: {name}": (lambda place, change=change: change(place / "base")) for name, change in FILES.items()},
     "train data": edit_split("train"),
     "validation data": edit_split("validation"),
 }
@@ -163,7 +166,38 @@ def test_one_message_names_everything_that_has_changed_and_what_to_do_about_it(p
     said = capsys.readouterr().err
     assert "  train.clip: 1.0 → 0.5. Set it back.\n  train.seed: 42 → 7. Set it back.\n  train data: " in said
     assert ". Restore the rows of this split.\n  model: weights: " in said
-    assert f". Restore the folder of model.name.{OTHERWISE}" in said
+    assert f". Restore the folder of the base model.{OTHERWISE}" in said
+
+
+def test_what_is_made_from_something_that_has_changed_has_no_advice_of_its_own(place, capsys):
+    edit_split("train")(place)
+    swap_tokens(place / "base")
+    assert train() == 2
+    said = capsys.readouterr().err
+    assert re.search(r"\n  train tokens: \w+ → \w+\. This is made from what has changed\.\n", said)
+    assert re.search(r"\n  validation tokens: \w+ → \w+\. Use the same tokenizer, in the same version\.\n", said)
+
+
+OF_A_STUDY = {
+    **CONTINUED,
+    **{f"teacher: {name}": (lambda place, change=change: change(place / "teacher")) for name, change in FILES.items()},
+}
+
+
+@pytest.mark.parametrize("changed", OF_A_STUDY)
+def test_results_of_a_study_are_not_compared_if_one_thing_has_changed(place, changed):
+    run = run_of(recipe.load("tiny.toml", TAUGHT))
+    training = Training("news", run.settings.objective, (), 1, TEST)
+    results = {}
+    for seed in (1, 2):
+        made_of = prepare.made_of_now(run, trust_remote_code=False)
+        result = Result(training._replace(seed=seed), "greedy", dict(recipe.flat(run.settings)), made_of=made_of)
+        results[result.key] = result
+        if seed == 1:
+            OF_A_STUDY[changed](place)
+    what, _, file = changed.partition(": ")
+    with pytest.raises(UserError, match=rf"cannot be compared, because .*\n  ({changed}|{what}: files: .* → .*{file})"):
+        _raise_unless_alike(results, {})
 
 
 def test_a_run_is_continued_with_settings_that_change_only_its_speed(place, capsys):
@@ -191,7 +225,7 @@ def test_a_run_of_another_version_is_not_continued(place, capsys, version):
 
 @pytest.mark.parametrize("name", ["config.json", "weights"])
 def test_a_run_is_not_continued_with_another_teacher(place, capsys, name):
-    {**MODEL_FILES, "weights": change_weights}[name](place / "teacher")
+    FILES[name](place / "teacher")
     assert train(*TAUGHT, run="taught") == 2
     assert f"has changed since:\n  teacher: {name}: " in capsys.readouterr().err
 
@@ -472,6 +506,20 @@ def texts_key(model, settings):
     return predictions._settings(work, writer) | data_facts(work, read_split(work))
 
 
+def study_key(settings):
+    """What a result of a study is kept with."""
+    study = plan.read(Path(__file__).parents[1] / "studies/pairs.toml")
+    training = Training(study.sets[0].name, study.objectives[0], (), 1, TEST)
+    study._recipes[training] = settings
+    return study.facts(training, next(iter(study.writings)))
+
+
+def python_key(settings):
+    """What a training in Python agrees on: data and model are objects there."""
+    own = OwnTexts(settings.online, list, settings.generation)
+    return python_made_of(tiny("bart"), [], settings.train, settings.objective, own_texts=own)
+
+
 @pytest.fixture(scope="module")
 def shared(made):
     """A folder in which nothing is changed, with other models and other candidates."""
@@ -503,6 +551,11 @@ def test_a_setting_changes_the_keys_of_what_it_changes(shared, monkeypatch, name
     recorded = [json.loads(record_of({}, settings)) for settings in (before, after)]
     is_place = "place" in recipe.every_setting()[name].affects  # its content is recorded
     assert [*changes(*recorded)] == [name] * (counts and not is_place)
+    assert [*changes(study_key(before), study_key(after))] == [name] * counts
+    in_python = name.startswith(("objective", "online.", "generation.")) or name[6:] in recipe.affecting(
+        "weights", "scores", section="train"
+    )
+    assert [*changes(python_key(before), python_key(after))] == [name] * in_python
     if not name.startswith("train.") and (name == "model.vocabulary" or "scratch" not in after.model.name):
         offline = [replace(each, model=replace(each.model, revision="main")) for each in (before, after)]
         assert (tokens_key(offline[0]) != tokens_key(offline[1])) == ("tokens" in kinds)

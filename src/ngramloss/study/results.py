@@ -121,8 +121,8 @@ class Result:
             shape = f"{len(self.documents)}" + (f" × {len(first)}" if isinstance(first, list) else "")
             found.append((f"number of {self.training.split} documents", "", shape))
         reads_rows = any(key.startswith("made.") for key in self.facts)  # of its seed
-        for earlier, value in self.made_of.items():
-            name = _EARLIER.get(earlier, earlier)
+        made_of = {_EARLIER.get(name, name): value for name, value in self.made_of.items()}
+        for name, value in {**made_of, **_file_names(made_of)}.items():
             settings = next(settings for start, settings in MAY_DIFFER.items() if name.startswith(start))
             own = json.dumps({key: self.facts[key] for key in sorted(self.facts) if key.startswith(settings)})
             if SYSTEM_ROW in self.facts:  # it has data and a model of its own
@@ -373,6 +373,20 @@ def raise_unless_same_study(folder: Path, study: Study) -> None:
             f"{folder} belongs to the study {name!r}, and this is {study.name!r}. Choose another --results or --runs. "
             f"If you renamed the study's file, write its new name into {path}."
         )
+
+
+def _file_names(made_of: Mapping[str, str]) -> dict[str, str]:
+    """The names of the files of each model: one that is added or deleted is noticed, too.
+
+    >>> _file_names({"model: config.json": "3f2a", "model: weights": "91c8", "train data": "70aa"})
+    {'model: files': 'config.json, weights'}
+    """
+    found: dict[str, list[str]] = {}
+    for name in sorted(made_of):
+        what, colon, file = name.partition(": ")
+        if colon:
+            found.setdefault(f"{what}: files", []).append(file)
+    return {name: ", ".join(files) for name, files in found.items() if files != ["weights"]}  # all that was kept once
 
 
 def _study_of(folder: Path) -> str | None:
