@@ -30,6 +30,7 @@ def test_every_setting_that_is_not_the_papers_is_named_with_both_values():
                 "train.keep=5",
                 "train.eval_batch_size=3",
                 'train.report_to=["wandb"]',
+                "train.max_tokens=300",
                 "generation.num_beams=2",
                 "data.prefix=x",
             ],

@@ -477,9 +477,7 @@ def test_every_setting_is_known_to_change_something_or_nothing():
     kinds = {word for _, kinds, *_ in SETTINGS.values() for word in kinds.split()}
     assert kinds == {"tokens", "training", "texts", "nothing"}
     without = {key for key, (_, kinds, *_) in SETTINGS.items() if kinds == "nothing"}
-    assert without - {"data.on_bad_row", "train.save_every"} == {
-        key for key, each in recipe.every_setting().items() if each.affects == {"speed"}
-    }
+    assert without - {"data.on_bad_row", "train.save_every"} == recipe.only_speed()
 
 
 def test_every_file_of_a_model_folder_is_known_to_change_something(made):
@@ -546,7 +544,7 @@ def test_a_setting_changes_the_keys_of_what_it_changes(shared, monkeypatch, name
     change = overridden(name, value)
     before, after = (recipe.load("tiny.toml", [*given, *more]) for more in ((), (change,)))
     assert [line.partition(":")[0] for line in recipe.differences(before, after)] == [name]
-    counts = recipe.every_setting()[name].affects != {"speed"}
+    counts = name not in recipe.only_speed()
     assert [*recipe.changed_settings(before, after)] == [name] * counts, "whether a run is continued"
     recorded = [json.loads(record_of({}, settings)) for settings in (before, after)]
     is_place = "place" in recipe.every_setting()[name].affects  # its content is recorded

@@ -144,15 +144,7 @@ def _copy_model(run: RunFolder, to: Path) -> None:
 
 def _warn_of_paths(settings: Recipe) -> None:
     """Warn of folders of this machine in what will be public."""
-    named = {
-        "data.name": settings.data.name,
-        "data.candidates": settings.data.candidates,
-        "data.language_model": settings.data.language_model,
-        "model.name": settings.model.name,
-        "model.encoder": settings.model.encoder,
-        "model.tokenizer": settings.model.tokenizer,
-        "train.teacher": settings.train.teacher,
-    }
+    named = {key: value for key, value in recipe.flat(settings) if key in recipe.affecting("place")}
     found = [f"{key} = {value}" for key, value in named.items() if re.search(r"(^|[=,])(/|~|[A-Za-z]:\\)", value)]
     if found:
         logger.warning(

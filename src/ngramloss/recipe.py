@@ -409,12 +409,12 @@ def changed_settings(saved: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
 
     What only changes the speed may differ, and one file or folder may be named in two ways.
     """
-    before, after, known = dict(flat(saved)), dict(flat(now)), every_setting()
+    before, after, known, speed = dict(flat(saved)), dict(flat(now)), every_setting(), only_speed()
     return {
         key: (before[key], value)
         for key, value in after.items()
         if value != before[key]
-        and known[key].affects != {"speed"}
+        and key not in speed
         and not ("place" in known[key].affects and before[key] in _whole_paths(value))
     }
 
@@ -435,6 +435,11 @@ def affecting(*effects: str, section: str = "") -> tuple[str, ...]:
     return tuple(
         key.partition(".")[2] if section else key for key in found if key.startswith(f"{section}." * bool(section))
     )
+
+
+def only_speed() -> frozenset[str]:
+    """The settings that change no result, but for rounding and dropout."""
+    return frozenset(key for key, described in every_setting().items() if described.affects == {"speed"})
 
 
 def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:

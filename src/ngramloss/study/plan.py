@@ -26,7 +26,7 @@ from ngramloss.training.best import options_of
 VALIDATION, TEST = "validation", "test"
 METRICS_OF = dict(zip(TASKS, (("rouge", "shape"), ("bleu", "chrf", "shape")), strict=True))
 """Task → the metrics that every text is scored with, besides that of the primary score."""
-WITHOUT_EFFECT = frozenset(key for key, each in recipe.every_setting().items() if each.affects == {"speed"})
+WITHOUT_EFFECT = recipe.only_speed()
 """Settings that change no score, so that they may differ between the machines that share a study."""
 
 SYSTEM_ROW = "system.row"

@@ -204,27 +204,10 @@ def _adagrad(model: PointerGenerator, settings: Recipe, options: Mapping[str, An
     )
 
 
-NOT_MODEL = (
-    "architecture",
-    "encoder_layers",
-    "decoder_layers",
-    "heads",
-    "feed_forward",
-    "dropout",
-    "init_std",
-    "copying",
-)
-"""Settings of ``model`` that the network does not have."""
-
-
 def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
     """Raise if settings ask for what the system does not have, all mistakes at once."""
     name, plain = "pointer_generator", Recipe("")
-    mistakes = [
-        f"model.{key}: is not a setting of {name}. Leave it out."
-        for key in NOT_MODEL
-        if getattr(settings.model, key) != getattr(plain.model, key)
-    ]
+    mistakes: list[str] = []
     if settings.model.name != "scratch":
         mistakes.append(f'model.name: {name} is trained from scratch. Set model.name = "scratch".')
     if settings.data.separator not in ("auto", "none"):

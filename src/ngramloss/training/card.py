@@ -190,10 +190,7 @@ def deviations(settings: Recipe, precision: str) -> list[str]:
         "data.language_model",
         "online",
         "data.weights",
-        "train.log_every",
-        "train.keep",
-        "train.report_to",
-        "train.eval_batch_size",
+        *recipe.only_speed(),
     )
     lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(not_reported)]
     differences = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]

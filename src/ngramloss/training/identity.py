@@ -78,12 +78,8 @@ def record_of(made_of: Mapping[str, Any], settings: Recipe | None = None) -> str
         made_of: what a training is made of: name → value or fingerprint.
         settings: of a run, which are recorded, too, but for speed; of files and folders, the content counts.
     """
-    known = recipe.every_setting()
-    kept = {
-        key: value
-        for key, value in (recipe.flat(settings) if settings else ())
-        if known[key].affects != {"speed"} and "place" not in known[key].affects
-    }
+    left_out = {*recipe.only_speed(), *recipe.affecting("place")}
+    kept = {key: value for key, value in (recipe.flat(settings) if settings else ()) if key not in left_out}
     return json.dumps({"version": VERSION, **kept, **made_of})
 
 
