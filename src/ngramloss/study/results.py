@@ -40,7 +40,7 @@ DECIMALS = 4
 """Of the scores of documents."""
 OF_SCORES = " of the scores"
 MAY_DIFFER = {
-    "train data": ("data.leave_out",),
+    "train data": (*recipe.affecting("rows"), "data.weights"),
     "candidates tokens": ("data.", "model.", "task"),
     "candidates": ("data.candidates", "data.leave_out"),
     "language model": ("data.language_model",),
