@@ -1020,6 +1020,26 @@ def test_a_run_that_does_not_say_what_it_is_made_of_is_refused(path, instant, ca
     assert "does not say what it was trained on, so it cannot be compared" in shown(capsys)[2]
 
 
+@pytest.mark.parametrize("asked", ["auto", "bf16"])
+def test_trainings_on_machines_that_choose_another_precision_are_not_compared(
+    asked, path, instant, capsys, monkeypatch
+):
+    real = Instant._train
+
+    def train(self, *words):
+        real(self, *words)
+        file = Path(words[3]) / "prepared.json"
+        precision = "fp32" if "matches" in words[3] and asked == "auto" else "bf16"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"machine": {"precision": precision}}))
+
+    monkeypatch.setattr(Instant, "_train", train)
+    code, _, err = shown(capsys)
+    assert code == (2 if asked == "auto" else 0)
+    assert ("cannot be compared" in err) == ("  precision of training: bf16 → fp32\n" in err) == (asked == "auto")
+    results = ResultFolder(Path("mine"), study := plan.read(path)).read()
+    assert page._settings(study.data("news"), results)["precision of training"] == "bf16"
+
+
 def test_code_of_a_metric_that_changed_is_noticed(path, instant, capsys, monkeypatch):
     sources = iter(["first", *["second"] * 99])
     monkeypatch.setattr(type(own_results.METRICS), "origin", lambda self, name: "own.py" * (name == "shape"))

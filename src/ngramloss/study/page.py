@@ -19,7 +19,7 @@ from ngramloss.report.record import TrainingLog
 from ngramloss.report.tables import settings
 from ngramloss.scoring import provenance, significance
 from ngramloss.study.plan import DataSet, Study, Training
-from ngramloss.study.results import Results
+from ngramloss.study.results import PRECISION, Results
 from ngramloss.study.stages import Stages, is_done
 from ngramloss.study.tables import Comparison, SetTables, differences, plan_lines, texts_lines, untested, verdict
 from ngramloss.version import __version__
@@ -210,7 +210,11 @@ def _settings(data: DataSet, results: Results) -> dict[str, str]:
     for result in sorted(own, key=lambda result: not result.facts.get("data.leave_out")):  # whole data count last
         known[f"texts of {result.training.split}"] = result.count
         named = {"candidates": result.facts.get("data.candidates", "")}  # rows may have different ones
-        known |= {f"fingerprint of {named.get(name, name)}": value for name, value in result.made_of.items() if value}
+        known |= {
+            name if name == PRECISION else f"fingerprint of {named.get(name, name)}": value
+            for name, value in result.made_of.items()
+            if value
+        }
     seconds = [result.train_seconds for result in own if result.train_seconds is not None]
     if seconds:
         known["seconds of a training, median"] = round(statistics.median(seconds))

@@ -39,6 +39,7 @@ ADVICE = "Move it out of the folder. If this study wrote it, its texts are score
 DECIMALS = 4
 """Of the scores of documents."""
 OF_SCORES = " of the scores"
+PRECISION = "precision of training"
 MAY_DIFFER = {
     "train data": (*recipe.affecting("rows"), "data.weights"),
     "candidates tokens": ("data.", "model.", "task"),
@@ -49,6 +50,7 @@ MAY_DIFFER = {
     "model": ("model.",),
     "tokenizer": ("model.",),
     "plugin": (),
+    PRECISION: ("train.precision",),
     "": ("data.", "model.", "task"),
 }
 """How names of what trainings are made of begin → how settings begin by which rows have different ones on purpose."""
@@ -78,7 +80,7 @@ class Result:
         notes: metric → sentences on texts that it does not read well with its options.
         generation: how the texts were written.
         made_of: what the training is made of, as ``prepared.json`` says, the split of the texts, and code of metrics →
-            their fingerprints.
+            their fingerprints; and the precision of the training.
         train_seconds: time of the training; None if it was stopped in between.
         write_seconds: time of the writing, likewise.
         docs_per_second: speed of the training.
@@ -184,7 +186,8 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         if metric == data.metric and writing == data.writing:
             pooled = scores.pooled.get(data.primary)
             documents = pooled.statistics.tolist() if pooled else scores.values[data.primary]
-    trained = object_or_empty(run.prepared).get("made_of")
+    prepared = object_or_empty(run.prepared)
+    trained, machine = prepared.get("made_of"), prepared.get("machine")
     if not isinstance(trained, dict):
         raise UserError(
             f"{run.path} does not say what it was trained on, so it cannot be compared: an earlier version trained it. "
@@ -192,6 +195,8 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         )
     code = {f"plugin metric {name}{OF_SCORES}": METRICS.source(name) for name in data.metrics if METRICS.origin(name)}
     made_of = {training.split: str(about.generation.get("fingerprint", "")), **trained, **code}
+    if isinstance(machine, dict) and "precision" in machine:  # where it is auto, the device decides
+        made_of[PRECISION] = str(machine["precision"])
     return Result(
         training,
         writing,
