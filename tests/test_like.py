@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import transformers
@@ -138,11 +139,13 @@ def test_what_a_run_recorded_of_its_texts_comes_before_its_recipe(trained, bases
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--like", "nowhere"], "--like takes a run's folder, and nowhere has no recipe.toml."),
+        (["--like", "nowhere"], "no such file or folder: nowhere. The folder . contains empty."),
+        (["--like", "empty"], "--like takes a run's folder, and empty has no recipe.toml."),
         (["--like", "nowhere", "--data", "newswire"], "choose the documents once: with --data, or with --like."),
     ],
 )
 def test_what_is_no_run_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
     monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
     assert generate("lead-1", *arguments, "--out", "x") == 2
     assert f"error: {sentence}" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data.origins import BUILT_IN, Files, Hub, origin
+from ngramloss.data.origins import BUILT_IN, Files, Hub, missing, origin
 from ngramloss.data.prompts import first_ids, prompt_of, template_of
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, scores_of
@@ -82,6 +82,8 @@ def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> Pu
 
 def _finished(run: RunFolder) -> Recipe:
     """The recipe of a finished run. Raises if there is none, or if only ngramloss can load its model."""
+    if not run.path.exists():
+        raise MissingFileError(missing(run.path))
     if not run.recipe.is_file():
         raise MissingFileError(
             f"{run.path} is not a run's folder: it has no {run.recipe.name}. Give one that `ngramloss train` wrote."
@@ -93,9 +95,9 @@ def _finished(run: RunFolder) -> Recipe:
             "models that transformers loads."
         )
     if not run.finished or not run.card.is_file():
-        missing = run.card if run.finished else run.model
+        part = run.card if run.finished else run.model
         raise UserError(
-            f"{run.path} has no {missing.name}: its training is not finished, or the file was deleted. Run the same "
+            f"{run.path} has no {part.name}: its training is not finished, or the file was deleted. Run the same "
             "`ngramloss train` command again."
         )
     return settings

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss import recipe
+from ngramloss.data.origins import missing
 from ngramloss.engine_registry import PRECISIONS
 from ngramloss.errors import MissingFileError
 from ngramloss.generation.search import BESIDE, SAMPLING, effective
@@ -23,6 +24,8 @@ LENGTHS = {"min_length": "min_new_tokens", "max_length": "max_new_tokens"}
 def read_like(folder: Path) -> tuple[Recipe, dict[str, Any]]:
     """The settings of a run, and what it recorded of its own predictions, if it has some."""
     run = RunFolder(folder)
+    if not run.path.exists():
+        raise MissingFileError(missing(run.path))
     if not run.recipe.is_file():
         raise MissingFileError(f"--like takes a run's folder, and {run.path} has no {run.recipe.name}.")
     recorded = read_object(run.generation) if run.generation.is_file() else {}
