@@ -701,7 +701,9 @@ def test_a_metric_that_fails_on_the_texts_of_one_training_does_not_end_the_study
         code, text, err = shown(capsys)
     assert code == 1
     assert "news, ce + rewards(2), train.learning_rate=0.001, seed 2: score failed: the metric shape raised" in err
-    assert "ZeroDivisionError: no words The same happens with: ngramloss score runs/mine/news/" in text
+    assert "ZeroDivisionError: no words. The same happens with `ngramloss score runs/mine/news/" in text
+    assert "--metrics shape`. It is tried again, once, after the others.\n" in err
+    assert "other processes" not in err  # the second try scores again, which starts no process
     assert "pairs: confirmed on test data" in text
     assert "news: confirmed on test data" not in text
     assert whole(capsys) == undisturbed

@@ -178,8 +178,8 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
                 notes[metric] = found
         except Exception as error:
             raise ScoringError(
-                f"the metric {metric} raised {type(error).__name__}: {error} The same happens with: "
-                f"ngramloss score {texts.path} --metrics {metric}"
+                f"the metric {metric} raised {type(error).__name__}: {str(error).rstrip('.')}. The same happens "
+                f"with `ngramloss score {texts.path} --metrics {metric}`."
             ) from error
         signatures[metric] = scores.signature
         values |= {name: number(corpus_score(scores, name)) for name in scores.values}

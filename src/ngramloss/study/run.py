@@ -182,13 +182,17 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
                     ready = {each for each, attempt in failures.items() if time.monotonic() >= noticed[attempt] + PAUSE}
                     fresh = [each for each in left if each not in failures]
                     again = [each for each in left if each in ready]
+                    busy = 0
                     for training in [*fresh, *again]:
                         is_free = len(jobs) < ways.parallel and not outcome.halted
                         if is_free and not any(job.training == training for job in jobs):
-                            jobs += _begin(training, study, folder, ways, deadline, outcome, len(jobs))
+                            try:
+                                jobs += _begin(training, study, folder, ways, deadline, outcome, len(jobs))
+                            except BlockingIOError:
+                                busy += 1
                     if not jobs and (not left or outcome.why):
                         break
-                    if not jobs and not others and len(fresh) + len(again) == len(left):
+                    if busy and busy == len(left) and not others:
                         others = True
                         logger.info("other processes are at the trainings that are left; waiting for them.")
                 time.sleep(POLL)
@@ -274,14 +278,15 @@ def _left(study: Study, folder: ResultFolder, results: Results, ways: Ways) -> l
 def _begin(
     training: Training, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome, running: int
 ) -> list[Job]:
-    """Start a job. Nothing is started if another loop has it, if only scores were left, or if no time is left."""
+    """Start a job. Nothing is started if only scores were left, or if no time is left.
+
+    Raises:
+        BlockingIOError: another loop has it, or what it needs.
+    """
     place = training.folder(ways.runs)
     place.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        try:
-            stack.enter_context(lock_folder(place, wait=False))
-        except BlockingIOError:
-            return []
+        stack.enter_context(lock_folder(place, wait=False))
         results = folder.read()
         if is_done(study, training, {key: result for key, result in results.items() if not result.failed}):
             return []  # another loop was faster
@@ -291,7 +296,7 @@ def _begin(
             return []
         started = _start(step, place, folder.day)
         if started is None:
-            return []
+            raise BlockingIOError
         return [Job(training, stack.pop_all(), steps, step, *started, time.monotonic())]
 
 
@@ -475,7 +480,7 @@ def _record_failure(
                 Result(training, writing, facts, f"{what}: {why}", tries=tries, diverged=diverged, attempt=attempt)
             )
     again = " It is tried again, once, after the others." if tries < TRIES else ""
-    logger.warning(f"warning: {training}: {what} failed: {why}{again}")
+    logger.warning(f"warning: {training}: {what} failed: {why.rstrip('.')}.{again}")
 
 
 def _reason(log: Path, code: int) -> str:
