@@ -467,6 +467,19 @@ def test_more_documents_continue_the_first_of_them(run, tmp_path, capsys, monkey
     assert not list(out.glob("*.partial-*"))
 
 
+@pytest.mark.parametrize("unsure", ["processes", "references"])
+def test_more_documents_are_refused_if_nothing_says_that_the_first_are_the_same(
+    run, tmp_path, capsys, monkeypatch, unsure
+):
+    assert generate(run, "--limit", 2, "--out", tmp_path / "out") == 0
+    if unsure == "processes":
+        monkeypatch.setattr(shares, "processes", lambda: 2)
+    else:
+        (tmp_path / "out" / "references.jsonl").unlink()
+    assert generate(run, "--limit", 4, "--out", tmp_path / "out") == 2
+    assert "documents: 2 → 4). Choose another --out, or delete " in capsys.readouterr().err
+
+
 def test_an_unfinished_run_is_told_how_to_be_finished(tmp_path, capsys):
     (tmp_path / "recipe.toml").write_text('objective = "ce"\n')
     assert generate(tmp_path) == 2

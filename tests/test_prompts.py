@@ -228,7 +228,7 @@ def test_a_template_with_a_day_writes_what_it_writes_on_that_day(monkeypatch, tm
     assert tokenizer.apply_chat_template(TALK, tokenize=False) == today
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert fix_date(loaded) == fix_date(tokenizer), "one that has a day keeps it"
+    assert fix_date(loaded) == ("" if name == "none" else "2026-02-03"), "one that has a day keeps it"
     assert loaded.apply_chat_template(TALK, tokenize=False) == today
 
 

@@ -184,6 +184,17 @@ def test_predictions_of_other_weights_are_refused(ours, tmp_path, capsys):
     assert score(ours) == 0
 
 
+def test_texts_of_a_model_that_was_deleted_are_its_own_and_unfinished_ones_are_named(ours):
+    run = RunFolder(ours)
+    again = "run the same command again."
+    shutil.rmtree(run.model)
+    run.raise_unless_written_by(run, run.generation, run.predictions, again)
+    run.predictions.rename(run.share(0))
+    run.weights.write_text("{}")
+    with pytest.raises(UserError, match=r"Delete \S+predictions\.partial-0\.jsonl and run the same command again\."):
+        run.raise_unless_written_by(run, run.generation, run.predictions, again)
+
+
 def test_the_fingerprint_is_recorded_and_made_anew_where_the_weights_changed(ours, monkeypatch):
     there = RunFolder(ours)
     true = files.fingerprint([ours / "model" / "model.safetensors"])

@@ -813,6 +813,13 @@ def decoded(folder, search, *, max_source=512, prompt=None, precision="fp32", **
     return made
 
 
+def test_a_prompt_with_a_bar_is_one_part_of_a_signature(tmp_path, capsys):
+    template = {"before": "Text | ", "after": " | TL;DR:", "lead": None}
+    folders = [decoded(tmp_path / "run", {}), decoded(tmp_path / "base", {}, prompt=template)]
+    (warning,) = score(capsys, *folders)["decoded_differently"]
+    assert warning.endswith(": prompt none (run) against Text ¦ {source} ¦ TL;DR: (base).")
+
+
 def test_every_difference_in_decoding_is_named_above_the_table(tmp_path, capsys):
     search = {"num_beams": 4, "length_penalty": 2.0, "max_length": 62, "repetition_penalty": 1.2}
     template = {"before": "Text:\n", "after": "\nTL;DR:", "lead": None}

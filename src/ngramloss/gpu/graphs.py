@@ -119,7 +119,7 @@ def _first_cause(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     said = " ".join(str(error).split())[:200]
-    lines = [line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__]
+    lines = traceback.extract_tb(error.__traceback__)
     return f"{said} ({lines[-1].filename}:{lines[-1].lineno})" if lines else said
 
 
