@@ -21,6 +21,7 @@ from ngramloss.cli import main
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import UserError
 from ngramloss.steps.plan import LONG
+from ngramloss.training import python
 
 # Lengths
 
@@ -287,14 +288,14 @@ def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(epoc
 
 
 def test_compiled_steps_are_the_first_of_a_long_training(options, tokens, tmp_path, monkeypatch):
-    asked, run = [], models.loop.run
+    asked, run = [], python.run
 
     def watched(task, settings, here, around):
         asked.append(settings)
         task.settings = replace(settings, compile=False)
         return run(task, task.settings, here, around)
 
-    monkeypatch.setattr(models.loop, "run", watched)
+    monkeypatch.setattr(python, "run", watched)
     window = Window(warm_up=1, steps=1, cuda=False)
     for compiled in (False, True):
         batches = trainings.ours(options, tokens, str(tmp_path), window, capture=False, compiled=compiled)

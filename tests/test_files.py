@@ -333,9 +333,9 @@ def json_of_a_benchmark(path):
 
 
 def chart_of_a_benchmark(path):
-    from ngramloss.bench import chart
+    from ngramloss.bench import benchmark
 
-    chart.draw([chart.Panel("a", "b", [("c", 1.0, "1")])], path, "title")
+    benchmark.draw({"a": {"c": 1.0}}, path, title="title", axis="b", decimals=0)
 
 
 def picture_of_gradients(path):

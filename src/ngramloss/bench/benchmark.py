@@ -3,27 +3,7 @@
 A benchmark is a module with ``SUMMARY``, ``TEXT`` and ``EXAMPLES`` for its help, ``add_options(parser)``, and
 ``plan(options, folder)``, which returns a :class:`Plan`. With ``AXIS`` it can also be drawn.
 
-All benchmarks write JSON of one form::
-
-    {
-      "benchmark": "head",
-      "command": "ngramloss bench head --sizes bart-16 -o head.json",
-      "title": "hidden states → loss → gradients, bfloat16 …",
-      "machine": "NVIDIA H200",
-      "versions": {"python": "3.12.3", "ngramloss": "0.1.0", "torch": "2.13.0"},
-      "settings": {"device": "cuda", "labelled": 1.0},
-      "rows": [
-        {"group": "bart-16", "name": "cross-entropy, stock", "column": "ms", "unit": "ms",
-         "values": [4.9, 5.0, 5.2], "median": 5.0, "spread": 0.15}
-      ],
-      "failed": [{"group": "bart-16", "name": "cut-cross-entropy", "why_not": "RuntimeError: no kernel"}],
-      "notes": []
-    }
-
-``settings`` has every option, with its default. A row is one cell of the table that is printed: ``group`` and ``name``
-are its line, ``column`` its head. ``values`` has a number for each repeat. ``spread`` is the interquartile range: half
-of the values lie in a range this wide. It is null where there is one value, such as a peak of memory. Ratios such as
-``/ stock`` are the values, divided by the median of what they are compared with. What was not measured has no row.
+All benchmarks write JSON of one form, which docs/performance.md shows.
 """
 
 from __future__ import annotations
@@ -41,7 +21,6 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ngramloss.bench import chart
 from ngramloss.bench.child import Failed, in_child, shortened
 from ngramloss.engine_registry import engine_packages
 from ngramloss.errors import UserError
@@ -129,8 +108,8 @@ def run(
         plan = benchmark.plan(options, Path(folder))
         # a GPU is asked in a process of its own: this one must not hold memory of it
         about = in_child(machine, options.device) if options.device == "cuda" else machine(options.device)
-        versions = {name: found for name in (*PACKAGES, *engine_packages()) if (found := installed(name))}
-        versions = {"python": platform.python_version(), "ngramloss": __version__, **versions}
+        packages = {name: found for name in (*PACKAGES, *engine_packages()) if (found := installed(name))}
+        versions = {"python": platform.python_version(), "ngramloss": __version__, **packages}
         if not shown:
             print_result(f"{plan.title}\n{about}, {', '.join(' '.join(each) for each in versions.items())}")
         measured = measure(plan.rows)
@@ -152,7 +131,9 @@ def run(
     if out:
         write_json(out, content)
     if plot:
-        _plot(plan, measured, benchmark.AXIS, plot)
+        main, groups = plan.columns[0], _groups(measured)
+        drawn = {group: {row.name: row.median(main.name) for row in rows if plan.drawn(row)} for group, rows in groups}
+        draw(drawn or {"": {}}, plot, title=plan.title, axis=benchmark.AXIS, decimals=main.decimals)
     return int(plan.failed(measured))
 
 
@@ -271,24 +252,42 @@ def write_json(path: Path, content: object) -> None:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _plot(plan: Plan, measured: Sequence[Measured], axis: str, path: Path) -> None:
-    """Draw bars of the first column, one panel for each group."""
-    main = plan.columns[0]
-    panels = []
-    for group, rows in _groups(measured):
-        numbers = [(row.name, row.median(main.name)) for row in rows if plan.drawn(row)]
-        panels.append(chart.Panel(group, axis, [(name, each, f"{each:,.{main.decimals}f}") for name, each in numbers]))
-    chart.draw(panels or [chart.Panel("", axis, [])], path, plan.title)
+def draw(groups: Mapping[str, Mapping[str, float]], path: Path, *, title: str, axis: str, decimals: int) -> None:
+    """Draw bars, a panel for each group. Names that contain ``ngramloss`` have another colour.
+
+    Args:
+        groups: title of a panel → what was measured → its number, from top to bottom.
+        path: the file to write.
+        title: of the picture.
+        axis: what the numbers are.
+        decimals: of the numbers that are written beside the bars.
+    """
+    from matplotlib.figure import Figure
+
+    tallest = max(map(len, groups.values()))
+    figure = Figure(figsize=(7 * len(groups), min(6, 1.5 + 0.45 * tallest)))
+    panels = figure.subplots(1, len(groups), squeeze=False)[0]
+    for panel, (group, rows) in zip(panels, groups.items(), strict=True):
+        colours = ["#c8541f" if "ngramloss" in name else "#8a8f98" for name in rows]
+        bars = panel.barh([*rows], [*rows.values()], color=colours)
+        panel.bar_label(bars, [f"{number:,.{decimals}f}" for number in rows.values()], padding=3, fontsize=8)
+        panel.invert_yaxis()
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_title(group, fontsize=10)
+        panel.set_xlabel(axis)
+        panel.tick_params(axis="y", labelsize=8)
+        panel.margins(x=0.15)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    with writing(path):
+        figure.savefig(path, dpi=110)
 
 
 def check_objectives(objectives: Sequence[str], *, has: str = "") -> None:
     """Raise if an objective is written wrongly or needs candidates or twins; ``has`` names what this benchmark has."""
-    from ngramloss.terms.parser import parse
-    from ngramloss.terms.term import check_names
+    from ngramloss import JointLoss
 
     for objective in objectives:
-        terms = parse(objective)
-        check_names(terms)
-        for term in terms:
+        for term in JointLoss(objective).terms:
             for missing in term.requires - {has}:
                 raise UserError(f"{term.name} reads {missing}, and bench has none. Leave it out of {objective!r}.")

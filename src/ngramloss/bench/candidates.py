@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ngramloss.bench import options as add
 from ngramloss.bench import step
 from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, repeated
-from ngramloss.bench.child import in_child, start_server
+from ngramloss.bench.child import in_child
 from ngramloss.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add.number(parser, "--target", 64, "T", "tokens of each text")
     add.precision(parser, "bf16 and fp16 are mixed precision")
     parser.add_argument("--online", action="store_true", help="train on texts that the model writes meanwhile")
-    every = "with --online: steps for which texts are written at a time (default: 1 8)"
-    parser.add_argument("--refresh", type=int, nargs="+", default=[1, 8], metavar="N", help=every)
+    add.numbers(parser, "--refresh", [1, 8], "N", "with --online: steps for which texts are written at a time")
     add.number(parser, "--steps", 16, "N", "with --online: steps that are measured, after as many others")
     repeats = "timed steps, or trainings, of each row (default: 3; CUDA graphs are replayed 30 times)"
     parser.add_argument("--repeats", type=int, metavar="N", help=repeats)
@@ -66,7 +65,6 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
     if min(numbers) < 1:
         raise UserError(f"expected numbers of at least 1, got {', '.join(map(str, numbers))}.")
     if options.online:
-        start_server()
         models.configuration(options.model, trust_remote_code=options.trust_remote_code)
         return Plan(step.title(options), ONLINE_COLUMNS, trainings(options))
     return Plan(step.title(options), COLUMNS, steps(options), partial(compare, options.count))
@@ -76,23 +74,20 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
     """A plain step, its encoder, and a step that compares candidates of each source."""
     import torch
 
+    from ngramloss import attach, detach
     from ngramloss.bench import clock, models
-    from ngramloss.hf.attach import attach, detach
-    from ngramloss.hf.heads import has_encoder
 
-    device, batch, count, source, target = (
-        getattr(options, name) for name in ("device", "batch_size", "count", "source", "target")
-    )
+    device, batch, count = options.device, options.batch_size, options.count
     model: Any = models.built(options.model, trust_remote_code=options.trust_remote_code).to(device)
-    if not has_encoder(model):
+    if models.is_decoder_only(model.config):
         raise UserError(f"{options.model} is decoder-only, and has no encoder to time. Name an encoder-decoder.")
-    longest = getattr(model.config, "max_position_embeddings", None) or max(source, target)
-    if max(source, target) > longest:
-        raise UserError(
-            f"{options.model} has {longest:,} positions, but {max(source, target):,} tokens were asked for."
-        )
-    inputs = models.example(model, batch, source, target, device)
-    others = models.example(model, batch * count, 1, target, device)["labels"].view(batch, count, target)  # [B, K, T]
+    longest, most = models.most_positions(model.config), max(options.source, options.target)
+    if most > longest:
+        raise UserError(f"{options.model} has {longest:,} positions, but {most:,} tokens were asked for.")
+    inputs = models.example(model, batch, options.source, options.target, device)
+    others = models.example(model, batch * count, 1, options.target, device)["labels"].view(
+        batch, count, -1
+    )  # [B, K, T]
     gains = torch.linspace(1, 0, count, device=device).expand(batch, -1)  # [B, K]
 
     def loss_of(**more: Tensor) -> Tensor:
@@ -108,16 +103,14 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
     def cost(loss_of: Callable[[], Tensor]) -> dict[str, list[float]]:
         def run() -> None:
             model.zero_grad()
-            with torch.autocast(device, models.dtype_of(options.precision), enabled=options.precision != "fp32"):
+            with models.autocast(device, options.precision):
                 loss = loss_of()
             loss.backward()
 
-        common: Any = {"clear": model.zero_grad, "repeats": options.repeats}
-        if device == "cuda":
-            spent = clock.captured_cost(run, device, **common)
-        else:
-            spent = clock.cost(run, device, usual=3, warm_up=1, **common)
-        return {"docs/s": [1e3 * batch / each for each in spent["ms"]], **spent}
+        common: Any = {"device": device, "clear": model.zero_grad, "repeats": options.repeats}
+        captured = device == "cuda"
+        spent = clock.captured_cost(run, **common) if captured else clock.cost(run, usual=3, warm_up=1, **common)
+        return clock.per_second(spent, batch)
 
     attach(model, PLAIN)
     yield Row(PLAIN, partial(cost, loss_of))
@@ -155,7 +148,7 @@ class _Numbers:
 
     pad_token_id: int | None = None
 
-    def batch_decode(self, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
+    def batch_decode(self, rows: list[list[int]], skip_special_tokens: bool = False) -> list[str]:
         return [" ".join(map(str, row)) for row in rows]
 
 
@@ -163,37 +156,34 @@ def trained(options: argparse.Namespace, refresh: int) -> dict[str, float]:
     """Train once."""
     from ngramloss.bench import models
     from ngramloss.data import Example
-    from ngramloss.hf.heads import has_encoder
     from ngramloss.metrics import gains
     from ngramloss.recipe import Generation, Online
     from ngramloss.training.online import OwnTexts
-    from ngramloss.training.processes import start_processes
 
     models.prepare(options)
     batch, source, target, steps = options.batch_size, options.source, options.target, options.steps
     model: Any = models.built(options.model, trust_remote_code=options.trust_remote_code)
     ids = models.example(model, batch * 8, source, target, "cpu")
     read, labels = ids["input_ids"][:, :source].tolist(), ids["labels"][:, -target:].tolist()
-    rows = [{"input_ids": read[number], "labels": labels[number]} for number in range(len(read))]
-    own = None
+    rows = [{"input_ids": source_ids, "labels": label_ids} for source_ids, label_ids in zip(read, labels, strict=True)]
+    tokenizer, own = _Numbers(), None
     if refresh:  # gains are ROUGE, in which ids are words
         gain = gains.gain_of("rouge", {})
-        texts = [(" ".join(map(str, row["input_ids"])), " ".join(map(str, row["labels"]))) for row in rows]
+        texts = zip(tokenizer.batch_decode(read), tokenizer.batch_decode(labels), strict=True)
         examples = [Example(str(number), *each) for number, each in enumerate(texts)]
         own = OwnTexts(
             Online(samples=options.count, refresh=refresh),
             lambda numbers, texts: gains.gains_at_once(gain, [examples[number] for number in numbers], texts),
-            Generation(max_length=target + has_encoder(model)),
+            Generation(max_length=target + (not models.is_decoder_only(model.config))),
         )
     lines: list[Mapping[str, float]] = []
     models.train(
         options,
-        start_processes(),
         model,
         rows,
         lambda _, line: lines.append(line),
         objective=options.objective if refresh else PLAIN,
-        tokenizer=_Numbers(),
+        tokenizer=tokenizer,
         own_texts=own,
         max_steps=2 * steps,
         batch_size=batch,

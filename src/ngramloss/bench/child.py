@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing import get_all_start_methods, get_context, set_start_method
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -24,41 +24,20 @@ class Failed(Exception):
     """Why a process has no result."""
 
 
-def start_server() -> None:
-    """Start the server early, so that it imports while this process does other things."""
-    if FORKS:
-        from multiprocessing import forkserver
-
-        get_context("forkserver").set_forkserver_preload(IMPORTED)
-        forkserver.ensure_running()
-
-
 def in_child(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call the function in a new process, so that its memory, caches and errors end with it."""
-    return _results(function, arguments, [{}])[0]
+    return in_children(1, function, *arguments)[0]
 
 
 def in_children(count: int, function: Callable[..., Result], *arguments: Any) -> list[Result]:
-    """Call the function in several processes that know of each other, as torchrun starts them.
+    """Call the function in new processes. Several know of each other, as if torchrun had started them.
 
     When one fails, the others are ended.
     """
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-    ranks = [together | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
-    return _results(function, arguments, [{name: str(value) for name, value in rank.items()} for rank in ranks])
-
-
-def _results(
-    function: Callable[..., Result], arguments: tuple[Any, ...], environments: Sequence[Mapping[str, str]]
-) -> list[Result]:
-    """Start a process with each of these environments, and wait for their results."""
-    start_server()
     context: Any = get_context("forkserver" if FORKS else "spawn")
+    context.set_forkserver_preload(IMPORTED)
     processes, results = {}, {}
-    for environment in environments:
+    for environment in _environments(count):
         receiver, sender = context.Pipe(duplex=False)
         processes[receiver] = context.Process(target=_send, args=(sender, function, arguments, environment))
         processes[receiver].start()
@@ -75,6 +54,18 @@ def _results(
         for process in processes.values():
             process.join()
     return [results[receiver] for receiver in processes]
+
+
+def _environments(count: int) -> list[dict[str, str]]:
+    """What torchrun sets in each of several processes; nothing in one."""
+    if count == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    ranks = [together | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
+    return [{name: str(value) for name, value in rank.items()} for rank in ranks]
 
 
 def _result(receiver: Any, process: Any) -> Any:

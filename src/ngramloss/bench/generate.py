@@ -10,7 +10,7 @@ from typing import Any
 
 from ngramloss.bench import options as add
 from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, ratio
-from ngramloss.bench.child import in_child, start_server
+from ngramloss.bench.child import in_child
 from ngramloss.engine_registry import AUTO, ENGINES, PRECISIONS, STANDARD, raise_if_unknown
 from ngramloss.errors import UserError
 
@@ -47,8 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add.model(parser)
     engines = "engines beside hf, as in `ngramloss list engines` (default: all that are installed)"
     parser.add_argument("--engines", nargs="+", default=[], metavar="NAME", help=engines)
-    batches = "batch sizes (default: 1 8)"
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8], metavar="B", help=batches)
+    add.numbers(parser, "--batch-size", [1, 8], "B", "batch sizes")
     add.number(parser, "--beams", 4, "N", "beams; 1 is greedy")
     add.number(parser, "--length", 62, "T", "tokens of each text, with its start and end; behind a prompt, new ones")
     add.number(parser, "--source", 400, "T", "tokens of each document, or of each prompt")
@@ -59,7 +58,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace, folder: Path) -> Plan:
     """Every engine at every batch size."""
-    start_server()
     names = chosen(options.engines)
     raise_unless_possible(options)
     texts: dict[tuple[str, str], Texts] = {}
@@ -80,17 +78,15 @@ def chosen(only: Sequence[str]) -> list[str]:
 def raise_unless_possible(options: argparse.Namespace) -> None:
     """Raise if a number is too small, or larger than the model's positions allow."""
     from ngramloss.bench import models
-    from ngramloss.models.loading import is_causal
 
     config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
-    both = options.source + options.length
-    longest = getattr(config, "max_position_embeddings", None) or both
+    both, longest = options.source + options.length, models.most_positions(config)
     if min(options.batch_size) < 1:
         raise UserError(f"--batch-size must be 1 or more, got {min(options.batch_size)}.")
     for flag, value, least in (("--source", options.source, 1), ("--length", options.length, 4)):
         if not least <= value <= longest:
             raise UserError(f"{flag} must be from {least} to {longest:,} for {options.model}, got {value:,}.")
-    if is_causal(config) and both > longest:
+    if models.is_decoder_only(config) and both > longest:
         raise UserError(f"--source and --length are {both:,} together, but {options.model} has {longest:,} positions.")
 
 
@@ -132,20 +128,19 @@ def written(options: argparse.Namespace, cache: Path, name: str, batch: int) -> 
     from ngramloss.bench import clock, models
     from ngramloss.generation import engines
     from ngramloss.generation.engines.hf import search_of
-    from ngramloss.models.loading import is_causal
 
     os.environ["NGRAMLOSS_CACHE"] = str(cache)
     models.prepare(options)
     model = models.built(options.model, trust_remote_code=options.trust_remote_code).eval()
     model.to(options.device, getattr(torch, PRECISIONS[options.precision]))
     lengths: dict[str, Any] = dict.fromkeys(("min_length", "max_length", "min_new_tokens", "max_new_tokens"))
-    names = ("min_new_tokens", "max_new_tokens") if is_causal(model.config) else ("min_length", "max_length")
+    new = "new_tokens" if models.is_decoder_only(model.config) else "length"
     search = search_of(
         model,
         num_beams=options.beams,
         early_stopping=options.beams > 1,
         renormalize_logits=True,
-        **lengths | dict.fromkeys(names, options.length),
+        **lengths | {f"min_{new}": options.length, f"max_{new}": options.length},
     )
     V = model.get_output_embeddings().weight.shape[0]
     write = engines.load(name, model, search).write

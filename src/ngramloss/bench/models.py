@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
@@ -13,17 +14,11 @@ import torch
 import transformers
 from torch import Tensor
 
+import ngramloss as ng
 from ngramloss.errors import UserError
-from ngramloss.hf.heads import has_encoder
 from ngramloss.models import loading
 from ngramloss.plugins import load_file
-from ngramloss.recipe import Model, Train
-from ngramloss.stats import IGNORE_INDEX
-from ngramloss.training import loop
-from ngramloss.training.objective_task import ObjectiveTask
-from ngramloss.training.online import OwnTexts
-from ngramloss.training.processes import Processes
-from ngramloss.training.run import python_run
+from ngramloss.recipe import Model
 
 
 def _bart(V: int, D: int, layers: int, heads: int) -> Any:
@@ -66,9 +61,8 @@ def built(name: str, *, trust_remote_code: bool = False) -> Any:
     if name not in SHAPES:
         return loading.load(Model(name=name), None, trust_remote_code=trust_remote_code)
     torch.manual_seed(0)
-    if config.is_encoder_decoder:
-        return transformers.BartForConditionalGeneration(config)
-    return transformers.LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    kind: Any = transformers.LlamaForCausalLM if is_decoder_only(config) else transformers.BartForConditionalGeneration
+    return kind(config)
 
 
 def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -81,14 +75,24 @@ def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
     return SHAPES[name]()
 
 
+def is_decoder_only(config: Any) -> bool:
+    """Whether the model is decoder-only."""
+    return not getattr(config, "is_encoder_decoder", False)
+
+
+def most_positions(config: Any) -> int:
+    """The length that the model's positions allow; very many if they have no limit."""
+    return getattr(config, "max_position_embeddings", None) or sys.maxsize
+
+
 def example(model: Any, batch: int, source: int, target: int, device: str) -> dict[str, Tensor]:
     """A batch of random ids with full length. For a decoder-only model, the target follows the source in one row."""
     generator = torch.Generator().manual_seed(0)
     V = model.get_output_embeddings().weight.shape[0]
     ids = torch.randint(4, V, (batch, source), generator=generator).to(device)
     labels = torch.randint(4, V, (batch, target), generator=generator).to(device)
-    if not has_encoder(model):
-        ids, labels = torch.cat([ids, labels], 1), torch.cat([torch.full_like(ids, IGNORE_INDEX), labels], 1)
+    if is_decoder_only(model.config):
+        ids, labels = torch.cat([ids, labels], 1), torch.cat([torch.full_like(ids, ng.IGNORE_INDEX), labels], 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
@@ -97,7 +101,9 @@ def dtype_of(precision: str) -> torch.dtype:
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision.removesuffix("-pure")]
 
 
-# Trainings
+def autocast(device: str, precision: str) -> torch.autocast:
+    """A context of mixed precision, where the precision is that."""
+    return torch.autocast(device, dtype_of(precision), enabled=precision in ("bf16", "fp16"))
 
 
 def prepare(options: Namespace) -> None:
@@ -109,23 +115,11 @@ def prepare(options: Namespace) -> None:
         load_file(Path(plugin))
 
 
-def train(
-    options: Namespace,
-    here: Processes,
-    model: Any,
-    rows: Any,
-    on_step: Callable[..., object],
-    *,
-    objective: str = "",
-    tokenizer: Any = None,
-    own_texts: OwnTexts | None = None,
-    **settings: Any,
-) -> loop.Outcome:
-    """Train as ``ngramloss train`` does: by default, on the objective of the options.
+def train(options: Namespace, model: Any, rows: Any, on_step: Callable[..., object], **more: Any) -> Any:
+    """Train as ``ngramloss train`` does, on the objective of the options.
 
-    ``settings`` are those of a recipe's ``train``, beside those that all trainings have.
+    ``more`` are arguments of :func:`ngramloss.train`, besides those that all trainings have.
     """
-    common: dict[str, Any] = {"warmup_steps": 0, "log_every": 10**9, "eval_every": 0, "precision": options.precision}
-    run = python_run(objective or options.objective, Train(**common | settings), own_texts)
-    task = ObjectiveTask(model, tokenizer, rows, run, own_texts=own_texts)
-    return loop.run(task, run.settings.train, here, loop.Around(on_step=on_step))
+    common: dict[str, Any] = {"tokenizer": None, "objective": options.objective, "precision": options.precision}
+    common |= {"warmup_steps": 0, "log_every": 10**9, "eval_every": 0}
+    return ng.train(model, examples=rows, on_step=on_step, **common | more)

@@ -21,11 +21,6 @@ def calls(parser: ArgumentParser, usual: str) -> None:
     parser.add_argument("--repeats", type=int, metavar="N", help=f"times that each row is timed (default: {usual})")
 
 
-def trainings(parser: ArgumentParser) -> None:
-    """Add the number of repeats, where a repeat is a training."""
-    number(parser, "--repeats", 3, "N", "trainings of each row; the median counts")
-
-
 def model(parser: ArgumentParser, default: str = "bart-base") -> None:
     """Add the name of a model, and the trust in its code."""
     names = (

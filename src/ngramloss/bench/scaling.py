@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ngramloss.bench import lengths
 from ngramloss.bench import options as add
 from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives, repeated
-from ngramloss.bench.child import in_children, start_server
+from ngramloss.bench.child import in_children
 from ngramloss.errors import UserError
 
 SUMMARY = "cost by tokens, rows and processes"
@@ -76,19 +76,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add.objective(parser, "ce + matches(2,3,4)", "objective to train on")
     drawn = "rows are random tokens, as long as this data set's documents; full: 1,024 and 128 (default: %(default)s)"
     parser.add_argument("--lengths", choices=lengths.NAMES, default="multi30k", help=drawn)
-    batches = "rows of a step over all processes; all but the first lines have the largest (default: 8 16 32)"
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[8, 16, 32], metavar="B", help=batches)
-    rows = "rows in all; all but one line for each have the fewest (default: 1000 100000)"
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000, 100_000], metavar="N", help=rows)
+    batches = "rows of a step over all processes; all but the first lines have the largest"
+    add.numbers(parser, "--batch-size", [8, 16, 32], "B", batches)
+    add.numbers(parser, "--rows", [1_000, 100_000], "N", "rows in all; all but one line for each have the fewest")
     processes = "numbers of processes (default: 1 2; on GPUs, 1 and all GPUs)"
     parser.add_argument("--processes", type=int, nargs="+", metavar="N", help=processes)
     add.number(parser, "--warm-up", 3, "N", "steps before the measurement")
     add.number(parser, "--steps", 10, "N", "steps that are measured")
-    add.trainings(parser)
+    add.number(parser, "--repeats", 3, "N", "trainings of each row; the median counts")
     bandwidth = "compute what more devices would do that send and receive this many GB per second each"
     parser.add_argument("--bandwidth", type=float, metavar="GB/S", help=bandwidth)
-    devices = "numbers of devices to compute that for (default: 2 4 8 16 64)"
-    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4, 8, 16, 64], metavar="N", help=devices)
+    add.numbers(parser, "--devices", [2, 4, 8, 16, 64], "N", "numbers of devices to compute that for")
     add.precision(parser, "bf16 is mixed precision")
     add.number(parser, "--seed", 0, "N", "random seed of rows and their order")
 
@@ -96,7 +94,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def plan(options: argparse.Namespace, folder: Path) -> Plan:
     """Steps of each size; each number of rows in all; each number of processes, also with FSDP."""
     check_objectives([options.objective])
-    start_server()
     if not options.processes:
         import torch
 
@@ -160,6 +157,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def trained(options: argparse.Namespace, tokens: Path, training: Training) -> dict[str, float]:
     """Train in this process, with the others if there are any. One thread each: a process is a core."""
+    import os
     import time
 
     import torch
@@ -168,22 +166,21 @@ def trained(options: argparse.Namespace, tokens: Path, training: Training) -> di
     from ngramloss.bench import models
     from ngramloss.bench.window import busy
     from ngramloss.data.tokens import Tokens
-    from ngramloss.training.processes import start_processes
 
     models.prepare(options)
     torch.set_num_threads(1)
-    here, rows = start_processes(), Tokens(tokens)
+    rows = Tokens(tokens)
     model = models.built(options.model, trust_remote_code=options.trust_remote_code)
     _without_dropout(model)
     gradient_bytes = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
-    timed, measures = options.warm_up + options.steps, here.count > 1 and here.first
+    timed, measures = options.warm_up + options.steps, os.environ.get("RANK") == "0"  # the first of several
     clock: dict[int, float] = {0: time.perf_counter()}
     lines: list[Mapping[str, float]] = []
     profiler = profile(activities=[ProfilerActivity.CPU])
 
     def after(number: int, line: Mapping[str, float]) -> None:
-        if here.device.type == "cuda":
-            torch.cuda.synchronize(here.device)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         clock[number] = time.perf_counter()
         if line:
             lines.append(line)
@@ -191,19 +188,18 @@ def trained(options: argparse.Namespace, tokens: Path, training: Training) -> di
             profiler.start()
 
     settings = {"max_steps": timed + PROFILED, "batch_size": training.batch, "accumulate": 1, "fsdp": training.fsdp}
-    models.train(options, here, model, rows, after, **settings, seed=options.seed)
+    models.train(options, model, rows, after, **settings, seed=options.seed)
     sending = 0.0
     if measures:
         profiler.stop()
         events: list[Any] = [event for event in profiler.events() or () if event.name.startswith(COLLECTIVES)]
         microseconds = busy((event.time_range.start, event.time_range.end) for event in events)
         sending = microseconds / (1e6 * (clock[timed + PROFILED] - clock[timed]))
-    targets = [len(rows[number]["labels"]) for number in range(min(len(rows), 1000))]
     spent = median(clock[number] - clock[number - 1] for number in range(options.warm_up + 1, timed + 1))
     return {
         "rows/s": training.batch / spent,
         "ms a step": 1e3 * spent,
-        "tokens a step": training.batch * (float(rows.lengths.mean()) + sum(targets) / len(targets)),
+        "tokens a step": training.batch * float((rows.lengths + rows.target_lengths).mean()),
         "sending %": 100 * sending,
         "s to begin": clock[1] - clock[0],
         "loss": lines[-1]["loss"],

@@ -70,27 +70,27 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     """On a GPU, objectives come again at the end, after ``ce``, with their passes as CUDA graphs."""
     import torch
 
+    from ngramloss import attach, detach
     from ngramloss.bench import clock, models, peers
-    from ngramloss.hf.attach import attach, detach
-    from ngramloss.hf.heads import has_encoder
     from ngramloss.models.precision import to_precision
 
     device, batch, precision = options.device, options.batch_size, options.precision
     model: Any = models.built(options.model, trust_remote_code=options.trust_remote_code).to(device)
     lengths = options.source, options.target
-    longest = getattr(model.config, "max_position_embeddings", None) or max(lengths)
-    if min(batch, *lengths) < 1 or (max(lengths) if has_encoder(model) else sum(lengths)) > longest:
+    longest, decoder_only = models.most_positions(model.config), models.is_decoder_only(model.config)
+    if min(batch, *lengths) < 1 or (sum(lengths) if decoder_only else max(lengths)) > longest:
         raise UserError(
             f"expected a batch of at least 1 and lengths from 1 to {longest}, got {batch}, {lengths[0]} and "
             f"{lengths[1]}."
         )
-    if options.loops and not (hasattr(model, "model") and has_encoder(model)):
+    if options.loops and (decoder_only or not hasattr(model, "model")):
         raise UserError(f"the paper's loops work only with BART, not with {type(model).__name__}. Remove --loops.")
     if precision.endswith("pure"):
         model = to_precision(model, models.dtype_of(precision))
     inputs = models.example(model, batch, *lengths, device)
     optimiser = torch.optim.AdamW(model.parameters(), 3e-5, fused=device == "cuda")
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
+    timing: dict[str, Any] = {"repeats": options.repeats, "usual": 15, "warm_up": 5}
 
     def loops() -> Tensor:
         hidden = model.model(
@@ -101,7 +101,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         return peers.papers_loops(hidden, model.lm_head.weight, inputs["labels"], placed=False, lengths=(2, 3, 4))
 
     def passes(loss_of: Callable[[], Tensor] = lambda: model(**inputs).loss) -> None:
-        with torch.autocast(device, models.dtype_of(precision), enabled=precision in ("bf16", "fp16")):
+        with models.autocast(device, precision):
             loss = loss_of()
         scaler.scale(loss).backward()
 
@@ -115,7 +115,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             update()
             optimiser.zero_grad(set_to_none=True)
 
-        return _per_second(clock.cost(run, device, repeats=options.repeats, usual=15, warm_up=5), batch)
+        return clock.per_second(clock.cost(run, device, **timing), batch)
 
     def captured() -> dict[str, list[float]]:
         def fresh() -> None:
@@ -128,10 +128,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
         try:
             replay, gibibytes = clock.captured(fresh, optimiser.zero_grad)
-            alone, whole = (
-                clock.milliseconds(call, device, repeats=options.repeats, usual=15, warm_up=5) for call in (replay, run)
-            )
-            return _per_second({"ms": whole, "GiB": [gibibytes], ADDED: alone}, batch)
+            alone, whole = (clock.milliseconds(call, device, **timing) for call in (replay, run))
+            return clock.per_second({"ms": whole, "GiB": [gibibytes], ADDED: alone}, batch)
         finally:
             optimiser.zero_grad()
 
@@ -151,10 +149,6 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 def captured_objectives(options: argparse.Namespace) -> list[str]:
     """The objectives whose passes are CUDA graphs: ``ce`` first."""
     return list(dict.fromkeys(["ce", *(options.objectives or head.OBJECTIVES)])) if options.device == "cuda" else []
-
-
-def _per_second(cost: dict[str, list[float]], batch: int) -> dict[str, list[float]]:
-    return {"docs/s": [1e3 * batch / spent for spent in cost["ms"]], **cost}
 
 
 def compare(measured: list[Measured]) -> None:

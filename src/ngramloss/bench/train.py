@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ngramloss.bench import lengths
 from ngramloss.bench import options as add
 from ngramloss.bench.benchmark import Column, Plan, Row, check_objectives, ratio, repeated
-from ngramloss.bench.child import in_child, start_server
+from ngramloss.bench.child import in_child
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
 
@@ -106,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "or the short ones"
     )
     add.number(parser, "--steps", 50, "N", steps)
-    add.trainings(parser)
+    add.number(parser, "--repeats", 3, "N", "trainings of each row; the median counts")
     add.number(parser, "--workers", 2, "N", "processes that load data, for each trainer")
     add.precision(parser, "bf16 and fp16 are mixed precision")
     parser.add_argument(
@@ -122,7 +122,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def plan(options: argparse.Namespace, folder: Path) -> Plan:
     """A training of each contestant. The rows are written into the folder."""
     check_objectives([options.objective])
-    start_server()
     step_size = options.batch_size * options.accumulate
     if not 1 <= step_size <= options.documents:
         raise UserError(
@@ -133,7 +132,7 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
     from ngramloss.data.tokens import Tokens
 
     config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
-    decoder_only = not config.is_encoder_decoder
+    decoder_only = models.is_decoder_only(config)
     names = chosen(options.only, compiled=options.compile, device=options.device, decoder_only=decoder_only)
     ours = [
         name for name in names if CONTESTANTS[name].ours and not CONTESTANTS[name].why_not(options.device, decoder_only)

@@ -18,13 +18,12 @@ from transformers import (
     DataCollatorForSeq2Seq,
     PreTrainedTokenizerFast,
     PrinterCallback,
-    ProgressCallback,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    Trainer,
     TrainerCallback,
 )
 
+from ngramloss import IGNORE_INDEX
 from ngramloss.bench import lengths, models
 from ngramloss.bench.benchmark import NAN
 from ngramloss.bench.train import Contestant
@@ -35,10 +34,8 @@ from ngramloss.errors import UserError
 from ngramloss.gpu.captured import CapturedStep
 from ngramloss.models import loading
 from ngramloss.recipe import Model
-from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.plan import LONG
 from ngramloss.steps.running import NOT_CAPTURED
-from ngramloss.training.processes import start_processes
 
 LOOKED_AT = 200
 """Batches in which padding is counted."""
@@ -50,7 +47,7 @@ def trained(contestant: Contestant, options: argparse.Namespace, tokens: Path, t
     A memory is the peak that tensors had, on a CPU that of the process; ``reserved`` is what the allocator held.
     """
     config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
-    if why_not := contestant.why_not(options.device, not config.is_encoder_decoder):
+    if why_not := contestant.why_not(options.device, models.is_decoder_only(config)):
         raise UserError(why_not)
     models.prepare(options)
     # where steps are captured, a whole epoch comes first, so that most shapes have been met
@@ -85,11 +82,6 @@ class _Watched(TrainerCallback):
 
     def __init__(self, window: Window) -> None:
         self.window = window
-        self.loader: Any = ()
-        """What the trainer reads its batches from."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.loader = kwargs["train_dataloader"]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.window.after(state.global_step)
@@ -113,8 +105,7 @@ def stock(
     if cuda:
         _set_allocator("expandable_segments:True")
     model = models.built(options.model, trust_remote_code=options.trust_remote_code)
-    decoder_only = not model.config.is_encoder_decoder
-    watched = _Watched(window)
+    decoder_only = models.is_decoder_only(model.config)
     arguments = Seq2SeqTrainingArguments(
         output_dir=output,
         per_device_train_batch_size=options.batch_size,
@@ -139,18 +130,17 @@ def stock(
         data_seed=options.seed,
         use_cpu=not cuda,
     )
-    tokenizer, trained = _padding_tokenizer(model.config.pad_token_id), None if decoder_only else model
-    trainer = (Trainer if decoder_only else Seq2SeqTrainer)(
+    tokenizer, shifted = _padding_tokenizer(model.config.pad_token_id), None if decoder_only else model
+    trainer = Seq2SeqTrainer(
         model,
         arguments,
         train_dataset=_Lists(Tokens(tokens), joined=decoder_only),
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=trained, pad_to_multiple_of=8 if cuda else 1),
-        callbacks=[watched],
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=shifted, pad_to_multiple_of=8 if cuda else 1),
+        callbacks=[_Watched(window)],
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(ProgressCallback)
     trainer.train()
-    loader: Iterable[Any] = watched.loader
+    loader: Iterable[Any] = trainer.get_train_dataloader()
     return loader
 
 
@@ -186,10 +176,8 @@ def _padding_tokenizer(pad: int) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
-    vocabulary = {**{f"<{token}>": token for token in range(pad)}, "<pad>": pad}
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="<pad>")), pad_token="<pad>"
-    )
+    words = Tokenizer(WordLevel({"<pad>": pad}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")  # type: ignore[no-untyped-call]
 
 
 # The loop of ngramloss train
@@ -209,7 +197,6 @@ def ours(
     with _left_out_of(window, CapturedStep, "_capture"):
         outcome = models.train(
             options,
-            start_processes(),
             model,
             Tokens(tokens),
             after,
@@ -246,7 +233,8 @@ def _left_out_of(window: Window, kind: type, name: str) -> Iterator[None]:
 
 def write_rows(folder: Path, name: str, documents: int, config: Any, *, seed: int) -> None:
     """Write random ids with the lengths of a known data set's documents, as a folder of :class:`Tokens`."""
-    sources, targets = lengths.sample(name, documents, seed, _limits(config))
+    positions = models.most_positions(config)
+    sources, targets = lengths.sample(name, documents, seed, (positions, positions))
     lengths.write_tokens(folder, sources, targets, vocabulary=config.vocab_size, seed=seed)
 
 
@@ -268,17 +256,11 @@ def tokenised_rows(folder: Path, options: argparse.Namespace, config: Any, step_
     tokenizer, _ = loading.load_tokenizer(Model(name=model), lambda: (), "", trust_remote_code=trust)
     if len(tokenizer) > config.vocab_size:
         raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
-    if not config.is_encoder_decoder:
+    if models.is_decoder_only(config):
         raise UserError(f"{model} is decoder-only, and --data has no prompts for it yet. Use --lengths.")
-    source, target = _limits(config)
+    source, target = (min(most, models.most_positions(config)) for most in lengths.LONGEST)
     shape = Shape(separator="none", max_source=source, max_target=target)
     return tokenise(whole, fingerprint(whole), tokenizer, shape, cache=folder).folder
-
-
-def _limits(config: Any) -> tuple[int, int]:
-    positions = getattr(config, "max_position_embeddings", None) or max(lengths.LONGEST)
-    source, target = (min(most, positions) for most in lengths.LONGEST)
-    return source, target
 
 
 # Padding

@@ -9,8 +9,7 @@ from types import ModuleType
 
 from ngramloss.bench import candidates, generate, head, ngrams, scaling, step, train
 from ngramloss.bench.benchmark import run
-from ngramloss.bench.chart import raise_unless_drawable
-from ngramloss.cli.options import Verbs, add_device, choice, chosen_device, output_file, verb
+from ngramloss.cli.options import Verbs, add_device, choice, chosen_device, output_file, picture_file, verb
 
 BENCH = "Measure time and memory on this machine, and compare with other implementations."
 BENCHMARKS = (head, step, train, generate, candidates, scaling, ngrams)
@@ -34,8 +33,9 @@ def add(verbs: Verbs) -> None:
 
 def _run(benchmark: ModuleType, options: argparse.Namespace) -> int:
     settings = vars(options).copy()
-    out, plot, _ = (output_file(settings.get(name), [settings.get("data")]) for name in ("out", "plot", "profile"))
-    raise_unless_drawable(plot)
+    read = [settings.get("data")]
+    out, plot = output_file(options.out, read), picture_file(settings.get("plot"), read)
+    output_file(settings.get("profile"), read)
     settings["device"] = device = chosen_device(options)
     if "precision" in settings:
         settings["precision"] = options.precision or ("bf16" if device == "cuda" else "fp32")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, output_file, verb
+from ngramloss.cli.options import Verbs, picture_file, verb
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 
@@ -89,13 +89,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from ngramloss.bench.chart import raise_unless_drawable
     from ngramloss.explaining import compare_gradients
 
     if len(options.reference) > 1 or len(options.candidate) > 1:
         raise UserError("--compare takes one reference and one candidate. Quote each of them.")
-    plot = output_file(options.plot, [])
-    raise_unless_drawable(plot)
+    plot = picture_file(options.plot)
     rows, notes = compare_gradients.pushes(
         options.reference[0], options.candidate[0], options.compare, options.confidence, options.others
     )

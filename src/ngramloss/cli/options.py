@@ -217,7 +217,7 @@ def _default_metrics(options: argparse.Namespace) -> str:
     return metrics["translation" if "translation" in tasks else "summarisation"]
 
 
-def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
+def output_file(given: str | None, inputs: Sequence[str | None] = ()) -> Path | None:
     """The path of an output file. Raise before the work begins if it cannot be written or would overwrite an input."""
     import os
     from pathlib import Path
@@ -237,6 +237,19 @@ def output_file(given: str | None, inputs: Sequence[str | None]) -> Path | None:
         for file in read
     ):
         raise UserError(f"{given} is an input and would be overwritten. Choose another name.")
+    return path
+
+
+def picture_file(given: str | None, inputs: Sequence[str | None] = ()) -> Path | None:
+    """The path of a picture, checked like :func:`output_file`. Raise if matplotlib is missing or cannot write it."""
+    path = output_file(given, inputs)
+    if path is None:
+        return None
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in known:
+        raise UserError(f"cannot draw {path}: its name must end with one of {', '.join(f'.{kind}' for kind in known)}.")
     return path
 
 

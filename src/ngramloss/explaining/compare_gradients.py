@@ -92,16 +92,11 @@ def as_text(rows: Sequence[Push], objectives: Sequence[str], notes: Sequence[str
 
 def plot(rows: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
     """Draw a panel for each objective, with a bar for each word; wrong predictions are red."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    width = max(5.0, 0.55 * len(rows) + 1.5)
-    figure, axes = plt.subplots(
-        len(objectives), 1, figsize=(width, 1.9 * len(objectives) + 0.6), sharex=True, sharey=True, squeeze=False
-    )
+    figure = Figure(figsize=(max(5.0, 0.55 * len(rows) + 1.5), 1.9 * len(objectives) + 0.6))
+    axes = figure.subplots(len(objectives), 1, sharex=True, sharey=True, squeeze=False)
     places = range(len(rows))
     colours = [WRONG if push.role == "predicted" else REFERENCE for push in rows]
     for number, (axis, objective) in enumerate(zip(axes[:, 0], objectives, strict=True)):
@@ -117,7 +112,6 @@ def plot(rows: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
     figure.tight_layout()
     with writing(path):
         figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def _signed(value: float) -> str:
