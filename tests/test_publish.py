@@ -396,7 +396,6 @@ def test_the_metadata_are_yaml_and_odd_names_stay_text(here):
     run = here / "runs" / "whole"
     odd = here / "runs" / "a: [b] #c"
     run.rename(odd)
-    published = publish(odd, here / "out")
-    assert published.repo == "YOUR-NAME/a-b-c"
+    assert publish(odd, here / "out") == "YOUR-NAME/a-b-c"
     front = (here / "out" / "README.md").read_text().split("---\n")[1]
     assert yaml.safe_load(front)["model-index"][0]["name"] == "a-b-c"

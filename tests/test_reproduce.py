@@ -225,16 +225,6 @@ def test_everything_is_done_once_and_continued(tmp_path, base, capsys, started):
     assert capsys.readouterr().out == out
 
 
-def test_a_folder_of_an_earlier_version_is_refused_before_anything_is_trained_again(tmp_path, base, capsys, started):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "plan.json").write_text("{}")
-    assert again(tmp_path, base, "cases", "--objectives", "ce", "ce + matches(2)") == 2
-    assert (
-        "has runs of an earlier version, which are named otherwise. Choose another --runs." in capsys.readouterr().err
-    )
-    assert started == []
-
-
 @pytest.mark.slow
 def test_another_table_and_other_seeds_use_the_runs_that_are_there(tmp_path, base, capsys, started):
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)") == 0

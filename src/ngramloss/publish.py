@@ -32,29 +32,26 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?=$|[_-])")
 
 
-class Published(NamedTuple):
-    """What was written."""
+class Score(NamedTuple):
+    """A score of a run's own texts, with its interval."""
 
-    folder: Path
-    repo: str
+    metric: str
+    signature: str
+    name: str
+    value: float | None
+    low: float | None
+    high: float | None
 
 
 class Evaluation(NamedTuple):
-    """The scores of a run's own texts.
-
-    Attributes:
-        run: what wrote the texts.
-        metrics: metric → its signature and the names of its scores.
-        corpus: name of a score → value and interval, also of metrics that are left out.
-    """
+    """What wrote a run's own texts, and all their scores."""
 
     run: provenance.Run
-    metrics: dict[str, tuple[str, list[str]]]
-    corpus: dict[str, score_cache.Corpus]
+    scores: list[Score]
 
 
-def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> Published:
-    """Write the folder of a run's model as a hub takes it. Nothing is uploaded.
+def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> str:
+    """Write the folder of a run's model as a hub takes it. Nothing is uploaded. Returns the name on the hub.
 
     Args:
         folder: the run.
@@ -77,7 +74,7 @@ def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> Pu
         text = _card(settings, run, config, evaluation, repo=repo, license=license)
         (partial / CARD).write_text(text, encoding="utf-8")
     _warn_of_paths(settings)
-    return Published(out, repo)
+    return repo
 
 
 def _finished(run: RunFolder) -> Recipe:
@@ -176,15 +173,12 @@ def _evaluation(run: RunFolder) -> Evaluation | None:
                 f"warning: {', '.join(others)} of {run.path} was computed with other references or documents than the "
                 f"run's own, and is left out of the card. Score it again: ngramloss score {run.path}"
             )
-        if own:
-            metrics = {
-                metric: (
-                    keyed.scores.signature + (f"|ngramloss:{keyed.version}" if keyed.version else ""),
-                    list(keyed.scores.values),
-                )
-                for metric, keyed in own.items()
-            }
-            return Evaluation(provenance.run(run.path), metrics, saved.corpus)
+        scores = []
+        for metric, keyed in own.items():
+            signature = keyed.scores.signature + (f"|ngramloss:{keyed.version}" if keyed.version else "")
+            scores += [Score(metric, signature, name, *saved.corpus[name]) for name in keyed.scores.values]
+        if scores:
+            return Evaluation(provenance.run(run.path), scores)
         reason = saved.damage or f"the texts have no scores yet: ngramloss score {run.path}"
     logger.warning(f"warning: the card has no scores, because {reason}.")
     return None
@@ -252,9 +246,7 @@ def _results(evaluation: Evaluation, pipeline: str) -> list[Any]:
                 **({"interval_95": [round(low, 4), round(high, 4)]} if low is not None and high is not None else {}),
             },
         )
-        for metric, (signature, names) in evaluation.metrics.items()
-        for score in names
-        for value, low, high in [evaluation.corpus[score]]
+        for metric, signature, score, value, low, high in evaluation.scores
         if value is not None and _judges(metric, score)
     ]
 
@@ -273,11 +265,9 @@ def _scores(evaluation: Evaluation | None) -> str:
     rows = [
         f"| {in_markdown(score)} | {_shown(value)} | "
         + (f"{_shown(low)} to {_shown(high)} |" if low is not None and high is not None else "not known |")
-        for _, names in evaluation.metrics.values()
-        for score in names
-        for value, low, high in [evaluation.corpus[score]]
+        for _, _, score, value, low, high in evaluation.scores
     ]
-    signatures = [signature for signature, _ in evaluation.metrics.values()]
+    signatures = dict.fromkeys(score.signature for score in evaluation.scores)
     lines = [
         "## Scores",
         "",

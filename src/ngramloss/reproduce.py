@@ -24,7 +24,7 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import run as running
 from ngramloss.study import tables
 from ngramloss.study.plan import METRICS_OF, TEST, DataSet, Study, Training, check_data
-from ngramloss.study.results import MARKER, ResultFolder, claim, raise_unless_same_study
+from ngramloss.study.results import ResultFolder, claim, raise_unless_same_study
 from ngramloss.systems.registry import SYSTEMS, run_of
 from ngramloss.systems.rows import PASSED_ON, belongs_to, system_rows, with_needed
 from ngramloss.training import runner
@@ -269,10 +269,6 @@ def reproduce(
     """
     study, folder = plan.study, ResultFolder(plan.folder / RESULTS, plan.study)
     raise_unless_same_study(plan.folder, study)
-    if (plan.folder / "plan.json").exists() and not (plan.folder / MARKER).exists():
-        raise UserError(
-            f"{plan.folder} has runs of an earlier version, which are named otherwise. Choose another --runs."
-        )
     folder.read()  # raises if they were made with other settings
     _check(plan, page_folder, options)
     if plan.base is not None:

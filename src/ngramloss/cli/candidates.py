@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ngramloss.cli.generate import DIVERSITY, add_job, gain_asked, job_of, of_metrics, output_folder, settings
-from ngramloss.cli.options import ALL_METRICS, Verbs, verb
+from ngramloss.cli.options import ALL_METRICS, Verbs, add_number, verb
 from ngramloss.errors import UserError
 from ngramloss.generation.search import HOW
 from ngramloss.output.console import logger, print_result
@@ -37,15 +37,8 @@ examples:
   ngramloss candidates runs/mine --split validation --metric chrf --set chrf.word_order=2 --out chrf --json
 """
 
-COLUMNS = {
-    "sources": "sources",
-    "candidates": "a source",
-    "first": "first",
-    "mean": "mean",
-    "best": "best",
-    "worst": "worst",
-}
-"""Part of a summary → the heading of its column."""
+GAINS = ("first", "mean", "best", "worst")
+"""What the table has of a summary, besides how many texts there are."""
 
 
 def add(verbs: Verbs) -> None:
@@ -58,9 +51,7 @@ def add(verbs: Verbs) -> None:
         metavar="RUN",
         help="further runs: each left out another part of the training rows (data.leave_out), of which it writes",
     )
-    parser.add_argument(
-        "--count", type=int, default=16, metavar="N", help="candidates of each source (default: %(default)s)"
-    )
+    add_number(parser, "--count", 16, "N", "candidates of each source")
     parser.add_argument(
         "--how", choices=HOW, default="groups", help=f"{'; '.join(HOW.values())} (default: %(default)s)"
     )
@@ -141,9 +132,5 @@ def run(options: argparse.Namespace) -> int:
 def _table(found: Summary) -> str:
     from ngramloss.output.tabular import aligned
 
-    values = found._asdict()
-    cells = [
-        f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if name == "candidates" else f"{value:.4f}"
-        for name, value in ((name, values[name]) for name in COLUMNS)
-    ]
-    return "\n".join(aligned([list(COLUMNS.values()), cells], left=()))
+    cells = [f"{found.sources:,}", f"{found.candidates:.1f}", *(f"{getattr(found, name):.4f}" for name in GAINS)]
+    return "\n".join(aligned([["sources", "a source", *GAINS], cells], left=()))

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramloss.cli.options import ALL_METRICS, Verbs, add_columns, add_trust, metric_options, recipe_settings, verb
+from ngramloss.cli.options import (
+    ALL_METRICS,
+    Verbs,
+    add_columns,
+    add_number,
+    add_repeated,
+    add_trust,
+    metric_options,
+    recipe_settings,
+    verb,
+)
 from ngramloss.engine_registry import STANDARD, engine_choices, engines_with_groups
 from ngramloss.errors import UserError
 from ngramloss.generation.search import MBR, RERANK, Options, check_options
@@ -63,13 +73,7 @@ def add(verbs: Verbs) -> None:
         metavar="N",
         help="texts of each document: the best of the beams, or samples (default: 1; with --rerank all beams)",
     )
-    generate.add_argument(
-        "--groups",
-        type=int,
-        default=1,
-        metavar="N",
-        help="divide the beams into N groups that avoid each other's tokens (default: %(default)s)",
-    )
+    add_number(generate, "--groups", 1, "N", "divide the beams into N groups that avoid each other's tokens")
     generate.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0 with --groups)")
     generate.add_argument(
         "--rerank",
@@ -103,15 +107,9 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         choices=["cnndm", "xsum", "translation", "brio-cnndm", "brio-xsum"],
         help="use the search settings of this recipe; those of cnndm and xsum are the paper's",
     )
-    verb.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting in generation.* or data.*, or task; for a run of gsum also system"
-        + (", or an option of the metric" + (" of --rerank mbr" if model == "MODEL" else ""))
-        + "; repeatable",
-    )
+    of_metric = "an option of the metric" + (" of --rerank mbr" if model == "MODEL" else "")
+    settings = "change a setting in generation.* or data.*, or task; for a run of gsum also system"
+    add_repeated(verb, "--set", "KEY=VALUE", f"{settings}, or {of_metric}; repeatable")
     verb.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     verb.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")
     choices = engine_choices()
@@ -139,9 +137,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         metavar="P",
         help="sample from the most probable tokens, P of the probability (default: %(default)s)",
     )
-    verb.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: %(default)s)"
-    )
+    add_number(verb, "--seed", 0, "N", "random seed of the samples")
     verb.add_argument("-o", "--out", metavar="DIR", help="output folder (default: the run's folder)")
     targets = "of the targets" + ("; none reads no targets" if model == "MODEL" else "")
     add_columns(verb, source="of the sources; several with commas are joined", target=targets)

@@ -36,13 +36,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> argparse.ArgumentParser:
     """Add a command's parser: a line for the list of commands, a description, and examples that can be pasted."""
     parser = verbs.add_parser(name, help=summary, description=text, epilog=examples, formatter_class=_Formatter)
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="run a Python file that adds objectives or metrics; repeatable",
-    )
+    add_repeated(parser, "--plugin", "FILE", "run a Python file that adds objectives or metrics; repeatable")
     return parser
 
 
@@ -72,22 +66,16 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
         metavar="RUN_OR_FILE",
         help="one per system, or FILE:COLUMN; the others are compared with the first",
     )
-    verb.add_argument(
-        "--group",
-        action="append",
-        default=[],
-        metavar="NAME=FILES",
-        help="runs or files of one system that differ in their seed, such as 'ce=ce-*.jsonl'; its row has mean and "
-        "spread; repeatable; groups come before other systems",
+    group = (
+        "runs or files of one system that differ in their seed, such as 'ce=ce-*.jsonl'; its row has mean and spread; "
+        "repeatable; groups come before other systems"
     )
-    verb.add_argument(
-        "--references",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="reference texts, FILE or FILE:COLUMN (default: those in the runs' folders); repeat it for several "
-        "references of each document",
+    add_repeated(verb, "--group", "NAME=FILES", group)
+    references = (
+        "reference texts, FILE or FILE:COLUMN (default: those in the runs' folders); repeat it for several references "
+        "of each document"
     )
+    add_repeated(verb, "--references", "FILE", references)
     verb.add_argument("--documents", metavar="FILE", help="source documents, for the metrics that read them")
     verb.add_argument("--prediction", metavar="COLUMN", default="", help="column of the predictions (default: found)")
     add_columns(verb, source="of the documents", target="of the references; several with commas")
@@ -98,9 +86,7 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
         f"translation: {translation_metrics})",
     )
     verb.set_defaults(metrics_by_task={"summarisation": metrics, "translation": translation_metrics})
-    verb.add_argument(
-        "--set", action="append", default=[], metavar="METRIC.OPTION=VALUE", help="set a metric's option; repeatable"
-    )
+    add_repeated(verb, "--set", "METRIC.OPTION=VALUE", "set a metric's option; repeatable")
     verb.add_argument("--sentences", metavar="SPLITTER", help="same as --set rouge.sentences=… (default: newline)")
     verb.add_argument(
         "--limits", metavar="MIN:MAX", help="report texts with fewer or more tokens (default: the limits of the run)"
@@ -117,6 +103,11 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
 def add_number(verb: argparse.ArgumentParser, name: str, default: int, metavar: str, help: str) -> None:
     """Add an option that takes a whole number; its help ends with the default."""
     verb.add_argument(name, type=int, default=default, metavar=metavar, help=f"{help} (default: %(default)s)")
+
+
+def add_repeated(verb: argparse.ArgumentParser, name: str, metavar: str, help: str) -> None:
+    """Add an option that may be given several times: a list of texts."""
+    verb.add_argument(name, action="append", default=[], metavar=metavar, help=help)
 
 
 def add_columns(verb: argparse.ArgumentParser, *, source: str, target: str) -> None:

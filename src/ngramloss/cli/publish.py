@@ -42,10 +42,9 @@ def run(options: argparse.Namespace) -> int:
 
     folder = Path(options.run)
     out = Path(options.out or Path("published") / folder.resolve().name)
-    published = publish(folder, out, repo=options.repo, license=options.license)
+    repo = publish(folder, out, repo=options.repo, license=options.license)
     if not options.license:
         logger.info("no licence is named: write one into the card, or name it with --license.")
-    print_result(published.folder)
-    command = f"hf upload {published.repo} {shlex.quote(str(published.folder))} ."
-    logger.info(f"read {published.folder / CARD}, then upload the folder with: {command}")
+    print_result(out)
+    logger.info(f"read {out / CARD}, then upload the folder with: hf upload {repo} {shlex.quote(str(out))} .")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_number, add_trust, metric_options, passed_on, verb
+from ngramloss.cli.options import Verbs, add_number, add_repeated, add_trust, metric_options, passed_on, verb
 from ngramloss.output.console import print_result
 
 REPRODUCE = """\
@@ -65,14 +65,11 @@ def add(verbs: Verbs) -> None:
         "-o", "--out", default="report", metavar="DIR", help="folder for the page (default: %(default)s)"
     )
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N test documents")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting of the recipe, METRIC.OPTION of a metric in --metrics, or SYSTEM.KEY of a system in "
-        "--systems; repeatable",
+    settings = (
+        "change a setting of the recipe, METRIC.OPTION of a metric in --metrics, or SYSTEM.KEY of a system in "
+        "--systems; repeatable"
     )
+    add_repeated(parser, "--set", "KEY=VALUE", settings)
     parser.add_argument(
         "--metrics",
         default="",

@@ -6,7 +6,17 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ngramloss.cli.options import ALL_METRICS, Verbs, add_columns, add_run, add_trust, choice, recipe_settings, verb
+from ngramloss.cli.options import (
+    ALL_METRICS,
+    Verbs,
+    add_columns,
+    add_repeated,
+    add_run,
+    add_trust,
+    choice,
+    recipe_settings,
+    verb,
+)
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output.console import logger, print_result
 
@@ -53,8 +63,8 @@ examples:
   ngramloss score first chosen best
 """
 
-COLUMNS = {"sources": "sources", "first": "first", "chosen": "chosen", "best": "best", "mean": "mean"}
-"""Part of a choice → the heading of its column."""
+GAINS = ("first", "chosen", "best", "mean")
+"""What the table has of a choice, besides the number of sources."""
 
 
 def add(verbs: Verbs) -> None:
@@ -63,17 +73,12 @@ def add(verbs: Verbs) -> None:
     whats = choice(parser, metavar="WHAT", title="what to do")
     train = verb(whats, "train", "train a reranker on candidates", TRAIN, TRAIN_EXAMPLES)
     train.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
-    train.add_argument(
-        "--validation",
-        action="append",
-        default=[],
-        metavar="CANDIDATES",
-        help="candidates that select the best weights (default: the last weights are taken); repeatable",
-    )
+    validation = "candidates that select the best weights (default: the last weights are taken); repeatable"
+    add_repeated(train, "--validation", "CANDIDATES", validation)
     train.add_argument("--recipe", default="simcls", metavar="NAME", help="recipe, or a file (default: %(default)s)")
     train.add_argument("--encoder", metavar="NAME", help="same as --set model.name=...: a hub id, a folder or scratch")
     add_run(train, "runs/RECIPE")
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
+    add_repeated(train, "--set", "KEY=VALUE", "change a setting; repeatable")
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     _add_data(train)
     train.set_defaults(run_verb=run_train)
@@ -89,9 +94,7 @@ def add(verbs: Verbs) -> None:
         help=f"metric of mbr, or one of its scores: {ALL_METRICS} (default: that of the candidates' gains)",
     )
     apply.add_argument("--json", action="store_true", help="print JSON")
-    apply.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of data.*, or task"
-    )
+    add_repeated(apply, "--set", "KEY=VALUE", "change a setting of data.*, or task")
     _add_data(apply)
     apply.set_defaults(run_verb=run_apply)
 
@@ -200,17 +203,13 @@ def run_apply(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
     )
     logger.info(f"another text than the first was chosen for {found.changed:,} of {found.sources:,} sources.")
-    print_result(_json(found) if options.json else f"{found.path}\n{_table(found)}")
+    content = {**found._asdict(), "path": str(found.path)}
+    print_result(json.dumps(content, indent=1) if options.json else f"{found.path}\n{_table(found)}")
     return 0
-
-
-def _json(found: simcls.Chosen) -> str:
-    return json.dumps({**found._asdict(), "path": str(found.path)}, indent=1)
 
 
 def _table(found: simcls.Chosen) -> str:
     from ngramloss.output.tabular import aligned
 
-    values = found._asdict()
-    cells = [f"{values[name]:,}" if name == "sources" else f"{values[name]:.4f}" for name in COLUMNS]
-    return "\n".join([*aligned([list(COLUMNS.values()), cells], left=()), f"gains: {found.metric}"])
+    cells = [f"{found.sources:,}", *(f"{getattr(found, name):.4f}" for name in GAINS)]
+    return "\n".join([*aligned([["sources", *GAINS], cells], left=()), f"gains: {found.metric}"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_number, add_trust, passed_on, verb
+from ngramloss.cli.options import Verbs, add_number, add_repeated, add_trust, passed_on, verb
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 from ngramloss.settings import part_of
@@ -38,15 +38,9 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--page", metavar="DIR", help="write a page of the results, DIR/index.html")
     parser.add_argument("--results", metavar="DIR", help="folder of the results (default: FILE without its ending)")
     parser.add_argument("--runs", metavar="DIR", help="folder of the trainings (default: runs/NAME of the study)")
-    parser.add_argument(
-        "--resume",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="first merge the results of this folder; repeatable",
-    )
+    add_repeated(parser, "--resume", "DIR", "first merge the results of this folder; repeatable")
     add_number(parser, "--parallel", 1, "N", "trainings at a time")
-    parser.add_argument("--only", action="append", default=[], metavar="SET", help="work on this set; repeatable")
+    add_repeated(parser, "--only", "SET", "work on this set; repeatable")
     parser.add_argument("--share", default="1/1", metavar="K/N", help="do only the K-th of N shares of the trainings")
     parser.add_argument(
         "--minutes",

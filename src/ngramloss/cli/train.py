@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ngramloss.cli.options import Verbs, add_columns, add_run, add_trust, recipe_settings, verb
+from ngramloss.cli.options import Verbs, add_columns, add_repeated, add_run, add_trust, recipe_settings, verb
 from ngramloss.errors import DIVERGED
 from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, print_result
@@ -40,7 +40,7 @@ def add(verbs: Verbs) -> None:
     train = verb(verbs, "train", "train a model, or continue a stopped run", TRAIN, TRAIN_EXAMPLES)
     train.add_argument("recipe", metavar="RECIPE", help="a recipe (see ngramloss list recipes), or a TOML file")
     add_run(train, "runs/RECIPE-OBJECTIVE")
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; repeatable")
+    add_repeated(train, "--set", "KEY=VALUE", "change a setting; repeatable")
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     train.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     train.add_argument("--show", action="store_true", help="print the recipe with all its settings and exit")

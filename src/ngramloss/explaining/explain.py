@@ -28,6 +28,12 @@ FILLER = "_"
 _CANDIDATE_EARNS = "1 − what the windows of the candidate earn"
 _REFERENCE_EARNS = "1 − what the windows of the reference earn"
 
+_MISSING = {
+    "twins": "two predictions of a model with different dropout, and a pair of sentences has one",
+    "teacher": "all probabilities of a model with those of a teacher, and a pair of sentences has none",
+}
+"""What a pair of sentences lacks, as in ``Term.requires`` → the end of a sentence that says so."""
+
 WIDTH = 100
 """Approximate number of characters in a line."""
 
@@ -198,18 +204,10 @@ def _total(loss_fn: JointLoss, loss: Tensor, parts: Mapping[str, Tensor]) -> str
 def raise_if_not_compared(others: Sequence[str], objectives: Sequence[JointLoss]) -> None:
     """Raise if there are other outputs and no objective that compares them, or one reads what words do not have."""
     for loss_fn in objectives:
-        if loss_fn.needs_twins:
-            name = next(term.names[0] for term in loss_fn.terms if "twins" in term.requires)
-            raise UserError(
-                f"{name} compares two predictions of a model with different dropout, and a pair of sentences has one. "
-                "Explain the other terms without it."
-            )
-        if loss_fn.needs_teacher:
-            name = next(term.names[0] for term in loss_fn.terms if "teacher" in term.requires)
-            raise UserError(
-                f"{name} compares all probabilities of a model with those of a teacher, and a pair of sentences has "
-                "none. Explain the other terms without it."
-            )
+        for missing, why in _MISSING.items():
+            for term in loss_fn.terms:
+                if missing in term.requires:
+                    raise UserError(f"{term.names[0]} compares {why}. Explain the other terms without it.")
         if loss_fn.needs & GIVEN.keys():
             raise UserError(
                 f"{str(loss_fn)!r} reads a second model's probabilities or further streams, which a pair of sentences "
@@ -288,9 +286,19 @@ def _token_block(sentence: Sentence, term: Term, n: int) -> _Block:
     if shown is None:
         return _Block("your own objective", [["its windows are not shown"]])
     title, side, columns = shown
-    words = sentence.candidate if side == "candidate" else sentence.reference
+    return _Block(
+        title, _window_table(side, sentence.candidate if side == "candidate" else sentence.reference, n, columns)
+    )
+
+
+def _window_table(side: str, words: Sequence[str], n: int, columns: Columns) -> list[list[str]]:
+    """A row for each window of these words; columns may have further cells, of windows over padding."""
     windows = [" ".join(words[t : t + n]) for t in range(len(words) - n + 1)]
-    return _Block(title, _table("at", side, windows, columns))
+    shown = {
+        name: column[..., : len(windows)] if isinstance(column, Tensor) else column[: len(windows)]
+        for name, column in columns.items()
+    }
+    return _table("at", side, windows, shown)
 
 
 def _table(first: str, second: str, names: Sequence[str], columns: Columns) -> list[list[str]]:
@@ -504,12 +512,7 @@ def _student_block(sentence: Sentence, term: Term, n: int, candidates: Candidate
         else:
             title = "− what the windows of the own text add to the precision"
             columns |= {"adds": student.covered(candidates, sentence.labels, n=n)}
-    windows = [" ".join(words[t : t + n]) for t in range(len(words) - n + 1)]
-    shown = {
-        name: column[..., : len(windows)] if isinstance(column, Tensor) else column[: len(windows)]
-        for name, column in columns.items()
-    }  # without the windows over padding
-    return _Block(title, _table("at", side, windows, shown))
+    return _Block(title, _window_table(side, words, n, columns))
 
 
 def _option(term: Term, name: str) -> float:
