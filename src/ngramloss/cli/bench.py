@@ -21,14 +21,13 @@ def add(verbs: Verbs) -> None:
     benches = choice(bench, metavar="WHAT", title="what to measure")
     for benchmark in BENCHMARKS:
         name = benchmark.__name__.rpartition(".")[2]
-        parser = verb(benches, name, benchmark.SUMMARY, benchmark.TEXT, benchmark.EXAMPLES)
+        parser = verb(benches, name, benchmark.SUMMARY, benchmark.TEXT, benchmark.EXAMPLES, partial(_run, benchmark))
         benchmark.add_options(parser)
         parser.add_argument("-o", "--out", metavar="FILE", help="write settings and all measurements as JSON")
         if hasattr(benchmark, "AXIS"):
             parser.add_argument("--plot", metavar="FILE", help="draw a bar chart")
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
         add_device(parser)
-        parser.set_defaults(run_verb=partial(_run, benchmark))
 
 
 def _run(benchmark: ModuleType, options: argparse.Namespace) -> int:

@@ -43,7 +43,9 @@ GAINS = ("first", "mean", "best", "worst")
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    parser = verb(verbs, "candidates", "write several texts of each source, and their scores", CANDIDATES, EXAMPLES)
+    parser = verb(
+        verbs, "candidates", "write several texts of each source, and their scores", CANDIDATES, EXAMPLES, run
+    )
     add_job(parser, "RUN_OR_MODEL", split="train")
     parser.add_argument(
         "others",
@@ -71,7 +73,6 @@ def add(verbs: Verbs) -> None:
         "ROUGE-1, 2 and Lsum; for translation bleu, sentence BLEU)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     data = verbs.add_parser("data", help="inspect data sets", description=DATA)
     looks = choice(data, metavar="WHAT", title="what to inspect")
-    stats = verb(looks, "stats", "count words, sentences and novel bigrams", STATS, STATS_EXAMPLES)
+    stats = verb(looks, "stats", "count words, sentences and novel bigrams", STATS, STATS_EXAMPLES, run)
     stats.add_argument("name", metavar="NAME", help="name of the data set")
     stats.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="splits to count (default: all)")
     stats.add_argument(
@@ -53,7 +53,6 @@ def add(verbs: Verbs) -> None:
     )
     stats.add_argument("--limit", type=int, default=0, metavar="N", help="use at most N examples of each split")
     stats.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    stats.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -18,9 +18,8 @@ examples:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    doctor = verb(verbs, "doctor", "show installed packages and the backend", DOCTOR, DOCTOR_EXAMPLES)
+    doctor = verb(verbs, "doctor", "show installed packages and the backend", DOCTOR, DOCTOR_EXAMPLES, run)
     doctor.add_argument("--json", action="store_true", help="print JSON instead of lines")
-    doctor.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

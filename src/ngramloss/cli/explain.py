@@ -29,7 +29,7 @@ examples:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    explain = verb(verbs, "explain", "show how an objective scores a sentence pair", EXPLAIN, EXPLAIN_EXAMPLES)
+    explain = verb(verbs, "explain", "show how an objective scores a sentence pair", EXPLAIN, EXPLAIN_EXAMPLES, run)
     explain.add_argument(
         "--reference",
         nargs="+",
@@ -68,7 +68,6 @@ def add(verbs: Verbs) -> None:
         metavar="P",
         help="probability of the candidate's words: one value for all words, or one per word (default: 0.9)",
     )
-    explain.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

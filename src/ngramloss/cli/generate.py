@@ -58,7 +58,7 @@ DIVERSITY = "what a token's log-probability loses for each beam of an earlier gr
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    generate = verb(verbs, "generate", "write summaries or translations of a split", GENERATE, GENERATE_EXAMPLES)
+    generate = verb(verbs, "generate", "write summaries or translations of a split", GENERATE, GENERATE_EXAMPLES, run)
     add_job(generate, "MODEL", split="test")
     generate.set_defaults(split=None)  # with --like, that of the run
     generate.add_argument(
@@ -89,7 +89,6 @@ def add(verbs: Verbs) -> None:
         "Lsum; for translation bleu, sentence BLEU)",
     )
     generate.add_argument("--sample", action="store_true", help="sample tokens instead of searching with beams")
-    generate.set_defaults(run_verb=run)
 
 
 def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:

@@ -31,7 +31,7 @@ examples:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    bring = verb(verbs, "import", "convert summaries that others released", IMPORT, IMPORT_EXAMPLES)
+    bring = verb(verbs, "import", "convert summaries that others released", IMPORT, IMPORT_EXAMPLES, run)
     bring.add_argument("file", metavar="FILE", help="summaries: a file, or a folder of numbered files")
     bring.add_argument("--references", required=True, metavar="FILE", help="references whose ids the summaries get")
     bring.add_argument("-o", "--out", required=True, metavar="FILE", help="JSONL file to write")
@@ -54,7 +54,6 @@ def add(verbs: Verbs) -> None:
         help="references released with the summaries, with the same ids or in the same order; ids of the references "
         "are found by their texts",
     )
-    bring.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

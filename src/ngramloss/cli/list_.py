@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ngramloss.cli.options import Verbs, verb
 from ngramloss.output.console import logger, print_result
@@ -35,17 +35,20 @@ examples:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    parser = verb(verbs, "list", "list objectives, metrics, recipes, baselines, engines or systems", LIST, EXAMPLES)
+    parser = verb(
+        verbs, "list", "list objectives, metrics, recipes, baselines, engines or systems", LIST, EXAMPLES, run
+    )
     parser.add_argument("what", nargs="?", choices=list(LISTS), help="what to list (default: show what there is)")
     parser.add_argument("--all", action="store_true", help="list everything, with variants and options")
-    parser.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.output import tabular
 
-    rows = LISTS[options.what]() if options.what else {f"ngramloss list {name}": text for name, text in WHAT.items()}
+    rows = (
+        LISTS[options.what].rows() if options.what else {f"ngramloss list {name}": LISTS[name].about for name in LISTS}
+    )
     first = rows if options.all else _to_start_with(options.what, rows)
     for line in tabular.aligned(list(first.items()), left=(0, 1)):
         print_result(line)
@@ -149,23 +152,22 @@ def _system(name: str, system: System, origin: str) -> dict[str, str]:
     return {name: system.about + recipes + origin, **options}
 
 
-LISTS: dict[str, Callable[[], dict[str, str]]] = {
-    "objectives": _objectives,
-    "metrics": _metrics,
-    "recipes": _recipes,
-    "baselines": _baselines,
-    "engines": _engines,
-    "systems": _systems,
+class List(NamedTuple):
+    """What can be listed."""
+
+    about: str
+    rows: Callable[[], dict[str, str]]
+    """Returns name → description."""
+
+
+LISTS = {
+    "objectives": List("terms of an objective, for train and explain", _objectives),
+    "metrics": List("scores, for score, report and candidates", _metrics),
+    "recipes": List("settings of a training, for train", _recipes),
+    "baselines": List("texts without a model, for generate", _baselines),
+    "engines": List("what searches for texts, for generate and candidates", _engines),
+    "systems": List("other systems to train, by their recipes", _systems),
 }
-WHAT = {
-    "objectives": "terms of an objective, for train and explain",
-    "metrics": "scores, for score, report and candidates",
-    "recipes": "settings of a training, for train",
-    "baselines": "texts without a model, for generate",
-    "engines": "what searches for texts, for generate and candidates",
-    "systems": "other systems to train, by their recipes",
-}
-"""What each list contains."""
 FIRST = {
     "objectives": ("ce", "matches", "rewards", "bag", "bleu"),
     "recipes": ("demo", "xsum", "cnndm", "translation", "sft"),

@@ -22,10 +22,9 @@ CHOICES = ("summarisation", "translation", "language-model")
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    new = verb(verbs, "new", "write a small recipe and data to start from", NEW, NEW_EXAMPLES)
+    new = verb(verbs, "new", "write a small recipe and data to start from", NEW, NEW_EXAMPLES, run)
     new.add_argument("folder", metavar="FOLDER", help="folder to write")
     new.add_argument("--task", choices=CHOICES, default=CHOICES[0], help="what the model writes (default: %(default)s)")
-    new.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

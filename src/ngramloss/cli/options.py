@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ngramloss.errors import MissingFileError, UserError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The object to which each command adds its parser."""
+Run: TypeAlias = "Callable[[argparse.Namespace], int]"
 ALL_METRICS = "{metrics}"
 """Stands for the names of all metrics in the help of an option."""
 
@@ -33,10 +34,22 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return text.replace(ALL_METRICS, ", ".join(METRICS))
 
 
-def verb(verbs: Verbs, name: str, summary: str, text: str, examples: str) -> argparse.ArgumentParser:
-    """Add a command's parser: a line for the list of commands, a description, and examples that can be pasted."""
+def verb(
+    verbs: Verbs, name: str, summary: str, text: str, examples: str, run: Run | None = None
+) -> argparse.ArgumentParser:
+    """Add a command's parser.
+
+    Args:
+        verbs: the commands.
+        name: of the command.
+        summary: its line in the list of commands.
+        text: what it does.
+        examples: that can be pasted.
+        run: what the command runs; it returns the exit code.
+    """
     parser = verbs.add_parser(name, help=summary, description=text, epilog=examples, formatter_class=_Formatter)
     add_repeated(parser, "--plugin", "FILE", "run a Python file that adds objectives or metrics; repeatable")
+    parser.set_defaults(run_verb=run)
     return parser
 
 

@@ -13,27 +13,10 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ngramloss.cli import (
-    bench,
-    candidates,
-    data,
-    doctor,
-    explain,
-    generate,
-    import_,
-    list_,
-    new,
-    publish,
-    report,
-    reproduce,
-    rerank,
-    score,
-    study,
-    train,
-)
 from ngramloss.cli.options import choice
 from ngramloss.errors import UserError, see
 from ngramloss.output import escape
@@ -114,17 +97,8 @@ def _let_threads_sleep() -> None:
 
 
 LEAST = {
-    "batch_size": 1,
-    "seeds": 1,
-    "samples": 1,
-    "accumulate": 1,
-    "warm_up": 1,
-    "steps": 1,
-    "num_return": 1,
-    "repeats": 1,
-    "beams": 1,
-    "groups": 1,
-    "parallel": 1,
+    **dict.fromkeys(("batch_size", "seeds", "samples", "accumulate", "warm_up", "steps"), 1),
+    **dict.fromkeys(("num_return", "repeats", "beams", "groups", "parallel"), 1),
     "count": 2,
 }
 """The smallest value of each integer option; 0 for options not listed."""
@@ -245,24 +219,14 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
 
-VERBS = (
-    new,
-    train,
-    generate,
-    score,
-    report,
-    explain,
-    list_,
-    data,
-    study,
-    reproduce,
-    candidates,
-    rerank,
-    publish,
-    import_,
-    bench,
-    doctor,
-)
+VERBS = [
+    import_module(f"ngramloss.cli.{name}")
+    for name in (
+        *("new", "train", "generate", "score", "report", "explain", "list_", "data", "study", "reproduce"),
+        *("candidates", "rerank", "publish", "import_", "bench", "doctor"),
+    )
+]
+"""The modules of the commands, in the order of the help."""
 
 
 GREETING = f"""\

@@ -24,14 +24,13 @@ examples:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    publish = verb(verbs, "publish", "write a model and its card as a hub takes them", PUBLISH, PUBLISH_EXAMPLES)
+    publish = verb(verbs, "publish", "write a model and its card as a hub takes them", PUBLISH, PUBLISH_EXAMPLES, run)
     publish.add_argument("run", metavar="RUN", help="the folder of a finished run")
     publish.add_argument("-o", "--out", metavar="DIR", help="folder to write (default: published/NAME of the run)")
     publish.add_argument("--repo", default="", metavar="OWNER/NAME", help="name on the hub (default: that of the run)")
     publish.add_argument(
         "--license", default="", metavar="ID", help="licence of the model as the hub spells it, such as apache-2.0"
     )
-    publish.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -24,13 +24,12 @@ examples:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    report = verb(verbs, "report", "write an HTML page of results and summaries", REPORT, REPORT_EXAMPLES)
+    report = verb(verbs, "report", "write an HTML page of results and summaries", REPORT, REPORT_EXAMPLES, run)
     add_scoring(report, metrics="rouge,bleu,chrf,shape", translation_metrics="bleu,chrf,rouge,shape")
     report.add_argument("-o", "--out", default="report", metavar="DIR", help="output folder (default: %(default)s)")
     report.add_argument(
         "--title", default="", metavar="TEXT", help="title of the page (default: the systems and the data)"
     )
-    report.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ examples:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    parser = verb(verbs, "reproduce", "reproduce a table of the paper", REPRODUCE, REPRODUCE_EXAMPLES)
+    parser = verb(verbs, "reproduce", "reproduce a table of the paper", REPRODUCE, REPRODUCE_EXAMPLES, run)
     parser.add_argument("table", choices=["table1", "table2", "table3", "cases"], help="what to reproduce")
     parser.add_argument(
         "--data", metavar="NAME", help="data set (default: xsum, or newswire if the hub cannot be reached)"
@@ -77,7 +77,6 @@ def add(verbs: Verbs) -> None:
         help="metrics to add to rouge, bleu, chrf and shape, separated by commas; translations have no rouge",
     )
     add_trust(parser)
-    parser.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

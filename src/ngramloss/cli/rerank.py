@@ -71,7 +71,7 @@ def add(verbs: Verbs) -> None:
     """Add the command and its options."""
     parser = verb(verbs, "rerank", "train a reranker, or choose among candidates with it", RERANK, "")
     whats = choice(parser, metavar="WHAT", title="what to do")
-    train = verb(whats, "train", "train a reranker on candidates", TRAIN, TRAIN_EXAMPLES)
+    train = verb(whats, "train", "train a reranker on candidates", TRAIN, TRAIN_EXAMPLES, run_train)
     train.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
     validation = "candidates that select the best weights (default: the last weights are taken); repeatable"
     add_repeated(train, "--validation", "CANDIDATES", validation)
@@ -81,8 +81,7 @@ def add(verbs: Verbs) -> None:
     add_repeated(train, "--set", "KEY=VALUE", "change a setting; repeatable")
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     _add_data(train)
-    train.set_defaults(run_verb=run_train)
-    apply = verb(whats, "apply", "choose among candidates", APPLY, APPLY_EXAMPLES)
+    apply = verb(whats, "apply", "choose among candidates", APPLY, APPLY_EXAMPLES, run_apply)
     apply.add_argument("reranker", metavar="RERANKER", help="a trained reranker's folder, first, mbr or best")
     apply.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
     apply.add_argument("--split", metavar="SPLIT", help="split of a file that does not say its own (default: test)")
@@ -96,7 +95,6 @@ def add(verbs: Verbs) -> None:
     apply.add_argument("--json", action="store_true", help="print JSON")
     add_repeated(apply, "--set", "KEY=VALUE", "change a setting of data.*, or task")
     _add_data(apply)
-    apply.set_defaults(run_verb=run_apply)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

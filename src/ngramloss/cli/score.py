@@ -44,14 +44,13 @@ runs, after ngramloss generate:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    score = verb(verbs, "score", "score texts and compare systems", SCORE, SCORE_EXAMPLES)
+    score = verb(verbs, "score", "score texts and compare systems", SCORE, SCORE_EXAMPLES, run)
     add_scoring(score, metrics="rouge", translation_metrics="bleu,chrf")
     score.add_argument("--per-document", metavar="FILE", help="write the scores of every document as JSONL")
     form = score.add_mutually_exclusive_group()
     titles = {"json": "JSON", "latex": "a LaTeX table", "markdown": "a Markdown table", "csv": "CSV"}
     for name, title in titles.items():
         form.add_argument(f"--{name}", action="store_true", help=f"print {title}")
-    score.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ examples:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    parser = verb(verbs, "study", "compare objectives over seeds, data sets and models", STUDY, STUDY_EXAMPLES)
+    parser = verb(verbs, "study", "compare objectives over seeds, data sets and models", STUDY, STUDY_EXAMPLES, run)
     parser.add_argument("study", metavar="FILE", help="the study, a TOML file")
     parser.add_argument("--show", action="store_true", help="print plan and tables from the results alone, and exit")
     parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
@@ -51,7 +51,6 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("--delete-models", action="store_true", help="delete each model once its texts are scored")
     add_trust(parser)
-    parser.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:

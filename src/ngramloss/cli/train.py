@@ -37,7 +37,7 @@ examples:
 
 def add(verbs: Verbs) -> None:
     """Add the command and its options."""
-    train = verb(verbs, "train", "train a model, or continue a stopped run", TRAIN, TRAIN_EXAMPLES)
+    train = verb(verbs, "train", "train a model, or continue a stopped run", TRAIN, TRAIN_EXAMPLES, run)
     train.add_argument("recipe", metavar="RECIPE", help="a recipe (see ngramloss list recipes), or a TOML file")
     add_run(train, "runs/RECIPE-OBJECTIVE")
     add_repeated(train, "--set", "KEY=VALUE", "change a setting; repeatable")
@@ -46,7 +46,6 @@ def add(verbs: Verbs) -> None:
     train.add_argument("--show", action="store_true", help="print the recipe with all its settings and exit")
     add_columns(train, source="of the sources; several with commas are joined", target="of the targets")
     add_trust(train)
-    train.set_defaults(run_verb=run)
 
 
 def run(options: argparse.Namespace) -> int:
