@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from ngramloss import UserError
 from ngramloss.bench.child import Failed, in_child, shortened
 from ngramloss.engine_registry import engine_packages
-from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 from ngramloss.output.tabular import aligned, fixed
 from ngramloss.storage.files import writing

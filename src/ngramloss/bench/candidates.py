@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ngramloss import UserError
 from ngramloss.bench import options as add
 from ngramloss.bench import step
 from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, repeated
 from ngramloss.bench.child import in_child
-from ngramloss.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +55,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace, folder: Path) -> Plan:
     """A step and its parts, or trainings."""
+    from ngramloss import JointLoss
     from ngramloss.bench import models
-    from ngramloss.loss import JointLoss
 
     if not JointLoss(options.objective).needs_candidates:
         raise UserError(f"no term of {options.objective!r} compares candidates. Add one, such as rank.")

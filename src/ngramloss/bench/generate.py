@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ngramloss import UserError
 from ngramloss.bench import options as add
 from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, ratio
 from ngramloss.bench.child import in_child
 from ngramloss.engine_registry import AUTO, ENGINES, PRECISIONS, STANDARD, raise_if_unknown
-from ngramloss.errors import UserError
 
 SUMMARY = "documents per second of each engine"
 TEXT = """\

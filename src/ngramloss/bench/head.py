@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ngramloss import UserError
 from ngramloss.bench import options as add
 from ngramloss.bench.benchmark import Column, Measured, Plan, Row, check_objectives, ratio
-from ngramloss.errors import UserError
 from ngramloss.output.console import logger
 
 if TYPE_CHECKING:
@@ -101,9 +101,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     """The lower bound and stock come first at each size."""
     import torch
 
+    from ngramloss import IGNORE_INDEX, JointLoss
     from ngramloss.bench import clock
-    from ngramloss.loss import JointLoss
-    from ngramloss.stats import IGNORE_INDEX
 
     objectives = options.objectives or OBJECTIVES
     twins = any(JointLoss(objective).needs_twins for objective in objectives)
@@ -167,9 +166,9 @@ def contestants(
     """
     import torch
 
+    from ngramloss import IGNORE_INDEX, JointLoss
     from ngramloss.bench import peers
-    from ngramloss.loss import JointLoss
-    from ngramloss.stats import IGNORE_INDEX, chosen_backend, labelled
+    from ngramloss.stats import chosen_backend, labelled
 
     def step(what: str, loss: Callable[..., Tensor], parameter: Tensor = weight) -> Contestant:
         def run() -> None:

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 import ngramloss as ng
-from ngramloss.errors import UserError
+from ngramloss import UserError
 from ngramloss.models import loading
 from ngramloss.plugins import load_file
 from ngramloss.recipe import Model

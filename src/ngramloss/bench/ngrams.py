@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ngramloss import UserError
 from ngramloss.bench import options as add
 from ngramloss.bench.benchmark import Column, Plan, Row, check_objectives, ratio
-from ngramloss.errors import UserError
 
 if TYPE_CHECKING:
-    from ngramloss.loss import JointLoss
+    from ngramloss import JointLoss
 
 SUMMARY = "the n-gram part as T grows"
 TEXT = "Time the n-gram part of an objective for T = 128 to 32,768 tokens. It grows like T log T, not T²."
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace, folder: Path) -> Plan:
     """One row for each T."""
-    from ngramloss.loss import JointLoss
+    from ngramloss import JointLoss
 
     check_objectives([options.objective])
     B, longest, loss_fn = options.batch_size, options.longest, JointLoss(options.objective)
@@ -52,8 +52,8 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
 def _milliseconds(loss_fn: JointLoss, T: int, options: argparse.Namespace) -> dict[str, list[float]]:
     import torch
 
+    from ngramloss import TokenStats
     from ngramloss.bench import clock
-    from ngramloss.stats import TokenStats
 
     B, device, generator = options.batch_size, options.device, torch.Generator().manual_seed(T)
     labels = torch.randint(0, 50_000, (B, T), generator=generator)  # [B, T]

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ngramloss.loss import JointLoss
-from ngramloss.stats import IGNORE_INDEX, Packing, at_positions, labelled
+from ngramloss import IGNORE_INDEX, JointLoss
+from ngramloss.stats import Packing, at_positions, labelled
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from ngramloss import UserError
 from ngramloss.bench import lengths
 from ngramloss.bench import options as add
 from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives, repeated
 from ngramloss.bench.child import in_children
-from ngramloss.errors import UserError
 
 SUMMARY = "cost by tokens, rows and processes"
 TEXT = """\

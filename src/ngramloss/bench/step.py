@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ngramloss import UserError
 from ngramloss.bench import head
 from ngramloss.bench import options as add
 from ngramloss.bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives, ratio
-from ngramloss.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from ngramloss import UserError
 from ngramloss.bench import lengths
 from ngramloss.bench import options as add
 from ngramloss.bench.benchmark import Column, Plan, Row, check_objectives, ratio, repeated
 from ngramloss.bench.child import in_child
-from ngramloss.errors import UserError
 from ngramloss.output.console import logger
 
 SUMMARY = "documents per second of whole trainings"

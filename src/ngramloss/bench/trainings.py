@@ -23,14 +23,13 @@ from transformers import (
     TrainerCallback,
 )
 
-from ngramloss import IGNORE_INDEX
+from ngramloss import IGNORE_INDEX, UserError
 from ngramloss.bench import lengths, models
 from ngramloss.bench.benchmark import NAN
 from ngramloss.bench.train import Contestant
 from ngramloss.bench.window import Window
 from ngramloss.data import fingerprint, load
 from ngramloss.data.tokens import Shape, Tokens, tokenise
-from ngramloss.errors import UserError
 from ngramloss.gpu.captured import CapturedStep
 from ngramloss.models import loading
 from ngramloss.recipe import Model
