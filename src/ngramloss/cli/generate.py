@@ -26,6 +26,7 @@ from ngramloss.output.console import print_result
 if TYPE_CHECKING:
     from ngramloss.generation.job import Job
     from ngramloss.metrics.gains import Gain
+    from ngramloss.systems.registry import Written
 
 GENERATE = """\
 Write a summary or a translation of every source of a split: predictions.jsonl, with references.jsonl and the settings
@@ -122,20 +123,8 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
     verb.add_argument(
         "--batch-size", type=int, metavar="N", help="documents per batch (default: as many as the memory allows)"
     )
-    verb.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="of the samples; below 1, probable tokens become more probable (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample from the most probable tokens, P of the probability (default: %(default)s)",
-    )
+    add_number(verb, "--temperature", 1.0, "X", "of the samples; below 1, probable tokens become more probable")
+    add_number(verb, "--top-p", 1.0, "P", "sample from the most probable tokens, P of the probability")
     add_number(verb, "--seed", 0, "N", "random seed of the samples")
     verb.add_argument("-o", "--out", metavar="DIR", help="output folder (default: the run's folder)")
     targets = "of the targets" + ("; none reads no targets" if model == "MODEL" else "")
@@ -177,32 +166,8 @@ def run(options: argparse.Namespace) -> int:
     work = job_of(options, options.model, [setting for setting in given if setting not in own], like=options.like)
     folder = output_folder(options, "MODEL")
     if system := system_of(work.model):
-        keys = [setting.partition("=")[0].strip() for setting in given]
-        searched = [f"generation.{key}" for key in system.entry.search]
-        searches = [key for key in keys if key.startswith("generation.") and key not in searched]
-        whole = system.entry.searches_freely
-        if searches or (not whole and (asked != Options() or options.preset)):
-            has = f"whose search has only {', '.join(searched)}" if searched else "which has no search of its own"
-            raise UserError(
-                f"{work.model} is a run of {system.name}, {has}: leave {'other ' * bool(searched)}options of a search "
-                "out."
-            )
-        if asked != Options():
-            raise UserError(
-                f"{work.model} is a run of {system.name}, which writes the best text of each document: leave samples, "
-                "groups and several texts out."
-            )
-        if work.system and not system.entry.options_in_generate:
-            raise UserError(
-                f"{work.model} is a run of {system.name}, which keeps the options of its training: leave --set system "
-                "out."
-            )
-        settable = [*system.entry.settable, *searched]
-        if system.entry.settable and (others := [key for key in keys if key not in settable]):
-            raise UserError(
-                f"{work.model} is a run of {system.name}, which keeps the {', '.join(others)} of its training. It "
-                f"accepts --set for {', '.join(settable)}."
-            )
+        if why := _beyond(system, options, asked, given, work):
+            raise UserError(f"{work.model} is a run of {system.name}, {why}")
         print_result(system.entry.function("generate")(work, folder))
         return 0
     check_model(work, "generate", groups=options.groups)
@@ -211,6 +176,24 @@ def run(options: argparse.Namespace) -> int:
         utility = gain_asked(work, options.metric, own, verb="generate")._replace(lines=None)
     print_result(predictions.write_predictions(work, folder, asked, utility))
     return 0
+
+
+def _beyond(system: Written, options: argparse.Namespace, asked: Options, given: Sequence[str], work: Job) -> str:
+    """What the options ask for and a system does not have, as the end of a sentence; empty if there is nothing."""
+    entry, keys = system.entry, [setting.partition("=")[0].strip() for setting in given]
+    searched = [f"generation.{key}" for key in entry.search]
+    searches = [key for key in keys if key.startswith("generation.") and key not in searched]
+    if searches or (not entry.searches_freely and (asked != Options() or options.preset)):
+        has = f"whose search has only {', '.join(searched)}" if searched else "which has no search of its own"
+        return f"{has}: leave {'other ' * bool(searched)}options of a search out."
+    if asked != Options():
+        return "which writes the best text of each document: leave samples, groups and several texts out."
+    if work.system and not entry.options_in_generate:
+        return "which keeps the options of its training: leave --set system out."
+    settable = [*entry.settable, *searched]
+    if entry.settable and (others := [key for key in keys if key not in settable]):
+        return f"which keeps the {', '.join(others)} of its training. It accepts --set for {', '.join(settable)}."
+    return ""
 
 
 def settings(options: argparse.Namespace) -> list[str]:

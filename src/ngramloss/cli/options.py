@@ -113,9 +113,9 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
     add_number(verb, "--seed", 12345, "N", "random seed of bootstrap and randomisation")
 
 
-def add_number(verb: argparse.ArgumentParser, name: str, default: int, metavar: str, help: str) -> None:
-    """Add an option that takes a whole number; its help ends with the default."""
-    verb.add_argument(name, type=int, default=default, metavar=metavar, help=f"{help} (default: %(default)s)")
+def add_number(verb: argparse.ArgumentParser, name: str, default: float, metavar: str, help: str) -> None:
+    """Add an option that takes a number, a whole one if the default is; its help ends with the default."""
+    verb.add_argument(name, type=type(default), default=default, metavar=metavar, help=f"{help} (default: %(default)s)")
 
 
 def add_repeated(verb: argparse.ArgumentParser, name: str, metavar: str, help: str) -> None:
