@@ -31,14 +31,13 @@ def add(verbs: Verbs) -> None:
 
 
 def _run(benchmark: ModuleType, options: argparse.Namespace) -> int:
-    settings = vars(options).copy()
+    settings = vars(options)
     read = [settings.get("data")]
-    out, plot = output_file(options.out, read), picture_file(settings.get("plot"), read)
+    out, plot = output_file(settings.pop("out"), read), picture_file(settings.pop("plot", None), read)
     output_file(settings.get("profile"), read)
-    settings["device"] = device = chosen_device(options)
+    command, shown = shlex.join(["ngramloss", *settings.pop("arguments")]), settings.pop("json")
+    del settings["run_verb"]
+    options.device = chosen_device(options)
     if "precision" in settings:
-        settings["precision"] = options.precision or ("bf16" if device == "cuda" else "fp32")
-    command = shlex.join(["ngramloss", *settings["arguments"]])
-    for name in ("run_verb", "arguments", "out", "plot", "json"):
-        settings.pop(name, None)
-    return run(benchmark, argparse.Namespace(**settings), command, out=out, plot=plot, shown=options.json)
+        options.precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
+    return run(benchmark, options, command, out=out, plot=plot, shown=shown)

@@ -58,7 +58,9 @@ def pushes(
         slopes.append(-logits.grad[0])  # [T, V]
     rows = []
     probability = sentence.logits[0].softmax(-1)  # [T, V]
-    for t, (label, best) in enumerate(zip(sentence.labels[0].tolist(), sentence.best[0].tolist(), strict=True)):
+    for t, (label, best) in enumerate(
+        zip(sentence.labels[0].tolist(), sentence.stats.best_token[0].tolist(), strict=True)
+    ):
         words = (
             [(label, sentence.reference[t], "both")]
             if label == best

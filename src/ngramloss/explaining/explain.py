@@ -47,7 +47,6 @@ class Sentence(NamedTuple):
     labels: Tensor
     stats: TokenStats
     logits: Tensor
-    best: Tensor
     outputs: list[list[str]]
     """The candidate and the others, which objectives that compare candidates read."""
     output_ids: list[Tensor]
@@ -56,7 +55,7 @@ class Sentence(NamedTuple):
         """The words from ``first`` to ``end`` by themselves."""
         labels, logits = self.labels[:, first:end], self.logits[:, first:end]  # [1, T'], [1, T', V]
         words = self.reference[first:end], self.candidate[first:end], self.confidence[first:end]
-        return Sentence(*words, labels, _all_stats(logits, labels), logits, self.best[:, first:end], [words[1]], [])
+        return Sentence(*words, labels, _all_stats(logits, labels), logits, [words[1]], [])
 
     def candidates(self, loss_fn: JointLoss, logits: Tensor) -> CandidateStats | None:
         """The outputs under a model with these logits, if the objective reads them.
@@ -257,7 +256,7 @@ def read(
     logits = torch.where(chosen, share, (1 - share) / (V - 1)).log()  # [1, T, V]
     stats = _all_stats(logits, labels)
     output_ids = [torch.tensor([vocabulary[word] for word in words]) for words in outputs]
-    return Sentence(wanted, predicted, sure, labels, stats, logits, best, outputs, output_ids), notes
+    return Sentence(wanted, predicted, sure, labels, stats, logits, outputs, output_ids), notes
 
 
 def _all_stats(logits: Tensor, labels: Tensor) -> TokenStats:
