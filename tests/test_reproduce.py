@@ -520,8 +520,8 @@ def test_baselines_read_the_data_as_the_trainings_do(tmp_path, base, capsys, own
 
 
 def test_settings_may_be_changed_as_long_as_every_training_failed(tmp_path, base, capsys, monkeypatch):
-    def fails(settings, folder, **_):
-        raise OSError(f"no room for {settings.train.max_steps} steps")
+    def fails(asked, folder, **_):
+        raise OSError(f"no room for {asked.settings.train.max_steps} steps")
 
     monkeypatch.setattr(runner, "train", fails)
     for steps in (2, 3):
