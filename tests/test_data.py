@@ -1093,7 +1093,7 @@ def test_many_texts_are_split_alike_by_one_process_and_by_two():
     ],
 )
 def test_processes_are_started_only_where_they_pay(count, splitter, processes, workers, monkeypatch):
-    monkeypatch.setattr(sentences_room, "_processors", lambda: 3)
+    monkeypatch.setattr(sentences_room, "processors", lambda: 3)
     assert sentences_room._workers(count, splitter, processes) == workers
 
 

@@ -130,35 +130,6 @@ def pool(field: str) -> str:
     return field.split()[0]
 
 
-def lead(document: str, sentences: int) -> str:
-    """The first sentences of a newswire document, where only a full stop and a space end a sentence.
-
-    Example:
-        >>> lead("It rained. Nobody came. It ended 1-1.", 2)
-        'It rained. Nobody came.'
-    """
-    return " ".join(re.split(r"(?<=\.) ", document)[:sentences])
-
-
-def right(items: Sequence[Item], predictions: Sequence[str]) -> dict[str, float]:
-    """Percentage of the names, and of the numbers, in all summaries that occur in the predictions.
-
-    Only whole names count, in upper or lower case: ``Ada Halson`` is not in ``Ada Halsonby``, nor is
-    ``5 per cent`` in ``2.5 per cent``.
-
-    Example:
-        >>> item = items("test", 1)[0]
-        >>> right([item], [item.summary])
-        {'names': 100.0, 'figures': 100.0}
-    """
-    if len(items) != len(predictions):
-        raise ValueError(f"expected one prediction for each item, got {len(predictions)} for {len(items)} items.")
-    return {
-        "names": share([item.names for item in items], predictions),
-        "figures": share([item.figures for item in items], predictions),
-    }
-
-
 def share(wanted: Sequence[tuple[str, ...]], predictions: Sequence[str]) -> float:
     """Percentage of all wanted strings that occur in their predictions; 100 if there are none."""
     pairs = zip(wanted, predictions, strict=True)

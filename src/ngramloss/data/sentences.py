@@ -35,40 +35,7 @@ LONGEST = 20_000
 
 RULES = ("sentencex", "pysbd")
 """The splitters that have rules by language."""
-_SENTENCEX = (
-    "am",
-    "ar",
-    "bg",
-    "bn",
-    "ca",
-    "da",
-    "de",
-    "el",
-    "en",
-    "es",
-    "fi",
-    "fr",
-    "gu",
-    "hi",
-    "hy",
-    "it",
-    "ja",
-    "kk",
-    "kn",
-    "ml",
-    "mr",
-    "my",
-    "nl",
-    "pa",
-    "pl",
-    "pt",
-    "ru",
-    "sk",
-    "ta",
-    "te",
-    "uk",
-    "zh",
-)
+_SENTENCEX = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk zh"
 """Languages with rules of their own in sentencex, which does not list them; Chinese needs no more than its marks. It
 splits other languages by the rules of a related one, or of English."""
 _NOT_SENTENCEX = ("bo", "km")
@@ -151,10 +118,11 @@ def _workers(count: int, splitter: str, processes: int | None) -> int:
         raise UserError(f"processes must be 1 or more, or None for all processors, got {processes}.")
     if splitter != "pysbd" or count < IN_PROCESS or parent_process():
         return 1
-    return processes or _processors()
+    return processes or processors()
 
 
-def _processors() -> int:
+def processors() -> int:
+    """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -233,7 +201,7 @@ def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: 
 
 
 def _has_rules(splitter: str, language: str) -> bool:
-    return language in _SENTENCEX if splitter == "sentencex" else _segmenter(language) is not None
+    return language in _SENTENCEX.split() if splitter == "sentencex" else _segmenter(language) is not None
 
 
 def _by_sentencex(text: str, language: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from math import fsum, isnan
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.data import Example
 from ngramloss.data.languages import language_of
-from ngramloss.data.sentences import sentences
+from ngramloss.data.sentences import processors, sentences
 from ngramloss.errors import UserError
 from ngramloss.metrics.on_examples import notes_on_references, references_of, scores_on
 from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
@@ -232,11 +231,7 @@ def _shown(text: str) -> str:
 def _workers(gain: Gain, texts: int, processes: int | None) -> int:
     if gain.metric not in IN_PARTS or not isinstance(METRICS[gain.metric].function, str):
         return 1  # a plugin's function is not known to other processes
-    if processes is not None:
-        return processes
-    if texts < IN_PROCESS:
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return processes or (1 if texts < IN_PROCESS else processors())
 
 
 Part = tuple[Gain, list[Example], list[list[str]]]

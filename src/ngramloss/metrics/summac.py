@@ -17,31 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EDGES = (
-    0.0,
-    0.01,
-    0.02,
-    0.03,
-    0.04,
-    0.07,
-    0.13,
-    0.37,
-    0.90,
-    0.91,
-    0.92,
-    0.93,
-    0.94,
-    0.95,
-    0.955,
-    0.96,
-    0.965,
-    0.97,
-    0.975,
-    0.98,
-    0.985,
-    0.99,
-    0.995,
-    1.0,
-)
+    0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37, 0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97, 0.975,
+    0.98, 0.985, 0.99, 0.995, 1.0,
+)  # fmt: skip
 """The edges of the bins that the published weights were trained with ("percentile"). Each bin includes its lower
 edge, the last one both edges."""
 

@@ -9,11 +9,11 @@ import torch
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.pretrained import quiet_loading
-from ngramloss.models.loading import explained, is_causal, loading_options, refuse_foreign_kernels
+from ngramloss.models.loading import explained, is_causal, load_weights, loading_options, refuse_foreign_kernels
 from ngramloss.models.settings import pad_id
 from ngramloss.recipe import Model
 
-NEEDLESS = "pooler."
+NEEDLESS = ("pooler.",)
 """Weights that may be missing: they read the first token for another task."""
 POSITIONS = 1024
 """Of an encoder from scratch."""
@@ -49,27 +49,12 @@ def load_encoder(settings: Model, tokenizer: Any, *, trust_remote_code: bool = F
 
     if settings.name == "scratch":
         made: Any = BertModel
-        return made(scratch_config(settings, tokenizer))
+        layers, pad = settings.encoder_layers, tokenizer.pad_token_id
+        return made(_bert_config(settings, len(tokenizer), settings.width, layers=layers, pad=pad))
     config = load_encoder_config(settings, trust_remote_code=trust_remote_code)
     with explained(settings.name, "model"), quiet_loading():
-        encoder, loaded = AutoModel.from_pretrained(
-            settings.name,
-            config=config,
-            dtype=torch.float32,
-            weights_only=True,
-            output_loading_info=True,
-            **loading_options(settings, trust_remote_code),
-        )
-        if missing := sorted(name for name in loaded["missing_keys"] if not name.startswith(NEEDLESS)):
-            raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
-    return encoder
-
-
-def scratch_config(settings: Model, tokenizer: Any) -> Any:
-    """The configuration of a BERT from scratch."""
-    return _bert_config(
-        settings, len(tokenizer), settings.width, layers=settings.encoder_layers, pad=tokenizer.pad_token_id
-    )
+        options = loading_options(settings, trust_remote_code)
+        return load_weights(AutoModel, settings.name, needless=NEEDLESS, config=config, **options)
 
 
 def _bert_config(settings: Model, vocabulary: int, width: int, *, layers: int, pad: int | None, **more: Any) -> Any:

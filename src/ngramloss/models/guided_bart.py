@@ -260,16 +260,6 @@ def _from_folder(name: str) -> GuidedBart:
     """Load what ``save_pretrained`` of a guided BART wrote."""
     kind: Any = GuidedBart
     with loading.explained(name, "model"), quiet_loading():
-        model, loaded = kind.from_pretrained(
-            name,
-            dtype=torch.float32,
-            weights_only=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-        if missing := sorted(loaded["missing_keys"]):
-            raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
-        check_settings(model)
-    made: GuidedBart = model
+        made: GuidedBart = loading.load_weights(kind, name, local_files_only=True, trust_remote_code=False)
+        check_settings(made)
     return made

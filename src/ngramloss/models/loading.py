@@ -9,6 +9,7 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,20 +52,21 @@ def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) ->
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # or transformers asks the hub to convert a .bin
     with explained(settings.name, "model"), quiet_loading():
         _check_indices(Path(settings.name))
-        model, loaded = kind.from_pretrained(
-            settings.name,
-            config=config,
-            dtype=torch.float32,
-            weights_only=True,
-            output_loading_info=True,
-            **loading_options(settings, trust_remote_code),
-        )
-        if missing := sorted(loaded["missing_keys"]):
-            raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
+        model = load_weights(kind, settings.name, config=config, **loading_options(settings, trust_remote_code))
         if is_causal(config):
             _pad(model, tokenizer)
         check_settings(model)
         try_out(model)
+    return model
+
+
+def load_weights(kind: Any, name: str, *, needless: tuple[str, ...] = (), **options: Any) -> Any:
+    """A model of this class in fp32. Raises if weights are missing whose names do not begin with ``needless``."""
+    model, loaded = kind.from_pretrained(
+        name, dtype=torch.float32, weights_only=True, output_loading_info=True, **options
+    )
+    if missing := sorted(key for key in loaded["missing_keys"] if not key.startswith(needless)):
+        raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
     return model
 
 
@@ -356,6 +358,7 @@ def _family(settings: Model) -> str:
 
 
 def _sizes(settings: Model) -> dict[str, Any]:
+    """The settings of a model from scratch by the names of its family."""
     if settings.architecture == "llama":
         return {
             "hidden_size": settings.width,
@@ -368,22 +371,6 @@ def _sizes(settings: Model) -> dict[str, Any]:
             "max_position_embeddings": 4096,
             "tie_word_embeddings": True,
         }
-    if settings.architecture == "prophetnet":
-        return {
-            "hidden_size": settings.width,
-            "num_encoder_layers": settings.encoder_layers,
-            "num_decoder_layers": settings.decoder_layers,
-            "num_encoder_attention_heads": settings.heads,
-            "num_decoder_attention_heads": settings.heads,
-            "encoder_ffn_dim": settings.feed_forward,
-            "decoder_ffn_dim": settings.feed_forward,
-            "dropout": settings.dropout,
-            "attention_dropout": 0.0,
-            "activation_dropout": 0.0,
-            "init_std": settings.init_std,
-            "max_position_embeddings": 1024,
-            "ngram": 2,
-        }
     if settings.architecture == "t5":
         return {
             "d_model": settings.width,
@@ -394,12 +381,7 @@ def _sizes(settings: Model) -> dict[str, Any]:
             "d_kv": settings.width // settings.heads,
             "dropout_rate": settings.dropout,
         }
-    return {
-        "d_model": settings.width,
-        "encoder_layers": settings.encoder_layers,
-        "decoder_layers": settings.decoder_layers,
-        "encoder_attention_heads": settings.heads,
-        "decoder_attention_heads": settings.heads,
+    shared = {
         "encoder_ffn_dim": settings.feed_forward,
         "decoder_ffn_dim": settings.feed_forward,
         "dropout": settings.dropout,
@@ -407,6 +389,24 @@ def _sizes(settings: Model) -> dict[str, Any]:
         "activation_dropout": 0.0,
         "init_std": settings.init_std,
         "max_position_embeddings": 1024,
+    }
+    if settings.architecture == "prophetnet":
+        return {
+            **shared,
+            "hidden_size": settings.width,
+            "num_encoder_layers": settings.encoder_layers,
+            "num_decoder_layers": settings.decoder_layers,
+            "num_encoder_attention_heads": settings.heads,
+            "num_decoder_attention_heads": settings.heads,
+            "ngram": 2,
+        }
+    return {
+        **shared,
+        "d_model": settings.width,
+        "encoder_layers": settings.encoder_layers,
+        "decoder_layers": settings.decoder_layers,
+        "encoder_attention_heads": settings.heads,
+        "decoder_attention_heads": settings.heads,
         "tie_word_embeddings": True,
         "forced_eos_token_id": None,
     }
@@ -445,22 +445,18 @@ def _order_positions(model: Any, scale: float) -> None:
             module.weight.copy_(waves * scale * 2**0.5)
 
 
-class explained:
-    """Turns errors of loading into one message that says what to do."""
-
-    def __init__(self, name: str, what: str) -> None:
-        self.name, self.what = name, what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception) or _is_ours(error) or getattr(error, "errno", None) in FULL:
-            return
+@contextmanager
+def explained(name: str, what: str) -> Iterator[None]:
+    """Turn errors of loading into one message that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        if _is_ours(error) or getattr(error, "errno", None) in FULL:
+            raise
         reason = " ".join(str(error).split())
         if not reason or not isinstance(error, (OSError, ValueError, ImportError)):  # KeyError has only the key
             reason = f"{type(error).__name__}: {reason}"
-        folder = Path(self.name)
+        folder = Path(name)
         if isinstance(error, pickle.UnpicklingError):  # torch would advise to run what is in it
             reason = "its .bin file is damaged, or contains more than tensors, which is never loaded"
         if "trust_remote_code" in reason:
@@ -477,13 +473,13 @@ class explained:
             )
         if len(folder.parts) > 2 and not folder.exists():  # a hub id has one or two
             reason = "there is no such folder"
-        if not folder.exists() and (command := trained_by(self.name)):
+        if not folder.exists() and (command := trained_by(name)):
             advice = f"Train it first: {command}."
         if "couldn't connect to" in reason and not folder.is_dir():
             reason = "there is no such folder, and the Hugging Face hub cannot be reached"
         reason = reason[:300].rstrip(".")
         about = "code" if "trust_remote_code" in reason else "models"
-        raise UserError(f"cannot load the {self.what} of {self.name!r}: {reason}. {advice}").on_page(about) from error
+        raise UserError(f"cannot load the {what} of {name!r}: {reason}. {advice}").on_page(about) from error
 
 
 def _is_ours(error: Exception) -> bool:

@@ -71,15 +71,8 @@ def damage(folder: Path, *, exact: bool = False) -> str:
             return f"{name} has {path.stat().st_size} bytes of {size}"
         if _checksum(path) != checksum:
             return f"{name} was changed"
-    known = {name for name, _, _ in files}
-    return next(
-        (
-            f"{path.name} is not one of its files"
-            for path in _files(folder)
-            if exact and str(path.relative_to(folder)) not in known
-        ),
-        "",
-    )
+    unknown = [path.name for path in _files(folder) if path not in paths] if exact else []
+    return f"{unknown[0]} is not one of its files" if unknown else ""
 
 
 def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str) -> Path:
@@ -126,32 +119,18 @@ def cached_in_parts(
         beside.mkdir(parents=True, exist_ok=True)
         with _locked(beside, what):
             if not folder.exists():  # otherwise another process has made it
+                inner = beside / "made"  # the folder around a damaged part is locked, too
+                folders = [inner / name for name in parts]
                 try:
-                    # In a folder of their own: the one around a damaged part is locked, too.
-                    _parts_joined(beside / "made", parts, fill, join, made=made, what=what).rename(folder)
+                    for name, part in zip(parts, folders, strict=True):
+                        cached_folder(part, partial(fill, name), what=f"part {name} of the {what}")
+                        made(name)
+                    cached_folder(inner / "whole", partial(join, folders), what=f"joined {what}").rename(folder)
                 except OSError:
                     if not folder.is_dir():  # otherwise another process has made it, where folders cannot be locked
                         raise
             shutil.rmtree(beside, ignore_errors=True)
     return folder
-
-
-def _parts_joined(
-    folder: Path,
-    parts: Sequence[str],
-    fill: Callable[[str, Path], None],
-    join: Callable[[list[Path], Path], None],
-    *,
-    made: Callable[[str], None],
-    what: str,
-) -> Path:
-    """Make the parts that are missing or damaged, and the whole, in a folder."""
-    folders = []
-    for name in parts:
-        own = f"part {name} of the {what}"
-        folders.append(cached_folder(folder / name, partial(fill, name), what=own))
-        made(name)
-    return cached_folder(folder / "whole", partial(join, folders), what=f"joined {what}")
 
 
 @contextmanager
