@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.data.examples import Example
-from ngramloss.data.rows import BadRow, parts, rows
+from ngramloss.data.rows import SHOWN, BadRow, bad_row_lines, kind_of, parts, rows, text_fault
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.storage.run_folder import RunFolder, read_about
 
-SHOWN = 10
-"""Number of bad rows, or of ids, that an error lists."""
 KEYS = ("id", "candidates", "gains")
 """What every row has."""
 ADVICE = "Make candidates with: ngramloss candidates RUN_OR_MODEL"
@@ -86,7 +84,7 @@ def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
         without = not need_gains and KEYS[2] not in row.values
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
-        fault = _missing(row.values, KEYS[:2] if without else KEYS) or _text_fault("'id'", key)
+        fault = _missing(row.values, KEYS[:2] if without else KEYS) or text_fault("'id'", key)
         fault = fault or _list_fault(texts, [0.0] * len(texts) if without and isinstance(texts, list) else gains)
         if not fault and key in lines:
             fault = f"id {key!r} was already used in line {lines[key]}"
@@ -104,16 +102,9 @@ def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
         if isinstance(said := row.values.get("trained_on"), bool):
             trained_on[key] = said
     if bad:
-        shown = [f"  {row}" for row in bad[:SHOWN]] + ([f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else [])
-        raise UserError(
-            "\n".join(
-                [
-                    f"{len(bad):,} of {len(bad) + len(found):,} rows of {file} cannot be used:",
-                    *shown,
-                    "Fix them, or make the file again with ngramloss candidates.",
-                ]
-            )
-        )
+        counts = f"{len(bad):,} of {len(bad) + len(found):,} rows of {file} cannot be used:"
+        advice = "Fix them, or make the file again with ngramloss candidates."
+        raise UserError("\n".join([counts, *bad_row_lines(bad), advice]))
     if not found:
         raise UserError(f"{file} is empty. {ADVICE}")
     return Candidates(found, candidates_fingerprint(found), hashes["source"], hashes["reference"], trained_on)
@@ -206,34 +197,20 @@ def _list_fault(texts: Any, gains: Any) -> str:
     """Why candidates and gains cannot be used; empty if they can."""
     for name, value in zip(KEYS[1:], (texts, gains), strict=True):
         if not isinstance(value, list):
-            return f"{name!r} should be a list, got {_kind(value)}"
+            return f"{name!r} should be a list, got {kind_of(value)}"
     if not texts:
         return "'candidates' is empty"
     if len(texts) != len(gains):
         return f"lengths differ: {len(texts)} candidates, {len(gains)} gains"
-    faults = [_text_fault(f"candidate {number}", text) for number, text in enumerate(texts, 1)]
+    faults = [text_fault(f"candidate {number}", text) for number, text in enumerate(texts, 1)]
     faults += [_gain_fault(f"gain {number}", gain) for number, gain in enumerate(gains, 1)]
     return next(filter(None, faults), "")
 
 
-def _text_fault(name: str, text: object) -> str:
-    if not isinstance(text, str):
-        return f"{name} should be text, got {_kind(text)}"
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"{name} is not UTF-8 text, at character {error.start + 1}"
-    return ""
-
-
 def _gain_fault(name: str, gain: object) -> str:
     if not isinstance(gain, (int, float)) or isinstance(gain, bool):
-        return f"{name} should be a number, got {_kind(gain)}"
+        return f"{name} should be a number, got {kind_of(gain)}"
     return "" if 0 <= gain <= 1 else f"{name} should be between 0 and 1, got {str(gain)[:20]}"
-
-
-def _kind(value: object) -> str:
-    return "null" if value is None else type(value).__name__
 
 
 def _text_hash(texts: Sequence[str]) -> str:

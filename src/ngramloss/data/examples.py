@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ngramloss.data import origins
 from ngramloss.data.columns import NO_TARGET, Columns, check_present, columns, joined, listed
 from ngramloss.data.messages import ANSWER, ANSWER_WEIGHTS, MESSAGES, are_answered, has_messages, split_messages, spoken
-from ngramloss.data.rows import BadRow, Row
+from ngramloss.data.rows import BadRow, Row, bad_row_lines, text_fault
 from ngramloss.data.weights import read_weights
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
@@ -24,10 +24,6 @@ LOOKED_AT = 100
 
 TRANSLATION = "translation"
 """The column in which data sets of the hub have the same text in several languages: ``{"en": "…", "de": "…"}``."""
-
-SHOWN = 10
-"""Number of bad rows that an error lists."""
-
 
 ROWS = "examples"
 """What stands for the file of rows that are in memory."""
@@ -144,53 +140,36 @@ def load(
     split = origins.SPLIT_ALIASES.get(split, split)
     fractions = {"validation": validation_fraction, "test": test_fraction}
     held_out = {part: fraction for part, fraction in fractions.items() if fraction}
-    if held_out and split in ("train", *held_out):
-        for part in held_out:
-            if part in origins.split_names(name):
-                raise UserError(f"{name} has a {part} split of its own. Leave data.{part}_fraction out.")
-        whole = load(
-            name,
-            "train",
-            source=source,
-            target=target,
-            id=id,
-            on_bad_row=on_bad_row,
-            seed=seed,
-            languages=languages,
-            task=task,
-            weights=weights,
-            need_target=need_target,
-        )
-        return _part(whole, split, held_out, limit)
+    is_part = bool(held_out) and split in ("train", *held_out)
+    for part in held_out if is_part else ():
+        if part in origins.split_names(name):
+            raise UserError(f"{name} has a {part} split of its own. Leave data.{part}_fraction out.")
+    whole, most = ("train", 0) if is_part else (split, limit)
     known_source, known_target = origins.known_columns(name)
-    return _read(
+    found = _read(
         name,
-        split,
-        origins.split_rows(name, split, limit=limit, seed=seed),
+        whole,
+        origins.split_rows(name, whole, limit=most, seed=seed),
         source=source or known_source,
         target=target or known_target,
         id=id,
         on_bad_row=on_bad_row,
-        limit=limit,
+        limit=most,
         languages=languages,
         task=task,
         weights=weights,
         need_target=need_target,
     )
+    return _part(found, split, held_out, limit) if is_part else found
 
 
-def from_rows(rows: Iterable[Mapping[str, Any]], *, source: str | None = None, target: str | None = None) -> Split:
+def from_rows(rows: Iterable[Mapping[str, Any]]) -> Split:
     """The examples of rows in memory, a list of dictionaries or a ``datasets.Dataset``, checked as by :func:`load`.
 
-    Prompts and completions may be lists of messages, as TRL has them.
-
-    Args:
-        rows: columns by name.
-        source: the source column; by default it is detected by its usual names.
-        target: the target column, likewise.
+    Columns have their usual names. Prompts and completions may be lists of messages, as TRL has them.
     """
     numbered = (Row(ROWS, number, _in_messages(row)) for number, row in enumerate(rows, 1))
-    return _read(ROWS, "validation", numbered, source=source, target=target)
+    return _read(ROWS, "validation", numbered)
 
 
 def _in_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -207,17 +186,15 @@ def _read(
     split: str,
     rows: Iterator[Row | BadRow],
     *,
-    source: str | None,
-    target: str | None,
-    id: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
     on_bad_row: str = "error",
     limit: int = 0,
-    languages: tuple[str, str] = ("", ""),
-    task: str = "",
     weights: str | None = None,
     need_target: bool = True,
+    **others: Any,
 ) -> Split:
-    """The examples of rows, as they were read. Arguments are those of :func:`load`."""
+    """The examples of rows. Arguments are those of :func:`load`; ``others`` go to :func:`columns` alone."""
     rows = map(_by_language, rows)
     first = _first_rows(rows)
     given = source is not None and target is not None
@@ -236,8 +213,8 @@ def _read(
             weights = weights and ANSWER_WEIGHTS
         elif weights:
             check_present(weights, "weights", present, first[0].file)
-        choose = partial(
-            columns, source=source, target=target, id=id, languages=languages, task=task, need_target=need_target
+        choose: Callable[..., Columns] = partial(
+            columns, source=source, target=target, need_target=need_target, **others
         )
         chosen, late = choose(present, first[0].file), dict[str, None]()
         every = _with_known_columns(chain(first, rows), present, chosen, choose, late)
@@ -247,7 +224,10 @@ def _read(
         unread = [] if given and chosen.target else [*present, *late]
         read = _read_columns(chosen, [*unread, *(f"{key} of the messages" for key in dropped)], weights)
         if "weight" in dropped and split == "train":
-            _warn_of_weights(name)
+            logger.warning(
+                f"messages of {name} have a weight, which is not read: every answer is learnt with the weight 1. Set "
+                "data.weights=weight to read it."
+            )
     if bad and (on_bad_row == "error" or not examples):
         may_skip = on_bad_row == "error" and name != ROWS
         raise UserError(_complaint(name, split, bad, len(bad) + len(examples), may_skip=may_skip)).on_page("rows")
@@ -287,14 +267,6 @@ def _read_columns(chosen: Columns, present: Sequence[str], weights: str | None) 
         "target_column": chosen.target or "",
         "unread": tuple(name for name in present if name not in read),
     }
-
-
-def _warn_of_weights(name: str) -> None:
-    """Say that answers have a weight, as files for fine-tuning at OpenAI have it, and that it is not read."""
-    logger.warning(
-        f"messages of {name} have a weight, which is not read: every answer is learnt with the weight 1. Set "
-        "data.weights=weight to read it."
-    )
 
 
 def columns_of(data: Data, task: str) -> dict[str, Any]:
@@ -416,7 +388,7 @@ def _examples(
         if isinstance(identity, int) and not isinstance(identity, bool):
             identity = str(identity)
         if chosen.id is not None:
-            reasons.append(_fault(row._replace(values={**row.values, chosen.id: identity}), chosen.id))
+            reasons.append(_fault(row._replace(values={chosen.id: identity}), chosen.id))
         if isinstance(identity, str) and identity in first_use:
             reasons.append("id {!r} was already used at {}:{}".format(identity, *first_use[identity]))
         faults = [reason for reason in reasons if reason]
@@ -445,8 +417,7 @@ def _references(row: Row, columns: list[str]) -> tuple[list[str], list[str]]:
             continue
         values = value if isinstance(value, list) and value else [value]
         for text in values:
-            fault = _fault(row, column, text) if column in row.values else f"no column {column!r}"
-            faults.append(fault)
+            faults.append(fault := _fault(row, column, text))
             texts += [] if fault else [str(text)]
     return texts, faults
 
@@ -456,19 +427,12 @@ def _fault(row: Row, column: str, *given: object) -> str:
     if column not in row.values:
         return f"no column {column!r}"
     value = given[0] if given else row.values[column]
-    if not isinstance(value, str):
-        return f"{column!r} should be text, got {'null' if value is None else type(value).__name__}"
-    if not value.strip():
+    if isinstance(value, str) and not value.strip():
         return f"{column!r} is {'blank' if value else 'empty'}"
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        return f"{column!r} is not UTF-8 text, at character {error.start + 1}"
-    return ""
+    return text_fault(repr(column), value)
 
 
 def _complaint(name: str, split: str, bad: list[BadRow], total: int, *, may_skip: bool) -> str:
-    shown = [f"  {row}" for row in bad[:SHOWN]] + ([f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else [])
     advice = (
         'Fix them, or skip them with --on-bad-row skip (on_bad_row="skip" in Python).'
         if may_skip and len(bad) < total
@@ -477,4 +441,4 @@ def _complaint(name: str, split: str, bad: list[BadRow], total: int, *, may_skip
         else "Fix them."
     )
     counts = f"{len(bad):,} of {total:,} rows"
-    return "\n".join([f"{counts} of the split {split!r} of {name} cannot be used:", *shown, advice])
+    return "\n".join([f"{counts} of the split {split!r} of {name} cannot be used:", *bad_row_lines(bad), advice])

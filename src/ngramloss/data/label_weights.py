@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramloss.data.examples import SHOWN, Example, Split
+from ngramloss.data.examples import Example, Split
 from ngramloss.data.prompts import led_texts
+from ngramloss.data.rows import bad_row_lines
 from ngramloss.data.tokens import Shape, Tokens, special_tokens, tokenizer_fingerprint, tokens_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.storage.checksums import cached_folder
@@ -66,18 +67,16 @@ def _write_weights(split: Split, tokens: Tokens, tokenizer: Any, shape: Shape, f
             labels, found = next(rows).tolist(), _token_weights(example.weights, text)
             if found is None:
                 counts = f"{len(text.words)} words and {len(text.ids)} tokens"
-                faults.append(f"  row {example.id!r}: {len(example.weights)} weights for {counts}")
+                faults.append(f"row {example.id!r}: {len(example.weights)} weights for {counts}")
             else:
                 pieces.append(_label_weights(labels, text, found, example.id))
     if faults:
-        more = [f"  … and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
         raise UserError(
             "\n".join(
                 [
                     f"data.weights: {len(faults):,} of {len(split.examples):,} rows of the split {split.split!r} have "
                     "neither a weight for each word of the target nor one for each of its tokens:",
-                    *faults[:SHOWN],
-                    *more,
+                    *bad_row_lines(faults),
                     "Words are separated by white space. Tokens are those of the model's tokenizer, without special "
                     "tokens and before anything is cut.",
                 ]

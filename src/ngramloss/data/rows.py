@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -71,6 +71,32 @@ class BadRow(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.reason}"
+
+
+SHOWN = 10
+"""Number of bad rows that an error lists."""
+
+
+def bad_row_lines(bad: Sequence[object]) -> list[str]:
+    """The lines of an error that list bad rows: the first ones, and how many there are beside these."""
+    more = [f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
+    return [f"  {row}" for row in bad[:SHOWN]] + more
+
+
+def kind_of(value: object) -> str:
+    """What a value of another type than expected is called in an error."""
+    return "null" if value is None else type(value).__name__
+
+
+def text_fault(name: str, value: object) -> str:
+    """Why a value, called so in the error, is not text in UTF-8; empty if it is."""
+    if not isinstance(value, str):
+        return f"{name} should be text, got {kind_of(value)}"
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return f"{name} is not UTF-8 text, at character {error.start + 1}"
+    return ""
 
 
 def rows(path: Path) -> Iterator[Row | BadRow]:

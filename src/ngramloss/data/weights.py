@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ngramloss.data.rows import Row
+from ngramloss.data.rows import Row, kind_of
 
 LARGEST = 1e30
 """Larger weights overflow where they are multiplied in fp32."""
@@ -28,14 +28,12 @@ def read_weights(row: Row, column: str) -> tuple[tuple[float, ...], str]:
         except (ValueError, RecursionError):
             return (), f"{column!r} should be a list of numbers, such as [1, 0.5, 1], got other text"
     if not isinstance(found, (list, tuple)):
-        got = "null" if found is None else type(found).__name__
-        return (), f"{column!r} should be a list of numbers, such as [1, 0.5, 1], got {got}"
+        return (), f"{column!r} should be a list of numbers, such as [1, 0.5, 1], got {kind_of(found)}"
     if not found:
         return (), f"{column!r} is an empty list"
     for number, weight in enumerate(found, 1):
         if not isinstance(weight, (int, float)):
-            got = "null" if weight is None else type(weight).__name__
-            return (), f"number {number} of {column!r} should be a number, got {got}"
+            return (), f"number {number} of {column!r} should be a number, got {kind_of(weight)}"
         if not 0 <= weight <= LARGEST:
             why = "0 or more" if weight <= LARGEST else f"at most {LARGEST:g}"
             return (), f"number {number} of {column!r} is {weight}, and weights are finite and {why}"

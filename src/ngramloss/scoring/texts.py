@@ -158,7 +158,7 @@ def _value(row: Row, what: str, columns: Sequence[str]) -> Any:
         for text in values:
             if not isinstance(text, str):
                 several = " or a list of texts" if what == "reference" else ""
-                got = "an empty list" if text == [] else "null" if text is None else type(text).__name__
+                got = "an empty list" if text == [] else files.kind_of(text)
                 raise UserError(f"{where}: the {what} should be text{several}, got {got}.")
             texts.append(_checked(text, where))
     return texts[0] if len(texts) == 1 else texts

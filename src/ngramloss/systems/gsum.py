@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 
 from ngramloss import recipe
 from ngramloss.data import Example, Split, columns_of, load, split_many
-from ngramloss.data.examples import SHOWN
 from ngramloss.data.examples import fingerprint as examples_fingerprint
+from ngramloss.data.rows import SHOWN
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise
 from ngramloss.errors import UserError
