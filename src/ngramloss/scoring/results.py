@@ -182,17 +182,31 @@ def score_systems(
     for name in absent:
         for by_metric in scores:
             by_metric.pop(name, None)
+    documents = [
+        {name: column for keyed in by_metric.values() for name, column in keyed.scores.values.items()}
+        for by_metric in scores
+    ]
     with Progress("intervals and tests", unit=""):
-        result = _comparison(texts, scores, about, samples=samples, shuffles=shuffles, seed=seed)
-    lengths = [_lengths(texts, index, run, limits, count) for index, run in enumerate(result.runs)]
-    audit = [oddities(texts.texts[index], *known) for index, known in enumerate(lengths)]
-    result = result._replace(
+        corpus = significance.compare(list(map(_values, scores)), samples=samples, shuffles=shuffles, seed=seed)
+    rows = {name: zip(*(system[name] for system in documents), strict=True) for name in corpus}
+    without = {name: sum(not all(map(isfinite, row)) for row in of_score) for name, of_score in rows.items()}
+    lengths = [_lengths(texts, index, run, limits, count) for index, run in enumerate(about)]
+    result = Result(
+        names=texts.names,
+        ids=texts.task.ids,
+        scores=corpus,
+        documents=documents,
+        signatures={name: f"{keyed.scores.signature}|ngramloss:{__version__}" for name, keyed in scores[0].items()},
         absent=absent,
-        audit=audit,
-        seeds=_over_seeds(result, texts.groups),
-        groups=texts.groups,
+        left_out={name: some for name, some in without.items() if some},
+        audit=[oddities(texts.texts[index], *known) for index, known in enumerate(lengths)],
+        runs=about,
+        seeds=_over_seeds(corpus, texts.names, about, texts.groups),
+        cache_warnings=unused,
+        metric_of={name: metric for metric, keyed in scores[0].items() for name in keyed.scores.values},
         notes=notes,
         cut_off=[cut_off(*known) for known in lengths],
+        groups=texts.groups,
     )
     unsaved = _write_caches(texts, scores, result, hashes, samples=samples, seed=seed)
     return result._replace(cache_warnings=[*unused, *unsaved])
@@ -238,45 +252,6 @@ def _write_caches(
     return warnings
 
 
-def _comparison(
-    texts: Aligned,
-    by_system: Sequence[Mapping[str, Keyed]],
-    about: list[Run | None],
-    *,
-    samples: int,
-    shuffles: int,
-    seed: int,
-) -> Result:
-    """The corpus scores with intervals and tests, from the scores of the documents."""
-    documents = [
-        {name: column for keyed in by_metric.values() for name, column in keyed.scores.values.items()}
-        for by_metric in by_system
-    ]
-    corpus = significance.compare(list(map(_values, by_system)), samples=samples, shuffles=shuffles, seed=seed)
-    signatures = {name: f"{keyed.scores.signature}|ngramloss:{__version__}" for name, keyed in by_system[0].items()}
-    left_out = {}
-    for name in corpus:
-        columns = zip(*(system[name] for system in documents), strict=True)
-        without = sum(not all(map(isfinite, row)) for row in columns)
-        if without:
-            left_out[name] = without
-    return Result(
-        texts.names,
-        texts.task.ids,
-        corpus,
-        documents,
-        signatures,
-        {},
-        left_out,
-        [],
-        about,
-        [],
-        [],
-        {name: metric for metric, keyed in by_system[0].items() for name in keyed.scores.values},
-        {},
-    )
-
-
 def _values(by_metric: Mapping[str, Keyed]) -> dict[str, Sequence[float] | Pooled]:
     """Name of a score → what its corpus score is computed from: the documents' scores, or their statistics."""
     found: dict[str, Sequence[float] | Pooled] = {}
@@ -306,32 +281,47 @@ def _lengths(
     return lengths, limits
 
 
-def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
+def _over_seeds(
+    scores: Mapping[str, Sequence[CorpusScore]],
+    names: Sequence[str],
+    about: Sequence[Run | None],
+    groups: Sequence[str],
+) -> list[Seeds]:
     """Mean and spread over the runs of each group, and tests against the first group.
 
     Without groups, runs that differ only in the seed are a group, and other systems are left out. With groups, each
     other system is a row of its own.
     """
-    members = _groups(result, groups) if groups else _same_setup(result)
+    members: dict[str, list[int]] = {}
+    for system, (name, run) in enumerate(zip(names, about, strict=True)):
+        if key := (groups[system] or name) if groups else run.setup if run else "":
+            members.setdefault(key, []).append(system)
+    seeds = [-1 if run is None or run.seed is None else run.seed for run in about]
+    if not groups:  # several runs, each with another seed
+        members = {
+            setup: systems
+            for setup, systems in members.items()
+            if len(systems) > 1 and len({seeds[system] for system in systems}) == len(systems)
+        }
     rows: list[Seeds] = []
-    for label, systems in members:
-        runs = {name: [scores[system].value for system in systems] for name, scores in result.scores.items()}
+    first = next(iter(members.values()), [])
+    for key, systems in members.items():
+        run = about[systems[0]]
+        label = key if groups or run is None else run.label
+        runs = {name: [values[system].value for system in systems] for name, values in scores.items()}
         spread = {name: significance.over_seeds(values) for name, values in runs.items()}
-        names = [result.names[system] for system in systems]
-        if not rows:
-            rows.append(Seeds(label, names, spread, {}))
-            continue
-        first = members[0][1]
-        test, keys, first_keys = _pairing(result, systems, first)
+        test, keys, first_keys = _pairing([seeds[system] for system in systems], [seeds[system] for system in first])
         against = {
             name: significance.between_seeds(
                 dict(zip(keys, values, strict=True)),
-                dict(zip(first_keys, (result.scores[name][system].value for system in first), strict=True)),
+                dict(zip(first_keys, (scores[name][system].value for system in first), strict=True)),
             )
             for name, values in runs.items()
+            if rows
         }
-        rows.append(Seeds(label, names, spread, against, test))
-    for name in result.scores:
+        own = [names[system] for system in systems]
+        rows.append(Seeds(label, own, spread, against, test if rows else ""))
+    for name in scores:
         # Scores that do not vary over seeds have no p, and count as a comparison; rows without a test do not.
         chances = [
             1.0 if row.test and isnan(row.against_first[name]["p"]) else row.against_first[name]["p"]
@@ -342,44 +332,15 @@ def _over_seeds(result: Result, groups: Sequence[str]) -> list[Seeds]:
     return rows
 
 
-def _groups(result: Result, groups: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """The name and the systems of each group; a system without a group is one by itself."""
-    members: dict[str, list[int]] = {}
-    for system, group in enumerate(groups):
-        members.setdefault(group or result.names[system], []).append(system)
-    return list(members.items())
-
-
-def _same_setup(result: Result) -> list[tuple[str, list[int]]]:
-    """The label and the systems of all settings that several runs share, each with another seed."""
-    setups: dict[str, list[int]] = {}
-    labels: dict[str, str] = {}
-    for system, run in enumerate(result.runs):
-        if run is not None and run.setup:
-            setups.setdefault(run.setup, []).append(system)
-            labels.setdefault(run.setup, run.label)
-    return [
-        (labels[setup], systems)
-        for setup, systems in setups.items()
-        if len(systems) > 1 and len({_seed(result, system) for system in systems}) == len(systems)
-    ]
-
-
-def _pairing(result: Result, systems: Sequence[int], first: Sequence[int]) -> tuple[str, Sequence[int], Sequence[int]]:
+def _pairing(seeds: Sequence[int], first: Sequence[int]) -> tuple[str, Sequence[int], Sequence[int]]:
     """How two groups are compared, and a key for each of their runs: those with equal keys are a pair."""
-    seeds, first_seeds = ([_seed(result, system) for system in group] for group in (systems, first))
-    known = all(-1 not in keys and len(set(keys)) == len(keys) for keys in (seeds, first_seeds))
+    known = all(-1 not in keys and len(set(keys)) == len(keys) for keys in (seeds, first))
     keys: tuple[Sequence[int], Sequence[int]]
-    keys = (seeds, first_seeds) if known else (range(len(systems)), range(len(first)))
+    keys = (seeds, first) if known else (range(len(seeds)), range(len(first)))
     if min(map(len, keys)) < 2:
         return "", *keys
     paired = BY_SEED if known else BY_ORDER
     return paired if set(keys[0]) == set(keys[1]) else UNPAIRED, *keys
-
-
-def _seed(result: Result, system: int) -> int:
-    run = result.runs[system]
-    return -1 if run is None or run.seed is None else run.seed
 
 
 def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Mapping[str, Any]) -> str:
