@@ -247,7 +247,7 @@ def test_many_examples_are_tokenised_in_chunks_and_counted(tmp_path, monkeypatch
 
 def test_the_same_content_is_tokenised_once(tmp_path, monkeypatch):
     first = made(tmp_path)
-    monkeypatch.setattr(tokens._PartWriter, "fill", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(tokens, "_write_part", lambda *_: pytest.fail("tokenised again"))
     again = made(tmp_path)
     assert again.folder == first.folder
     assert again[0]["input_ids"].tolist() == first[0]["input_ids"].tolist()
@@ -619,11 +619,11 @@ def act(event, path):
 def update(self, number):
     counted.append(number)
     time.sleep(pause)
-fill = tokens._PartWriter.fill
-def named(self, part, folder):
-    print("filled", part)
-    fill(self, part, folder)
-tokens._PartWriter.fill = named
+write_part = tokens._write_part
+def named(rows, *others):
+    print(f"filled {rows.start}-{rows.stop}")
+    write_part(rows, *others)
+tokens._write_part = named
 tokenizer = tiny_tokenizers.ours()
 trace(cache, act)
 tokens.Progress.update = update
@@ -713,12 +713,12 @@ def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch, counted, 
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
     filled = []
     counted.clear()
-    fill = tokens._PartWriter.fill
+    write_part = tokens._write_part
     monkeypatch.setattr(
-        tokens._PartWriter, "fill", lambda self, part, folder: (filled.append(part), fill(self, part, folder))
+        tokens, "_write_part", lambda rows, *others: (filled.append([*rows]), write_part(rows, *others))
     )
     again = tokenise(MANY, fingerprint(MANY), tiny_tokenizers.ours(), ROOMY, cache=tmp_path)
-    assert filled == ["3-6"]
+    assert filled == [[3, 4, 5]]
     assert counted == [3, 3, 3, 1]
     assert messages == [
         f"the part 3-6 of the token cache {damaged.parent} is damaged (labels.npy was changed); rebuilding it."
@@ -730,7 +730,7 @@ def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch, counted, 
 def test_where_folders_cannot_be_locked_the_first_to_finish_wins(tmp_path, monkeypatch):
     first = made(tmp_path / "other", MANY)
 
-    def overtaken(names, parts, folder):
+    def overtaken(parts, folder):
         shutil.copytree(first.folder, tmp_path / "tokens" / first.folder.name)  # another process finished, and tidied
         shutil.rmtree(parts[0].parent.parent)
         raise FileNotFoundError(parts[0])

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import chain
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 from ngramloss.data import Example
 from ngramloss.data.candidates import Candidates
 from ngramloss.data.prompts import completion_ids
-from ngramloss.data.tokens import Ids, PartWriter, Shape, Tokens, targets, tokenizer_fingerprint
+from ngramloss.data.tokens import Arrays, Ids, Shape, Tokens, flat_ids, targets, tokenizer_fingerprint, write_in_parts
+from ngramloss.data.word_ids import word_encoder
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
 from ngramloss.storage.files import cache_folder
@@ -165,9 +166,26 @@ def tokenise_candidates(
     what = [FORMAT, fingerprint, candidates.fingerprint, tokenizer_fingerprint(tokenizer), shape.max_target]
     what += [asdict(shape.prompt)] if shape.prompt is not None else []
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-    writer = _PartWriter(examples, tokenizer, shape, candidates)
     folder = (cache or cache_folder()) / "candidates" / key
-    made = CandidateTokens(writer.cached(folder, what="token cache of candidates"))
+    words = lru_cache(partial(word_encoder, tokenizer))
+
+    def arrays(chunk: Sequence[Example]) -> Arrays:
+        rows = [(example.source, *candidates.rows.get(example.id, ((), ()))) for example in chunk]
+        texts, counts = [text for _, own, _ in rows for text in own], [len(own) for _, own, _ in rows]
+        short: list[bool] = []
+        if shape.prompt is not None:
+            sources = [source for source, own, _ in rows for _ in own]
+            ids = completion_ids(sources, texts, tokenizer, shape.prompt, shape.max_target, short) if texts else []
+        else:
+            ids = targets(texts, tokenizer, shape, words(), short) if texts else []
+        gains = np.array([gain for _, _, own in rows for gain in own], np.float32)
+        return {
+            "ids": (flat_ids(ids), list(map(len, ids))),
+            "gains": (gains, counts),
+            "cut": (np.array(short, np.uint8), counts),
+        }
+
+    made = CandidateTokens(write_in_parts(folder, examples, arrays, what="token cache of candidates"))
     if missing := len(examples) - found:
         logger.info(
             f"{missing:,} of {len(examples):,} training examples have no candidates; only the other terms of the "
@@ -179,42 +197,3 @@ def tokenise_candidates(
             f"{shape.max_target} tokens and were cut."
         )
     return made
-
-
-class _PartWriter(PartWriter):
-    """Examples → the tokens of their candidates."""
-
-    names = NAMES
-
-    def __init__(self, examples: Sequence[Example], tokenizer: Any, shape: Shape, candidates: Candidates) -> None:
-        super().__init__(examples, tokenizer, shape)
-        self.candidates = candidates
-
-    def _ids(self, sources: list[str], texts: list[str], short: list[bool]) -> list[list[int]]:
-        """The ids of candidates, each of a source."""
-        prompt = self.shape.prompt
-        if not texts or prompt is None:
-            return targets(texts, self.tokenizer, self.shape, self.words, short) if texts else []
-        return completion_ids(sources, texts, self.tokenizer, prompt, self.shape.max_target, short)
-
-    def fill(self, part: str, folder: Path) -> None:
-        """Tokenise the candidates of a part and write them into a folder."""
-        ids, cut, gains = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)], [np.zeros(0, np.float32)]
-        lengths: list[int] = []
-        counts: list[int] = []
-        for chunk in self.chunks(part):
-            own = [self.candidates.rows.get(example.id, ((), ())) for example in chunk]
-            texts = [text for group, _ in own for text in group]
-            short: list[bool] = []
-            made = self._ids(
-                [row.source for row, (group, _) in zip(chunk, own, strict=True) for _ in group], texts, short
-            )
-            ids.append(np.fromiter(chain.from_iterable(made), dtype=np.int32))
-            cut.append(np.array(short, np.uint8))
-            gains.append(np.array([gain for _, group in own for gain in group], np.float32))
-            lengths += map(len, made)
-            counts += [len(group) for group, _ in own]
-        ends = {"ids": lengths, "gains": counts, "cut": counts}
-        for name, values in (("ids", ids), ("gains", gains), ("cut", cut)):
-            np.save(folder / f"{name}.npy", np.concatenate(values))
-            np.save(folder / f"{name}.ends.npy", np.cumsum(ends[name], dtype=np.int64))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -169,91 +169,89 @@ def tokenise(
     if shape.splitter == "sentencex" and shape.separator != "none":
         what.append(installed("sentencex"))  # its rules change from version to version
     folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-    return Tokens(_PartWriter(examples, tokenizer, shape).cached(folder, what="token cache"))
+    words = lru_cache(partial(word_encoder, tokenizer))
+
+    def arrays(chunk: Sequence[Example]) -> Arrays:
+        short: tuple[list[bool], list[bool]] = [], []
+        with _without_collector():
+            both = _example_ids(chunk, tokenizer, shape, words, short)
+            found: Arrays = {name: (flat_ids(ids), list(map(len, ids))) for name, ids in zip(NAMES, both, strict=True)}
+        cut = np.array(short, np.uint8).T.flatten()
+        return {**found, CUT: (cut, [2] * len(chunk))}
+
+    return Tokens(write_in_parts(folder, examples, arrays, what="token cache"))
 
 
-class PartWriter:
-    """Examples → arrays in a cache folder, written part by part.
+def _example_ids(
+    chunk: Sequence[Example],
+    tokenizer: Any,
+    shape: Shape,
+    words: Callable[[], Encode | None],
+    short: tuple[list[bool], list[bool]],
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The ids of sources and targets; both lists of ``short`` are extended by whether each was cut."""
+    if shape.prompt is not None:
+        return prompts.rows(chunk, tokenizer, shape.prompt, shape.max_source, shape.max_target, short)
+    separator, texts = separator_id(tokenizer, shape.separator), [example.source for example in chunk]
+    inputs = sources(texts, tokenizer, shape, separator, words(), short[0])
+    return inputs, targets([example.target for example in chunk], tokenizer, shape, words(), short[1])
+
+
+def flat_ids(texts: Sequence[Sequence[int]]) -> Ids:
+    """The ids of all texts, one after the other."""
+    return np.fromiter(chain.from_iterable(texts), dtype=np.int32)
+
+
+Arrays = dict[str, tuple[NDArray[Any], list[int]]]
+"""Name → numbers of some examples, and how many of them are in each group, such as a text."""
+
+
+def write_in_parts(
+    folder: Path, examples: Sequence[Example], arrays: Callable[[Sequence[Example]], Arrays], *, what: str
+) -> Path:
+    """The folder with the arrays of all examples, written part by part unless it is there, undamaged.
 
     Args:
+        folder: in the cache. Beside each array it has a second one, with the ends of its groups.
         examples: all of them.
-        tokenizer: a Hugging Face tokenizer.
-        shape: the settings.
+        arrays: makes the arrays of some examples.
+        what: the folder's content, for messages.
     """
+    bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
+    parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
+    written = set()
+    with Progress("tokenising", total=len(examples), unit="examples") as progress:
 
-    names: Sequence[str]
-    """Of the arrays. Each has a second one beside it, with the ends of its groups."""
+        def fill(name: str, path: Path) -> None:
+            written.add(name)
+            _write_part(parts[name], path, examples, arrays, progress)
 
-    progress: Progress
+        def count_if_found(name: str) -> None:
+            if name not in written:
+                progress.update(len(parts[name]))
 
-    def __init__(self, examples: Sequence[Example], tokenizer: Any, shape: Shape) -> None:
-        self.examples, self.tokenizer, self.shape = examples, tokenizer, shape
-        bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
-        self.parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
-        self._filled: set[str] = set()
-
-    def cached(self, folder: Path, *, what: str) -> Path:
-        """The folder with the arrays of all parts, written unless it is there, undamaged."""
-        with Progress("tokenising", total=len(self.examples), unit="examples") as self.progress:
-            join = partial(join_parts, self.names)
-            return cached_in_parts(folder, list(self.parts), self.fill, join, made=self._count_if_found, what=what)
-
-    def fill(self, part: str, folder: Path) -> None:
-        """Write the arrays of a part into a folder."""
-        raise NotImplementedError
-
-    @cached_property
-    def words(self) -> Encode | None:
-        """Gives the same ids as the tokenizer, faster."""
-        return word_encoder(self.tokenizer)
-
-    def chunks(self, part: str) -> Iterator[Sequence[Example]]:
-        """The examples of a part, some at a time. Counts them when the next ones are asked for."""
-        self._filled.add(part)
-        rows = self.parts[part]
-        for start in range(rows.start, rows.stop, CHUNK):
-            chunk = self.examples[start : min(start + CHUNK, rows.stop)]
-            yield chunk
-            self.progress.update(len(chunk))
-
-    def _count_if_found(self, part: str) -> None:
-        """Count the examples of a part that was there."""
-        if part not in self._filled:
-            self.progress.update(len(self.parts[part]))
+        return cached_in_parts(folder, list(parts), fill, join_parts, made=count_if_found, what=what)
 
 
-class _PartWriter(PartWriter):
-    """Examples → the tokens of their sources and targets."""
-
-    names = (*NAMES, CUT)
-
-    def fill(self, part: str, folder: Path) -> None:
-        """Tokenise a part and write it into a folder."""
-        pieces: dict[str, list[Ids]] = {name: [] for name in NAMES}  # arrays: lists would need ten times the memory
-        lengths: dict[str, list[int]] = {name: [] for name in NAMES}
-        cut: list[bool] = []
-        for chunk in self.chunks(part):
-            short: tuple[list[bool], list[bool]] = [], []
-            with _without_collector():
-                for name, ids in zip(NAMES, self._ids(chunk, short), strict=True):
-                    pieces[name].append(np.fromiter(chain.from_iterable(ids), dtype=np.int32))
-                    lengths[name] += map(len, ids)
-            cut += chain.from_iterable(zip(*short, strict=True))
-        lengths[CUT] = [2] * (len(cut) // 2)
-        for name in self.names:
-            np.save(folder / f"{name}.npy", np.array(cut, np.uint8) if name == CUT else np.concatenate(pieces[name]))
-            np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
-
-    def _ids(
-        self, chunk: Sequence[Example], short: tuple[list[bool], list[bool]]
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """The ids of sources and targets; both lists of ``short`` are extended by whether each was cut."""
-        tokenizer, shape = self.tokenizer, self.shape
-        if shape.prompt is not None:
-            return prompts.rows(chunk, tokenizer, shape.prompt, shape.max_source, shape.max_target, short)
-        separator, texts = separator_id(tokenizer, shape.separator), [example.source for example in chunk]
-        inputs = sources(texts, tokenizer, shape, separator, self.words, short[0])
-        return inputs, targets([row.target for row in chunk], tokenizer, shape, self.words, short[1])
+def _write_part(
+    rows: range,
+    folder: Path,
+    examples: Sequence[Example],
+    arrays: Callable[[Sequence[Example]], Arrays],
+    progress: Progress,
+) -> None:
+    """Write the arrays of some rows into a folder."""
+    pieces: dict[str, list[NDArray[Any]]] = {}  # arrays: lists would need ten times the memory
+    lengths: dict[str, list[int]] = {}
+    for start in range(rows.start, rows.stop, CHUNK):
+        chunk = examples[start : min(start + CHUNK, rows.stop)]
+        for name, (numbers, groups) in arrays(chunk).items():
+            pieces.setdefault(name, []).append(numbers)
+            lengths.setdefault(name, []).extend(groups)
+        progress.update(len(chunk))
+    for name in pieces:
+        np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
+        np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
 
 
 @contextmanager
@@ -268,9 +266,9 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def join_parts(names: Sequence[str], parts: list[Path], folder: Path) -> None:
+def join_parts(parts: list[Path], folder: Path) -> None:
     """Write the arrays of all parts into a folder, without holding more than one part in memory."""
-    for name in names:
+    for name in sorted(path.name.removesuffix(".ends.npy") for path in parts[0].glob("*.ends.npy")):
         total, ends = 0, []
         for part in parts:
             ends.append(np.load(part / f"{name}.ends.npy") + total)
