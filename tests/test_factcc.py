@@ -139,7 +139,7 @@ def test_a_tie_counts_as_correct(tmp_path):
 
 def test_order_batches_and_windows_change_nothing(small, monkeypatch):
     whole = factcc(DOCUMENTS, PREDICTIONS, model=small[0]).values
-    monkeypatch.setattr(room, "WINDOW", 4)
+    monkeypatch.setattr("ngramloss.metrics.nli.WINDOW", 4)
     for size in (1, 3):
         order = random.Random(size).sample(range(len(DOCUMENTS)), len(DOCUMENTS))
         told = []

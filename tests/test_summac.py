@@ -143,7 +143,7 @@ def test_conv_agrees_with_plain_loops(small):
 def test_order_batches_and_windows_change_nothing(form, small, monkeypatch):
     folder, path, _, _ = small
     whole = summac(DOCUMENTS, PREDICTIONS, model=folder, form=form, weights=path).values[f"summac_{form}"]
-    monkeypatch.setattr(room, "WINDOW", 5)
+    monkeypatch.setattr("ngramloss.metrics.nli.WINDOW", 5)
     for size in (1, 7):
         order = random.Random(size).sample(range(len(whole)), len(whole))
         mixed = summac(
@@ -281,7 +281,7 @@ def test_the_signature_says_what_could_change_the_figures(small):
 
 
 def test_progress_counts_documents(small, monkeypatch):
-    monkeypatch.setattr(room, "WINDOW", 4)
+    monkeypatch.setattr("ngramloss.metrics.nli.WINDOW", 4)
     told = []
     summac(DOCUMENTS[:10], PREDICTIONS[:10], model=small[0], form="zs", progress=told.append)
     assert told == [4, 4, 2]
@@ -322,7 +322,7 @@ def test_mistakes_get_sentences(small):
 
 
 def test_nan_is_told_with_the_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "WINDOW", 2)
+    monkeypatch.setattr("ngramloss.metrics.nli.WINDOW", 2)
     model = made(tmp_path)
     with torch.no_grad():
         model.bert.embeddings.word_embeddings.weight[

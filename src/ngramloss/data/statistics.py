@@ -177,9 +177,7 @@ def measurement(
     id: str | None = None,
     on_bad_row: str = "error",
     limit: int = 0,
-    seed: int = 0,
     language: str = AUTO,
-    processes: int | None = None,
 ) -> Measurement:
     """Read the splits of a data set and compute the statistics of each.
 
@@ -192,26 +190,21 @@ def measurement(
         id: as in ``load``.
         on_bad_row: as in ``load``.
         limit: as in ``load``, for each split.
-        seed: as in ``load``.
         language: of the texts, for the standard rules; ``auto`` chooses by script.
-        processes: for splitting sentences; None means all processors.
     """
     _check(rules)
-    by_split: dict[str, Statistics] = {}
-    fingerprints: dict[str, str] = {}
-    skipped: dict[str, list[BadRow]] = {}
-    notes: dict[str, list[str]] = {}
+    found = Measurement(name, rules, {}, {}, {}, {})
     for wanted in splits or split_names(name):
-        loaded = load(name, wanted, source=source, target=target, id=id, on_bad_row=on_bad_row, limit=limit, seed=seed)
+        loaded = load(name, wanted, source=source, target=target, id=id, on_bad_row=on_bad_row, limit=limit)
         examples = loaded.readable
         with Progress(f"counting {loaded.split}", total=2 * len(examples), unit="texts") as progress:
-            by_split[loaded.split] = statistics(
-                examples, rules=rules, language=language, processes=processes, progress=progress.update
+            found.statistics[loaded.split] = statistics(
+                examples, rules=rules, language=language, progress=progress.update
             )
         first = [example.source for example in examples[:LOOKED_AT]] if rules == "standard" else []
-        notes[loaded.split] = splitting_notes(first, "pysbd", language, "--language")
-        fingerprints[loaded.split], skipped[loaded.split] = loaded.fingerprint, loaded.skipped
-    return Measurement(name, rules, by_split, fingerprints, skipped, notes)
+        found.notes[loaded.split] = splitting_notes(first, "pysbd", language, "--language")
+        found.fingerprints[loaded.split], found.skipped[loaded.split] = loaded.fingerprint, loaded.skipped
+    return found
 
 
 def statistics(
@@ -219,7 +212,6 @@ def statistics(
     *,
     rules: str = "standard",
     language: str = AUTO,
-    processes: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Statistics:
     """Count words, sentences and novel bigrams.
@@ -228,7 +220,6 @@ def statistics(
         examples: at least one.
         rules: ``standard``, or ``released`` to count like the paper's authors.
         language: of the texts, for the standard rules; ``auto`` chooses by script.
-        processes: for splitting sentences by the standard rules, the slowest part; None means all processors.
         progress: called with the number of texts (sources and targets) split into sentences since the last call.
 
     Example:
@@ -241,7 +232,7 @@ def statistics(
         raise UserError("expected at least one example for statistics, got none.")
     sources, targets = [example.source for example in examples], [example.target for example in examples]
     if rules == "standard":
-        split = split_many([*sources, *targets], language=language, processes=processes, progress=progress)
+        split = split_many([*sources, *targets], language=language, progress=progress)
         lengths = list(map(len, split))
         source_sentences, target_sentences = sum(lengths[: len(examples)]), sum(lengths[len(examples) :])
     else:

@@ -7,15 +7,11 @@ from collections.abc import Callable, Sequence
 from ngramloss.data.sentences import split_many, splitting_notes
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
-from ngramloss.metrics.nli import Classifier, Pair, check_finite, classifier, named_outputs, probabilities
-from ngramloss.metrics.scores import Scores, check_lengths, signature
-from ngramloss.version import __version__
+from ngramloss.metrics.nli import Classifier, by_document, classifier, judge_signature, named_outputs
+from ngramloss.metrics.scores import Scores, check_lengths
 
 LONGEST = 512
 """The most tokens of a document and a sentence together."""
-
-WINDOW = 64
-"""Documents scored together."""
 
 WORDS = {"correct": ("correct", "consistent"), "incorrect": ("incorrect", "inconsistent")}
 """Names of the two outputs in model configurations. The released one has none: there CORRECT is 0, INCORRECT 1."""
@@ -63,35 +59,14 @@ def factcc(
         progress: called with the number of documents done since the last call.
     """
     check_lengths(documents=documents, predictions=predictions)
-    transformers = pretrained.packages("factcc")
     judge = _judge(model, device)
     summaries = split_many(predictions, splitter, language=language)
+    pairs = ([(text, sentence) for sentence in own] for text, own in zip(documents, summaries, strict=True))
     values: dict[str, list[float]] = {"factcc": [], "factcc_share": []}
-    known: dict[Pair, tuple[float, ...]] = {}
-    for start in range(0, len(documents), WINDOW):
-        window = range(start, min(start + WINDOW, len(documents)))
-        pairs = [[(documents[index], sentence) for sentence in summaries[index]] for index in window]
-        probabilities(judge, [pair for some in pairs for pair in some], batch_size=batch_size, known=known)
-        for index, some in zip(window, pairs, strict=True):
-            rows = [known[pair] for pair in some]
-            check_finite(rows, metric="factcc", document=index)
-            values["factcc"].append(_percent([correct for correct, _ in rows]))
-            values["factcc_share"].append(_percent([float(correct >= incorrect) for correct, incorrect in rows]))
-        if progress:
-            progress(len(window))
-    named = {} if language == "auto" or splitter != "pysbd" else {"language": language}
-    signed = signature(
-        "factcc",
-        model=judge.name,
-        files=judge.files,
-        splitter=splitter,
-        **named,
-        tokens=judge.longest,
-        precision="fp32",
-        transformers=transformers.__version__,
-        version=__version__,
-    )
-    return Scores(values, signed)
+    for rows in by_document(judge, pairs, metric="factcc", batch_size=batch_size, progress=progress):
+        values["factcc"].append(_percent([correct for correct, _ in rows]))
+        values["factcc_share"].append(_percent([float(correct >= incorrect) for correct, incorrect in rows]))
+    return Scores(values, judge_signature("factcc", judge, splitter, language, own={}, read={}))
 
 
 def notes(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from math import isfinite
 from os.path import isdir
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
 from ngramloss.metrics.registry import VITC
+from ngramloss.metrics.scores import signature
+from ngramloss.version import __version__, installed
 
 Pair = tuple[str, str]
 
@@ -30,6 +33,9 @@ WORDS = {
     "neutral": ("neutral", "not enough info", "nei"),
 }
 """Names of the relations in model configurations, in lower case."""
+
+WINDOW = 64
+"""Documents scored together: their pairs are sorted by length into batches."""
 
 LONG = 1 << 14
 """Characters. If both texts of a pair are longer, they are shortened before they are tokenised."""
@@ -116,6 +122,35 @@ def probabilities(
     return [known[pair] for pair in pairs]
 
 
+def by_document(
+    judge: Classifier,
+    documents: Iterable[Sequence[Pair]],
+    *,
+    metric: str,
+    batch_size: int,
+    progress: Callable[[int], None] | None,
+) -> Iterator[list[tuple[float, ...]]]:
+    """The :func:`probabilities` of each document's pairs. Raises if one is not finite.
+
+    Args:
+        judge: the model.
+        documents: the pairs of each.
+        metric: for messages.
+        batch_size: pairs per batch.
+        progress: called with the number of documents done since the last call.
+    """
+    known: dict[Pair, tuple[float, ...]] = {}
+    left = enumerate(documents)
+    while window := list(islice(left, WINDOW)):
+        probabilities(judge, [pair for _, pairs in window for pair in pairs], batch_size=batch_size, known=known)
+        for number, pairs in window:
+            rows = [known[pair] for pair in pairs]
+            check_finite(rows, metric=metric, document=number)
+            yield rows
+        if progress:
+            progress(len(window))
+
+
 def check_finite(rows: Sequence[Sequence[float]], *, metric: str, document: int) -> None:
     """Raise if the model gave NaN or infinite values for a document, counted from 0."""
     if not all(isfinite(value) for row in rows for value in row):
@@ -123,6 +158,26 @@ def check_finite(rows: Sequence[Sequence[float]], *, metric: str, document: int)
             f"{metric}: the model gave NaN for document {document} (the first is 0). Its weights are damaged or "
             "overflow. Download them again."
         )
+
+
+def judge_signature(
+    metric: str, judge: Classifier, splitter: str, language: str, *, own: Mapping[str, Any], read: Mapping[str, Any]
+) -> str:
+    """The signature of a metric that judges sentences: ``own`` are its settings, ``read`` says what it reads."""
+    named = {} if language == "auto" or splitter != "pysbd" else {"language": language}
+    return signature(
+        metric,
+        model=judge.name,
+        files=judge.files,
+        **own,
+        splitter=splitter,
+        **named,
+        **read,
+        tokens=judge.longest,
+        precision="fp32",
+        transformers=installed("transformers"),
+        version=__version__,
+    )
 
 
 def _published_model(name: str) -> tuple[str, tuple[str, ...] | None]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ngramloss.data.sentences import split_many, splitting_notes
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
-from ngramloss.metrics.nli import Classifier, Pair, check_finite, nli, probabilities
-from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint, signature
-from ngramloss.version import __version__
+from ngramloss.metrics.nli import by_document, judge_signature, nli
+from ngramloss.metrics.scores import Absent, Scores, check_lengths, fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +27,6 @@ SHORTEST = 11
 
 SUMMARY_SENTENCES = 10
 """The most sentences of a summary that Conv reads."""
-
-WINDOW = 64
-"""Documents scored together: their pairs of sentences are sorted by length into batches."""
 
 WEIGHTS = "summac_conv_vitc_sent_perc_e.bin"
 SHAPES = {"mlp.weight": (1, len(EDGES) - 1), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,)}
@@ -108,30 +104,23 @@ def summac(
     if document_sentences < 1:
         raise UserError(f"document_sentences must be 1 or more, got {document_sentences}.")
     metric = f"summac_{form}"
-    transformers = pretrained.packages("summac")
+    pretrained.packages("summac")
     conv = _weights(weights) if form == "conv" else None
     judge = nli(model, metric="summac", labels=labels, device=device)
     sources = [split[:document_sentences] for split in _sentences(documents, splitter, language)]
     summaries = _sentences(predictions, splitter, language)
-    images = _images(judge, sources, summaries, metric, batch_size, progress)
-    scores = [convolved(image, conv) if conv else zero_shot(image, contradiction=contradiction) for image in images]
-    own = {"weights": fingerprint([Path(weights)])} if weights and conv else {"contradiction": contradiction}
-    named = {} if language == "auto" or splitter != "pysbd" else {"language": language}
-    signed = signature(
-        metric,
-        model=judge.name,
-        files=judge.files,
-        **own,
-        splitter=splitter,
-        **named,
-        shortest=SHORTEST,
-        sentences=document_sentences,
-        tokens=judge.longest,
-        precision="fp32",
-        transformers=transformers.__version__,
-        version=__version__,
+    pairs = (
+        [(premise, hypothesis) for premise in source for hypothesis in summary]
+        for source, summary in zip(sources, summaries, strict=True)
     )
-    return Scores({metric: [100 * score for score in scores]}, signed)
+    scores = []
+    found = by_document(judge, pairs, metric=metric, batch_size=batch_size, progress=progress)
+    for rows, summary in zip(found, summaries, strict=True):
+        image = _image(rows, len(summary))
+        scores.append(100 * (convolved(image, conv) if conv else zero_shot(image, contradiction=contradiction)))
+    own = {"weights": fingerprint([Path(weights)])} if weights and conv else {"contradiction": contradiction}
+    read = {"shortest": SHORTEST, "sentences": document_sentences}
+    return Scores({metric: scores}, judge_signature(metric, judge, splitter, language, own=own, read=read))
 
 
 def zero_shot(image: Tensor, *, contradiction: bool = True) -> float:
@@ -181,29 +170,12 @@ def _sentences(texts: Sequence[str], splitter: str, language: str) -> list[list[
     return [[piece for piece in pieces if len(piece) >= SHORTEST] for pieces in split]
 
 
-def _images(
-    judge: Classifier,
-    sources: Sequence[Sequence[str]],
-    summaries: Sequence[Sequence[str]],
-    metric: str,
-    batch_size: int,
-    progress: Callable[[int], None] | None,
-) -> Iterator[Tensor]:
-    """Probabilities of each document's pairs, [document sentences, summary sentences, 3], 0 if there are none."""
+def _image(rows: Sequence[tuple[float, ...]], sentences: int) -> Tensor:
+    """Probabilities of a document's pairs, [document sentences, summary sentences, 3], 0 if there are none."""
     import torch
 
-    known: dict[Pair, tuple[float, ...]] = {}
-    for start in range(0, len(sources), WINDOW):
-        both = list(zip(sources[start : start + WINDOW], summaries[start : start + WINDOW], strict=True))
-        pairs = [[(premise, hypothesis) for premise in source for hypothesis in summary] for source, summary in both]
-        probabilities(judge, [pair for some in pairs for pair in some], batch_size=batch_size, known=known)
-        for index, (some, (source, summary)) in enumerate(zip(pairs, both, strict=True), start):
-            rows = [known[pair] for pair in some]
-            check_finite(rows, metric=metric, document=index)
-            flat = torch.tensor(rows or [(0.0, 0.0, 0.0)], dtype=torch.float64)
-            yield flat.view(len(source), len(summary), 3) if rows else flat.view(1, 1, 3)
-        if progress:
-            progress(len(both))
+    flat = torch.tensor(rows or [(0.0, 0.0, 0.0)], dtype=torch.float64)
+    return flat.view(-1, sentences, 3) if rows else flat.view(1, 1, 3)
 
 
 def _weights(path: Path | None) -> Conv:
