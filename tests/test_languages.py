@@ -518,7 +518,7 @@ def test_languages_of_mixed_and_empty_texts():
 
 def test_blocks_of_scripts_do_not_overlap():
     blocks = sorted(
-        [int(end, 16) for end in block.split("-")] for _, written in SCRIPTS.values() for block in written.split()
+        [int(end, 16) for end in block.split("-")] for *_, written in SCRIPTS.values() for block in written.split()
     )
     ends = [end for block in blocks for end in block]
     assert ends == sorted(ends)

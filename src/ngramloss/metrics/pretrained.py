@@ -64,7 +64,9 @@ def find(name: str, *, metric: str) -> Source:
         except Exception as error:  # the hub's client raises other errors in each version
             raise Absent(
                 f"{metric} needs the model {name!r}: there is no folder of that name, the hub's cache has no complete "
-                f"copy, and the download failed ({first_line(error)}). {_model_hint(metric)}"
+                f"copy, and the download failed ({first_line(error)}). Give a folder with config.json, "
+                "model.safetensors and the tokenizer's files, or the id of a model on the hub if it can be reached: "
+                f"--set {metric}.model=FOLDER_OR_HUB_ID (in Python model=). docs/metrics.md says which models fit."
             ) from error
     return Source(folder, name, metric)
 
@@ -241,14 +243,6 @@ def reading(path: Path, metric: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """The first line of another library's error message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")[:300]
-
-
-def _model_hint(metric: str) -> str:
-    return (
-        "Give a folder with config.json, model.safetensors and the tokenizer's files, or the id of a model on the hub "
-        f"if it can be reached: --set {metric}.model=FOLDER_OR_HUB_ID (in Python model=). docs/metrics.md says which "
-        "models fit."
-    )
 
 
 def cached(name: str) -> Path | None:

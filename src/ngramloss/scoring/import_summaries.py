@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.data.statistics import words_of
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.scoring.systems import listed
+from ngramloss.scoring.systems import check_ids, listed
 from ngramloss.scoring.texts import lines, read_texts
 from ngramloss.storage.files import inside, write_whole
 
@@ -77,7 +77,7 @@ def read_summaries(
         raise UserError("order and gold both give the ids of the summaries. Use only one of them.")
     if marks is not None and not all(marks):
         raise UserError("a sentence separator cannot be empty. To split at no separator, use --sentences none.")
-    ours, _ = read_texts(references, "reference")
+    ours = {key: _first(value) for key, value in read_texts(references, "reference").by_id.items()}
     texts, has_ids = _texts(path)
     notes: list[str] = []
     if has_ids and not order and not gold:
@@ -85,21 +85,21 @@ def read_summaries(
     elif gold:
         golds, gold_has_ids = _texts(gold, "reference")
         if has_ids and gold_has_ids:
-            _check_ids(list(texts), golds, path, gold, " To pair them by row, remove the ids of one of them.")
+            check_ids(list(texts), golds, path, gold, " To pair them by row, remove the ids of one of them.")
             texts = {key: texts[key] for key in golds}
             notes.append(f"summaries belong to the references of {gold} by their ids.")
         elif has_ids or gold_has_ids:
             notes.append(f"summaries belong to the references of {gold} by row: only one of the two files has ids.")
         released = [_split(text, _mark_counts([text], MARKS)) for text in map(_first, golds.values())]
-        ids = _ids_by_text(released, {key: _first(value) for key, value in ours.items()}, gold, references, notes)
+        ids = _ids_by_text(released, ours, gold, references, notes)
     else:
         ids = _ids_in(order) if order else list(ours)
     texts = _matching_texts(texts, len(ids), path, order or gold or references, notes)
-    _check_ids(ids, ours, path if has_ids and not order else order or references, references)
+    check_ids(ids, ours, path if has_ids and not order else order or references, references)
     mark_counts = _mark_counts(list(texts.values()), MARKS if marks is None else marks)
     split = dict(zip(ids, (_split(text, mark_counts) for text in texts.values()), strict=True))
     predictions = {key: plain_text(split[key]) if ptb else split[key] for key in ours}
-    notes += _oddities(predictions, {key: _first(value) for key, value in ours.items()})
+    notes += _oddities(predictions, ours)
     return Imported(predictions, mark_counts, notes)
 
 
@@ -181,14 +181,6 @@ def _matching_texts(texts: dict[str, str], wanted: int, path: Path, other: Path,
     if len(texts) > wanted:
         notes.append(f"{len(texts) - wanted} empty lines at the end were ignored.")
     return wanted_texts
-
-
-def _check_ids(ids: Sequence[str], ours: Mapping[str, object], path: Path, references: Path, remedy: str = "") -> None:
-    known = set(ids)
-    wrong = {"missing": [key for key in ours if key not in known], "extra": [key for key in ids if key not in ours]}
-    message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
-    if message:
-        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.{remedy}")
 
 
 def _mark_counts(texts: Sequence[str], marks: Sequence[str]) -> dict[str, int]:

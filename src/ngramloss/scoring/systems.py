@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -247,12 +247,18 @@ def _texts(
             )
         warnings.append(f"{path}: {len(texts) - len(trimmed)} empty lines at the end were ignored.")
         texts = trimmed
-    known = set(ids)
-    wrong = {"missing": [key for key in ids if key not in texts], "extra": [key for key in texts if key not in known]}
-    if wrong["missing"] or (wrong["extra"] and what != "document"):
-        message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
-        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.")
+    if what != "document" or not set(ids) <= texts.keys():
+        check_ids(list(texts), ids, path, references)
     return [texts[key] for key in ids]
+
+
+def check_ids(ids: Sequence[str], ours: Collection[str], path: Path, references: Path, remedy: str = "") -> None:
+    """Raise unless a file has the ids of the references, in any order."""
+    theirs, known = set(ids), set(ours)
+    wrong = {"missing": [key for key in ours if key not in theirs], "extra": [key for key in ids if key not in known]}
+    message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
+    if message:
+        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.{remedy}")
 
 
 def _bare(path: Path) -> Path:
