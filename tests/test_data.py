@@ -1125,9 +1125,9 @@ def test_standard_figures_by_hand():
     assert found.target_words_total == 9 + 2 + 1
     # "a cat" and "mat a" are new; "cat sat", "sat on", "on the", "the mat" are not. "a cat" comes twice, and so does "cat sat".
     assert found.with_bigrams == 2
-    assert found.novel_bigrams == pytest.approx(100 * (2 / 6 + 0) / 2)
-    assert found.novel_bigram_tokens == pytest.approx(100 * (3 / 8 + 0) / 2)
-    assert found.novel_bigrams_pooled == pytest.approx(100 * 2 / 7)
+    assert found.means["novel_bigrams"] == pytest.approx(100 * (2 / 6 + 0) / 2)
+    assert found.means["novel_bigram_tokens"] == pytest.approx(100 * (3 / 8 + 0) / 2)
+    assert found.means["novel_bigrams_pooled"] == pytest.approx(100 * 2 / 7)
 
 
 def test_released_figures_by_hand():
@@ -1137,14 +1137,18 @@ def test_released_figures_by_hand():
     assert found.source_sentences_total == 5 + 2 + 2  # at 3.5 too, and an empty piece after the last full stop
     assert found.target_sentences_total == 2 + 1 + 1
     # A cat | cat sat | sat on | on the | the mat. | mat. A | A cat | cat sat. : new are A cat, mat. A, cat sat.
-    assert found.novel_bigrams == pytest.approx(100 * (3 / 7 + 1) / 2)
-    assert found.novel_bigram_tokens == pytest.approx(100 * (4 / 8 + 1) / 2)
-    assert found.novel_bigrams_pooled == pytest.approx(100 * 4 / 8)
+    assert found.means["novel_bigrams"] == pytest.approx(100 * (3 / 7 + 1) / 2)
+    assert found.means["novel_bigram_tokens"] == pytest.approx(100 * (4 / 8 + 1) / 2)
+    assert found.means["novel_bigrams_pooled"] == pytest.approx(100 * 4 / 8)
 
 
 def test_summaries_too_short_for_a_bigram_have_no_share():
     found = statistics(PAIRS[2:])
-    assert (found.novel_bigrams, found.novel_bigram_tokens, found.novel_bigrams_pooled) == (None, None, None)
+    assert (found.means["novel_bigrams"], found.means["novel_bigram_tokens"], found.means["novel_bigrams_pooled"]) == (
+        None,
+        None,
+        None,
+    )
     assert found.record()["novel_bigrams"] is None
     assert "–" in table("mine", {"train": found})
 
@@ -1163,8 +1167,8 @@ def test_novel_bigrams_agree_with_the_definition(pairs):
             shares.append(len([bigram for bigram in set(new) if bigram not in old]) / len(set(new)))
             tokens.append(len([bigram for bigram in new if bigram not in old]) / len(new))
     found = statistics([Example("", " ".join(source), " ".join(target)) for source, target in pairs], rules="released")
-    assert found.novel_bigrams == (pytest.approx(100 * sum(shares) / len(shares)) if shares else None)
-    assert found.novel_bigram_tokens == (pytest.approx(100 * sum(tokens) / len(tokens)) if tokens else None)
+    assert found.means["novel_bigrams"] == (pytest.approx(100 * sum(shares) / len(shares)) if shares else None)
+    assert found.means["novel_bigram_tokens"] == (pytest.approx(100 * sum(tokens) / len(tokens)) if tokens else None)
 
 
 @pytest.mark.parametrize("rules", ["standard", "released"])
@@ -1175,7 +1179,7 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole(rules):
 
 def test_composed_and_decomposed_letters_make_the_same_words():
     found = statistics([Example("1", "Caf\u00e9 NOIR here", "cafe\u0301 noir")])
-    assert (found.target_words, found.novel_bigrams) == (2, 0)
+    assert (found.means["target_words"], found.means["novel_bigrams"]) == (2, 0)
 
 
 def test_statistics_refuse_what_they_cannot_count():
@@ -1272,7 +1276,7 @@ def test_dialogsum_loads_whole():
     }
     assert load(name, "train", limit=1).examples[0].id == "train_0"
     found = measurement(name, splits=["test"], rules="released").statistics["test"]
-    assert (round(found.source_words, 2), round(found.novel_bigrams, 2)) == (126.96, 84.49)
+    assert (round(found.means["source_words"], 2), round(found.means["novel_bigrams"], 2)) == (126.96, 84.49)
 
 
 def test_multi30k_loads_whole():
@@ -1293,7 +1297,9 @@ def test_multi30k_loads_whole():
 @pytest.mark.parametrize(("name", "known"), [("xsum_test", "xsum"), ("cnndm_test", "cnn_dailymail")])
 def test_the_released_rules_come_near_the_papers_novel_bigrams(name, known):
     found = measurement(real(name), splits=["documents_partial"], rules="released").statistics["documents_partial"]
-    assert found.novel_bigrams == pytest.approx(PAPER[known].novel_bigrams, abs=0.6)  # a part of the test set alone
+    assert found.means["novel_bigrams"] == pytest.approx(
+        PAPER[known].novel_bigrams, abs=0.6
+    )  # a part of the test set alone
 
 
 def test_real_dialogues_lose_nothing_in_splitting():

@@ -86,54 +86,21 @@ class Statistics:
         return Statistics(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     @property
-    def source_words(self) -> float:
-        """Mean words in a source."""
-        return self.source_words_total / self.examples
-
-    @property
-    def source_sentences(self) -> float:
-        """Mean sentences in a source."""
-        return self.source_sentences_total / self.examples
-
-    @property
-    def target_words(self) -> float:
-        """Mean words in a target."""
-        return self.target_words_total / self.examples
-
-    @property
-    def target_sentences(self) -> float:
-        """Mean sentences in a target."""
-        return self.target_sentences_total / self.examples
-
-    @property
-    def novel_bigrams(self) -> float | None:
-        """Percentage of a target's distinct bigrams that do not occur in its source, mean over examples."""
-        return _percent(self.novel_types_shares, self.with_bigrams)
-
-    @property
-    def novel_bigram_tokens(self) -> float | None:
-        """The same, counting each occurrence, mean over examples."""
-        return _percent(self.novel_tokens_shares, self.with_bigrams)
-
-    @property
-    def novel_bigrams_pooled(self) -> float | None:
-        """Percentage of novel bigrams among the distinct bigrams of all targets: long targets count more."""
-        return _percent(self.novel_types_total, self.types_total)
+    def means(self) -> dict[str, float | None]:
+        """The columns of the table by name: mean lengths, and percentages of bigrams as in ``NOVEL``."""
+        return {
+            "source_words": self.source_words_total / self.examples,
+            "source_sentences": self.source_sentences_total / self.examples,
+            "target_words": self.target_words_total / self.examples,
+            "target_sentences": self.target_sentences_total / self.examples,
+            "novel_bigrams": _percent(self.novel_types_shares, self.with_bigrams),
+            "novel_bigram_tokens": _percent(self.novel_tokens_shares, self.with_bigrams),
+            "novel_bigrams_pooled": _percent(self.novel_types_total, self.types_total),
+        }
 
     def record(self) -> dict[str, float | int | None]:
         """The values by name, ready for JSON."""
-        return {name: getattr(self, name) for name in ["examples", "with_bigrams", *_MEANS]}
-
-
-_MEANS = [
-    "source_words",
-    "source_sentences",
-    "target_words",
-    "target_sentences",
-    "novel_bigrams",
-    "novel_bigram_tokens",
-    "novel_bigrams_pooled",
-]
+        return {"examples": self.examples, "with_bigrams": self.with_bigrams, **self.means}
 
 
 class Measurement(NamedTuple):
@@ -224,8 +191,8 @@ def statistics(
 
     Example:
         >>> counts = statistics([Example("1", "The cat sat. It slept.", "The cat slept.")])
-        >>> counts.source_words, counts.source_sentences, counts.target_words, counts.novel_bigrams
-        (5.0, 2.0, 3.0, 50.0)
+        >>> counts.means["source_words"], counts.means["source_sentences"], counts.means["novel_bigrams"]
+        (5.0, 2.0, 50.0)
     """
     _check(rules)
     if not examples:
@@ -282,8 +249,7 @@ def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard
 
 
 def _cells(counts: Statistics) -> list[str]:
-    means = (getattr(counts, name) for name in _MEANS)
-    return [f"{counts.examples:,}", *(tabular.fixed(mean, 2) for mean in means)]
+    return [f"{counts.examples:,}", *(tabular.fixed(mean, 2) for mean in counts.means.values())]
 
 
 class _Novelty(NamedTuple):
