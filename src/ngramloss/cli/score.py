@@ -55,6 +55,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    from ngramloss.output import tabular
     from ngramloss.scoring import tables
     from ngramloss.scoring.systems import parse_file
 
@@ -63,12 +64,12 @@ def run(options: argparse.Namespace) -> int:
     result, _ = score_from_options(options)
     if out is not None:
         tables.write_documents(result, out)
-    forms = {"json": tables.as_json, "latex": tables.as_latex, "markdown": tables.as_markdown, "csv": tables.as_csv}
-    form = next((forms[name] for name in forms if getattr(options, name)), tables.as_text)
     if result.absent and not result.scores:
         raise UserError("nothing was scored.\n" + "\n".join(f"  {name}: {why}" for name, why in result.absent.items()))
-    if form not in (tables.as_text, tables.as_json):  # which have it themselves
-        for warning in result.decoded_differently:
-            logger.warning(warning)
-    print_result(form(result))
+    forms = {"latex": tabular.as_latex, "markdown": tabular.as_markdown, "csv": tabular.as_csv}
+    form = next((forms[name] for name in forms if getattr(options, name)), None)
+    for warning in result.decoded_differently if form else ():  # the others have it themselves
+        logger.warning(warning)
+    own = tables.as_json if options.json else tables.as_text
+    print_result(form(tables.table(result)).text if form else own(result))
     return 0

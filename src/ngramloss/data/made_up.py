@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from ngramloss.data import newswire
 
@@ -52,12 +53,8 @@ def _summaries(split: str, count: int) -> Iterator[Row]:
         yield {"document": item.document, "summary": item.summary}
 
 
-def _translations(split: str, count: int) -> Iterator[Row]:
-    """English sentences and their German translations."""
-    yield from _distinct(_sentence_pair, split, count)
-
-
-def _sentence_pair(draw: random.Random) -> Row:
+def _translation(draw: random.Random) -> Row:
+    """An English sentence and its German translation."""
     (en, de), time = _clause(draw), draw.choice([*TIMES, ""])
     if time:  # in German the verb stays second
         subject, verb, place = de
@@ -83,12 +80,8 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _completions(split: str, count: int) -> Iterator[Row]:
-    """Notes, and a sentence that says the same."""
-    yield from _distinct(_note, split, count)
-
-
-def _note(draw: random.Random) -> Row:
+def _completion(draw: random.Random) -> Row:
+    """A note, and a sentence that says the same."""
     name, thing, shop, day, deed = (draw.choice(words) for words in (NAMES, THINGS, SHOPS, DAYS, DEEDS))
     prompt = f"who: {name}; did: {deed}; what: {thing}; where: {shop}; when: {day} =>"
     return {"prompt": prompt, "completion": f"On {day}, {name} {deed} {thing} at {shop}."}
@@ -111,7 +104,7 @@ def _split_of(text: str) -> str:
 
 TASKS: dict[str, Callable[[str, int], Iterator[Row]]] = {
     "summarisation": _summaries,
-    "translation": _translations,
-    "language-model": _completions,
+    "translation": partial(_distinct, _translation),
+    "language-model": partial(_distinct, _completion),
 }
 """Task → what makes its rows."""

@@ -59,7 +59,8 @@ class Parallel(NamedTuple):
         """The rows, or an error if the files do not have the same number of lines."""
         where = " + ".join(map(str, self.columns.values()))
         number = 0
-        for number, lines in enumerate(zip_longest(*map(_plain_lines, self.columns.values())), 1):
+        each = ((line for line, _ in files.lines(path)) for path in self.columns.values())
+        for number, lines in enumerate(zip_longest(*each), 1):
             if None in lines:
                 short = [path.name for path, line in zip(self.columns.values(), lines, strict=True) if line is None]
                 raise UserError(
@@ -187,13 +188,12 @@ def _folder_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
     parallel: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("."):
-            try:
-                stem, kind, _ = files.parts(path)
-            except ValueError:
-                stem, _, column = _bare(path).rpartition(".")
+            if not files.has_format(path):
+                stem, _, column = files.uncompressed(path).name.rpartition(".")
                 if stem in ("train", "validation", "test", *SPLIT_ALIASES):
                     parallel.setdefault(SPLIT_ALIASES.get(stem, stem), {})[column] = path
                 continue
+            stem, kind, _ = files.parts(path)
             if kind == ".txt" and stem not in ("train", "validation", "test", *SPLIT_ALIASES):
                 continue  # notes, not data
             shard = _SHARD.fullmatch(stem)
@@ -210,15 +210,6 @@ def _folder_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
     return splits
 
 
-def _bare(path: Path) -> str:
-    """A file's name without the ending of its compression."""
-    return path.name.removesuffix(path.suffix) if path.suffix.lower() in files.COMPRESSIONS else path.name
-
-
-def _plain_lines(path: Path) -> Iterator[str]:
-    return (line for line, _ in files.lines(path))
-
-
 def _given_splits(name: str) -> dict[str, list[Path | Parallel]]:
     """Parse ``train=a.jsonl,test=b.csv`` into the files of each split; ``train=a.en+a.de`` has parallel lines."""
     splits: dict[str, list[Path | Parallel]] = {}
@@ -232,7 +223,7 @@ def _given_splits(name: str) -> dict[str, list[Path | Parallel]]:
         path = Path(file).expanduser()
         if "+" in file and not path.exists():
             paths = [Path(piece.strip()).expanduser() for piece in file.split("+")]
-            columns = {_bare(piece).rpartition(".")[2]: piece for piece in paths}
+            columns = {files.uncompressed(piece).name.rpartition(".")[2]: piece for piece in paths}
             if len(columns) < len(paths):
                 raise UserError(
                     f"the files of parallel lines need different endings, which name their columns, got {file!r}."
@@ -313,11 +304,7 @@ def _newswire_rows(split: str, limit: int, seed: int) -> Iterator[Row | BadRow]:
 
 
 def _looks_like_file(name: str) -> bool:
-    try:
-        files.parts(Path(name))
-    except ValueError:
-        return name.startswith((".", "/", "~"))
-    return True
+    return name.startswith((".", "/", "~")) or files.has_format(Path(name))
 
 
 def missing(path: Path) -> str:

@@ -157,6 +157,20 @@ def parts(path: Path) -> tuple[str, str, str]:
     return bare[: len(bare) - len(suffix)], suffix, compression
 
 
+def has_format(path: Path) -> bool:
+    """Whether a file's name ends in one of ``FORMATS``, maybe compressed."""
+    try:
+        parts(path)
+    except UserError:
+        return False
+    return True
+
+
+def uncompressed(path: Path) -> Path:
+    """A file's path without the ending of its compression."""
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+
+
 def needed(package: str, purpose: str, extra: str) -> Any:
     """Import an optional package, or raise an error that says how to install it."""
     try:
@@ -295,8 +309,7 @@ def _lines(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
 
 def lines(path: Path) -> Iterator[tuple[str, int]]:
     """The lines of a file of plain text, whatever its name ends in, each with its number."""
-    compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
-    for row in _checked(path, compression, ".txt"):
+    for row in _checked(path, "" if uncompressed(path) == path else path.suffix.lower(), ".txt"):
         yield str(row.values[LINE]) if isinstance(row, Row) else "", row.line
 
 

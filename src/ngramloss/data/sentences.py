@@ -272,18 +272,10 @@ def _by_endings(line: str) -> list[str]:
     return [line[start:end] for start, end in pairwise(ends)]
 
 
-def _by_lines(text: str, language: str) -> list[str]:
-    return text.splitlines()
-
-
-def _by_periods(text: str, language: str) -> list[str]:
-    return re.findall(r"[^.]*\.|[^.]+", text)
-
-
 SPLITTERS: dict[str, Callable[[str, str], Iterable[str]]] = {
     "sentencex": _by_sentencex,
     "pysbd": _by_rules,
-    "newline": _by_lines,
-    "period": _by_periods,
+    "newline": lambda text, language: text.splitlines(),
+    "period": lambda text, language: re.findall(r"[^.]*\.|[^.]+", text),
 }
 """Name of a splitter → its function."""

@@ -10,7 +10,7 @@ from functools import reduce
 from itertools import pairwise
 from math import fsum
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ngramloss.data.examples import Example, load
 from ngramloss.data.languages import AUTO, special_pattern, word_pattern
@@ -135,16 +135,7 @@ class Measurement(NamedTuple):
 
 
 def measurement(
-    name: str,
-    *,
-    splits: Sequence[str] = (),
-    rules: str = "standard",
-    source: str | None = None,
-    target: str | None = None,
-    id: str | None = None,
-    on_bad_row: str = "error",
-    limit: int = 0,
-    language: str = AUTO,
+    name: str, *, splits: Sequence[str] = (), rules: str = "standard", language: str = AUTO, **options: Any
 ) -> Measurement:
     """Read the splits of a data set and compute the statistics of each.
 
@@ -152,17 +143,13 @@ def measurement(
         name: the data set, as in ``load``.
         splits: which splits; empty means all.
         rules: ``standard`` or ``released``; see ``DEFINITIONS``.
-        source: as in ``load``.
-        target: as in ``load``.
-        id: as in ``load``.
-        on_bad_row: as in ``load``.
-        limit: as in ``load``, for each split.
         language: of the texts, for the standard rules; ``auto`` chooses by script.
+        options: of ``load``: columns, what to do about bad rows, and a limit for each split.
     """
     _check(rules)
     found = Measurement(name, rules, {}, {}, {}, {})
     for wanted in splits or split_names(name):
-        loaded = load(name, wanted, source=source, target=target, id=id, on_bad_row=on_bad_row, limit=limit)
+        loaded = load(name, wanted, **options)
         examples = loaded.readable
         with Progress(f"counting {loaded.split}", total=2 * len(examples), unit="texts") as progress:
             found.statistics[loaded.split] = statistics(

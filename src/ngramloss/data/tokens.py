@@ -174,27 +174,17 @@ def tokenise(
     def arrays(chunk: Sequence[Example]) -> Arrays:
         short: tuple[list[bool], list[bool]] = [], []
         with _without_collector():
-            both = _example_ids(chunk, tokenizer, shape, words, short)
+            if shape.prompt is not None:
+                both = prompts.rows(chunk, tokenizer, shape.prompt, shape.max_source, shape.max_target, short)
+            else:
+                separator = separator_id(tokenizer, shape.separator)
+                inputs = sources([row.source for row in chunk], tokenizer, shape, separator, words(), short[0])
+                both = inputs, targets([row.target for row in chunk], tokenizer, shape, words(), short[1])
             found: Arrays = {name: (flat_ids(ids), list(map(len, ids))) for name, ids in zip(NAMES, both, strict=True)}
-        cut = np.array(short, np.uint8).T.flatten()
+        cut = np.array(short, np.uint8).T.flatten()  # whether the source and the target of each example were cut
         return {**found, CUT: (cut, [2] * len(chunk))}
 
     return Tokens(write_in_parts(folder, examples, arrays, what="token cache"))
-
-
-def _example_ids(
-    chunk: Sequence[Example],
-    tokenizer: Any,
-    shape: Shape,
-    words: Callable[[], Encode | None],
-    short: tuple[list[bool], list[bool]],
-) -> tuple[list[list[int]], list[list[int]]]:
-    """The ids of sources and targets; both lists of ``short`` are extended by whether each was cut."""
-    if shape.prompt is not None:
-        return prompts.rows(chunk, tokenizer, shape.prompt, shape.max_source, shape.max_target, short)
-    separator, texts = separator_id(tokenizer, shape.separator), [example.source for example in chunk]
-    inputs = sources(texts, tokenizer, shape, separator, words(), short[0])
-    return inputs, targets([example.target for example in chunk], tokenizer, shape, words(), short[1])
 
 
 def flat_ids(texts: Sequence[Sequence[int]]) -> Ids:

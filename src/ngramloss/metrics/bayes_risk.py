@@ -26,9 +26,7 @@ def check_utility(gain: Gain, examples: Sequence[Example]) -> list[str]:
     return check_gain(gain, examples)
 
 
-def expected_gains(
-    gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]], *, processes: int | None = None
-) -> list[list[float]]:
+def expected_gains(gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> list[list[float]]:
     """The mean gain of each text with the other texts of its source as references, one at a time; 0 for a single text.
 
     A text that occurs c times is c texts: each is a reference of the others, and of its copies. So if texts are
@@ -39,7 +37,6 @@ def expected_gains(
         gain: the metric.
         examples: the sources; a metric may read them.
         texts: several of each.
-        processes: as in :func:`~ngramloss.metrics.gains.gains_of`.
     """
     groups = [_in_lines(group, gain.lines) for group in texts]
     counts = [Counter(group) for group in groups]
@@ -47,9 +44,7 @@ def expected_gains(
         Example(example.id, example.source, text) for example, own in zip(examples, counts, strict=True) for text in own
     ]
     judged = [[text for text in own if text != other or own[other] > 1] for own in counts for other in own]
-    found = zip(
-        judged, gains_of(gain._replace(lines=None), references, judged, processes=processes, unit="texts"), strict=True
-    )
+    found = zip(judged, gains_of(gain._replace(lines=None), references, judged, unit="texts"), strict=True)
     means = []
     for own in counts:
         sums: dict[str, list[float]] = {text: [] for text in own}

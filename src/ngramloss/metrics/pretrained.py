@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Absent, fingerprint
+from ngramloss.output.console import quiet_loading
 
 SAFE = ("*.json", "*.txt", "*.model", "*.safetensors")
 PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
@@ -270,20 +271,3 @@ def _fetch(name: str) -> Path:
     listed = HfApi().model_info(name, timeout=PATIENCE).siblings or ()  # a download would retry for 20 seconds
     safe = any(file.rfilename.endswith(".safetensors") for file in listed)
     return Path(snapshot_download(name, allow_patterns=[*SAFE, *(() if safe else PICKLED)]))
-
-
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Hide transformers' progress bar and its table of unused weights. Missing weights are checked here instead."""
-    from transformers.utils import logging as hf_logging
-
-    logging: Any = hf_logging
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bar:
-            logging.enable_progress_bar()

@@ -146,15 +146,15 @@ def rewritten(text: str) -> str:
     >>> rewritten("Ein Käse 2024")
     'ein  0u6bc3a473650  2024'
     """
-    return text if text.isascii() and "0u" not in text.lower() else token_pattern().sub(_stand_in, normalised(text))
-
-
-def _stand_in(match: re.Match[str]) -> str:
-    return _stand_in_of(match[0])
+    return (
+        text
+        if text.isascii() and "0u" not in text.lower()
+        else token_pattern().sub(lambda match: _stand_in(match[0]), normalised(text))
+    )
 
 
 @lru_cache(maxsize=2**16)
-def _stand_in_of(token: str) -> str:
+def _stand_in(token: str) -> str:
     # The spaces separate it from its neighbours: characters of Chinese stand side by side.
     return token if token.isascii() and not token.startswith("0u") else f" 0u{token.encode().hex()}0 "
 

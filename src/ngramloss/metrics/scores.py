@@ -91,15 +91,8 @@ def signature(metric: str, **facts: object) -> str:
     'rouge1|refs:1|stemmer:yes|version:0.2.1'
     """
     written = {True: "yes", False: "no"}
-    return "|".join(
-        [
-            metric,
-            *(
-                f"{name}:{written.get(value, value) if isinstance(value, bool) else value}"
-                for name, value in facts.items()
-            ),
-        ]
-    )
+    shown = (f"{name}:{written[value] if isinstance(value, bool) else value}" for name, value in facts.items())
+    return "|".join([metric, *shown])
 
 
 def check_lengths(**texts: Sequence[object]) -> None:

@@ -13,7 +13,7 @@ import torch
 from ngramloss.data.rows import needed
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import has_encoder
-from ngramloss.metrics.pretrained import quiet_loading
+from ngramloss.output.console import quiet_loading
 from ngramloss.recipe import Model
 
 ADAPTER = "adapter"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.pretrained import quiet_loading
 from ngramloss.models.loading import explained, is_causal, load_weights, loading_options, refuse_foreign_kernels
 from ngramloss.models.settings import pad_id
+from ngramloss.output.console import quiet_loading
 from ngramloss.recipe import Model
 
 NEEDLESS = ("pooler.",)

@@ -18,9 +18,9 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.models.bart import modeling_bart
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.pretrained import quiet_loading
 from ngramloss.models import loading
 from ngramloss.models.settings import check_settings
+from ngramloss.output.console import quiet_loading
 from ngramloss.recipe import Model
 
 bart: Any = modeling_bart

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.pretrained import quiet_loading
 from ngramloss.models.settings import check_settings, pad_id, try_out
+from ngramloss.output.console import quiet_loading
 from ngramloss.recipe import Generation, Model, trained_by
 from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import FULL, cache_folder, is_file_name, read_object

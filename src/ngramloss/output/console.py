@@ -10,6 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from ngramloss.output import escape
 
@@ -38,6 +41,23 @@ def shows_messages() -> bool:
 def first_process() -> bool:
     """Whether this is the only process, or the first of those that torchrun has started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Hide transformers' progress bar and its table of unused weights. Whoever loads checks for missing weights."""
+    from transformers.utils import logging as hf_logging
+
+    shown: Any = hf_logging
+    level, bar = shown.get_verbosity(), shown.is_progress_bar_enabled()
+    shown.set_verbosity_error()
+    shown.disable_progress_bar()
+    try:
+        yield
+    finally:
+        shown.set_verbosity(level)
+        if bar:
+            shown.enable_progress_bar()
 
 
 class _ToStandardError(logging.Handler):

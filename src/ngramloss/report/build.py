@@ -65,9 +65,7 @@ def build_record(
     labels = _labels(result)
     result = result._replace(seeds=_seed_rows(result, labels))
     groups = _groups(result)
-    systems = [
-        dataclasses.replace(_system(result, index, label), group=groups[index]) for index, label in enumerate(labels)
-    ]
+    systems = [_system(result, index, label, groups[index]) for index, label in enumerate(labels)]
     warnings = dict.fromkeys(sentence for system in systems for sentence in system.used if sentence.startswith(WARNING))
     known = {str(run.generation["data"]) for run in result.runs if run is not None and "data" in run.generation}
     beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
@@ -232,12 +230,12 @@ def _labels(result: Result) -> list[str]:
     return labels
 
 
-def _system(result: Result, index: int, label: str) -> System:
+def _system(result: Result, index: int, label: str, group: str) -> System:
     name, run = result.names[index], result.runs[index]
     values = {name: scores[index] for name, scores in result.scores.items()}
     most = result.cut_off[index].most or None
     if run is None:
-        return System(name, label, values, most_tokens=most, audit=result.audit[index])
+        return System(name, label, values, group=group, most_tokens=most, audit=result.audit[index])
     settings = {"written by": provenance.written_by(run), "recipe": run.recipe, "generation": run.generation}
     return System(
         name,
@@ -245,6 +243,7 @@ def _system(result: Result, index: int, label: str) -> System:
         values,
         is_baseline=run.is_baseline,
         objective=run.label if run.recipe else None,
+        group=group,
         docs_per_second=provenance.docs_per_second(run.folder) if run.own else None,
         most_tokens=most,
         audit=result.audit[index],

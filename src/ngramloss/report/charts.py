@@ -114,31 +114,38 @@ def _mean(report: Report, group: Seeds, score: str) -> Estimate:
     """A mean over seeds, compared with that of the first group."""
     spread = group.spread[score]
     runs = [system.values[score].value for system in report.systems if system.name in group.names]
-    row = Estimate(
+    untested = dict.fromkeys(("difference", "low", "high", "p_holm"), nan)
+    test = {score: untested, **group.against_first}[score]
+    return Estimate(
         group.label,
         spread["mean"],
         spread["low"],
         spread["high"],
-        runs=list(filter(is_number, runs)) if len(runs) > 1 else [],
-        is_first=not group.against_first,
-    )
-    if score not in group.against_first:
-        return row
-    test = group.against_first[score]
-    return row._replace(
         difference=test["difference"],
         difference_low=test["low"],
         difference_high=test["high"],
         mark=mark(test["p_holm"]),
+        runs=list(filter(is_number, runs)) if len(runs) > 1 else [],
+        is_first=not group.against_first,
     )
 
 
 def _system(system: System, score: str, *, is_first: bool) -> Estimate:
     """A system with its interval over documents, and the paired one of its difference to the first."""
     value = system.values[score]
-    test = [nan if end is None else end for end in (value.difference, value.difference_low, value.difference_high)]
-    row = Estimate(system.label, value.value, value.low, value.high, mark=mark(value.p_holm), is_first=is_first)
-    return row._replace(difference=test[0], difference_low=test[1], difference_high=test[2])
+    ends = (value.difference, value.difference_low, value.difference_high)
+    difference, low, high = (nan if end is None else end for end in ends)
+    return Estimate(
+        system.label,
+        value.value,
+        value.low,
+        value.high,
+        difference,
+        low,
+        high,
+        mark=mark(value.p_holm),
+        is_first=is_first,
+    )
 
 
 def run_groups(logs: Sequence[TrainingLog]) -> list[tuple[str, list[TrainingLog]]]:

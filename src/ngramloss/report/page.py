@@ -27,19 +27,13 @@ _SCRIPTS = ("page.js", "training.js", "cases.js", "spread.js")
 _UNSCRIPTED = "Tables are here without scripts. Cases, distributions, sorting and opening rows need them."
 
 
-def write_page(report: Report, folder: Path, *, budget: int = BUDGET) -> Path:
-    """Write ``folder/index.html`` and return its path.
-
-    Args:
-        report: the record.
-        folder: where; made if it is not there.
-        budget: how many bytes the page may have before documents are left out.
-    """
-    return write(page_text(report, budget=budget), folder)
+def write_page(report: Report, folder: Path) -> Path:
+    """Write the page of a report as ``folder/index.html`` and return its path."""
+    return write(page_text(report), folder)
 
 
 def write(text: str, folder: Path) -> Path:
-    """Write a page as ``folder/index.html`` and return its path."""
+    """Write a page as ``folder/index.html`` and return its path. The folder is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
     write_whole(path, text)
@@ -68,7 +62,7 @@ def check_packages() -> None:
 
 
 def page_text(report: Report, *, budget: int = BUDGET) -> str:
-    """The whole page as text that UTF-8 can hold."""
+    """The whole page as text that UTF-8 can hold, in about ``budget`` bytes: documents that do not fit are left out."""
     check_packages()  # so that the error comes before half of the work is done
     drawings = charts.draw(report)
     shown = _shown(report, drawings)

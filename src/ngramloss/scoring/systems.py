@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ngramloss.data.columns import SOURCES, usual
 from ngramloss.data.origins import missing
-from ngramloss.data.rows import COMPRESSIONS, FORMATS, STDIN, is_saved
+from ngramloss.data.rows import FORMATS, STDIN, is_saved, uncompressed
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
 from ngramloss.scoring.texts import Named, columns_of, read_texts
@@ -61,7 +61,7 @@ def parse_file(text: str, group: str = "") -> Given:
     if not Path(text).exists():
         for colon in reversed([index for index, letter in enumerate(text) if letter == ":"]):
             path, column = Path(text[:colon]), text[colon + 1 :]
-            if column and (path.is_file() or is_saved(path) or _bare(path).suffix.lower() in FORMATS):
+            if column and (path.is_file() or is_saved(path) or uncompressed(path).suffix.lower() in FORMATS):
                 return Given(path, column, group)
     return Given(Path(text), "", group)
 
@@ -117,7 +117,8 @@ def align(
     runs = [folder for folder in folders if folder is not None]
     given = [_given(file) for file in ([references] if isinstance(references, Path) else references or [])]
     source = _given(documents) if documents else None
-    _raise_if_stdin_twice([file.path for file in (*given, *([source] if source else []), *files)])
+    if sum(file.path == STDIN for file in (*given, *([source] if source else []), *files)) > 1:
+        raise UserError("standard input (-) can be read only once. Give the other texts as a file.")
     if lost := [system.path for system in systems if not given and not system.path.exists() and system.path != STDIN]:
         raise MissingFileError(missing(lost[0]))
     first = given[0] if given else Given(_references_of(runs))
@@ -156,11 +157,6 @@ def _given(file: Path | Given) -> Given:
 def _named(named: Named | None, what: str, column: str) -> Named:
     """The columns to read of one file: that of its own name, if it has one."""
     return (named or Named())._replace(**{what: column} if column else {})
-
-
-def _raise_if_stdin_twice(paths: Sequence[Path]) -> None:
-    if sum(path == STDIN for path in paths) > 1:
-        raise UserError("standard input (-) can be read only once. Give the other texts as a file.")
 
 
 def _predictions_in(folder: Path) -> Path:
@@ -261,11 +257,6 @@ def check_ids(ids: Sequence[str], ours: Collection[str], path: Path, references:
         raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.{remedy}")
 
 
-def _bare(path: Path) -> Path:
-    """A file's path without the ending of its compression."""
-    return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
-
-
 def _without_blank_end(texts: dict[str, Any]) -> dict[str, Any]:
     keys = list(texts)
     while keys and not str(texts[keys[-1]]).strip():
@@ -283,16 +274,12 @@ def _names(systems: Sequence[Given], files: Sequence[Given]) -> list[str]:
             raise UserError(f"{system.path}:{system.column} is given twice. Give each system once.")
         if before < index:
             raise UserError(f"{paths[before]} and {system.path} are the same file. Give each system once.")
-    absolute = [Path(os.path.abspath(path)) for path in paths]  # a link keeps its own name
-    plain = [
-        "stdin" if path == STDIN else place.name if place.is_dir() else _bare(place).stem
-        for path, place in zip(paths, absolute, strict=True)
-    ]
-    stems = [system.column or stem for system, stem in zip(systems, plain, strict=True)]
-    inside = [
-        stem if system.column else place.parent.name
-        for system, stem, place in zip(systems, plain, absolute, strict=True)
-    ]
+    stems, inside = [], []
+    for system in systems:
+        place = Path(os.path.abspath(system.path))  # a link keeps its own name
+        stem = "stdin" if system.path == STDIN else place.name if place.is_dir() else uncompressed(place).stem
+        stems.append(system.column or stem)
+        inside.append(stem if system.column else place.parent.name)
     names = [
         escape.name(stem if stems.count(stem) == 1 else f"{outer}/{stem}")
         for stem, outer in zip(stems, inside, strict=True)

@@ -168,21 +168,6 @@ def _written(result: Result) -> list[str]:
     return ["|".join(shared), *(f"{name}: {own}" for name, own in own_parts.items())]
 
 
-def as_markdown(result: Result) -> str:
-    """The table in Markdown."""
-    return tabular.as_markdown(table(result)).text
-
-
-def as_latex(result: Result) -> str:
-    """The table in LaTeX, for the package booktabs."""
-    return tabular.as_latex(table(result)).text
-
-
-def as_csv(result: Result) -> str:
-    """The table in CSV, scores in full."""
-    return tabular.as_csv(table(result)).text
-
-
 def _lower(result: Result) -> list[str]:
     described = result.described
     return [name for name in result.scores if described[name].better == "lower"]

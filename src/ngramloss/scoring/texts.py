@@ -113,20 +113,11 @@ def _rows(path: Path, what: str) -> Iterator[Row]:
             raise MissingFileError(missing(path))
         if path.is_dir() and not files.is_saved(path):
             raise UserError(f"{path} is a folder. Name a file of {what}s in it.")
-    for row in files.rows(path) if _known(path) else _plain(path):
+    known = path.is_dir() or files.has_format(path)
+    for row in files.rows(path) if known else _plain(path):
         if isinstance(row, BadRow):
             raise UserError(f"{row}.")
         yield row
-
-
-def _known(path: Path) -> bool:
-    if path == files.STDIN or path.is_dir():
-        return True
-    try:
-        files.parts(path)
-    except UserError:
-        return False
-    return True
 
 
 def _plain(path: Path) -> Iterator[Row]:
