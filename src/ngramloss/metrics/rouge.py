@@ -67,16 +67,14 @@ def rouge(
     if tokens not in TOKENS:
         raise UserError(f"unknown tokens {tokens!r} for ROUGE; choose from {', '.join([SCRIPT, *TOKENS])}.")
     several = reference_count(references)
-    plain, lines = list(NAMES), list(NAMES[:0])
-    if sentences != "newline":
-        plain, lines = list(NAMES[:3]), [NAMES[3]]
-    values = _measures(references, predictions, plain, stemmer, tokens)
-    if lines:
+    as_given = sentences == "newline"
+    values = _measures(references, predictions, list(NAMES if as_given else NAMES[:3]), stemmer, tokens)
+    if not as_given:
         flat = [text for golds in references for text in golds]
         split_texts = split_many([*flat, *predictions], sentences, language=language)
         split = iter("\n".join(pieces) for pieces in split_texts)
         split_references = [[next(split) for _ in golds] for golds in references]
-        values |= _measures(split_references, list(split), lines, stemmer, tokens)
+        values |= _measures(split_references, list(split), [NAMES[3]], stemmer, tokens)
     named = {} if language == "auto" or sentences != "pysbd" else {"language": language}
     wanted = (*NAMES, *PARTS) if parts else NAMES
     return Scores(

@@ -45,7 +45,7 @@ def first_process() -> bool:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Hide transformers' progress bar and its table of unused weights. Whoever loads checks for missing weights."""
+    """Hide transformers' progress bar and its table of unused weights. Loaders check for missing weights."""
     from transformers.utils import logging as hf_logging
 
     shown: Any = hf_logging
