@@ -26,9 +26,15 @@ def facts(ids: Sequence[str], predictions: Sequence[str]) -> Scores:
     if not all(matches):
         raise Absent("facts works only on the built-in corpus newswire, whose facts are known.")
     items = [newswire.item(match[1], int(match[2]), seed=0) for match in matches if match]
-    wanted = {"names_right": [item.names for item in items], "figures_right": [item.figures for item in items]}
-    values = {
-        name: [newswire.share([own], [text]) if own else nan for own, text in zip(each, predictions, strict=True)]
-        for name, each in wanted.items()
-    }
-    return Scores(values, signature("facts", corpus="newswire"))
+    pairs = list(zip(items, predictions, strict=True))
+    return Scores(
+        {
+            "names_right": [_share(item.names, text) for item, text in pairs],
+            "figures_right": [_share(item.figures, text) for item, text in pairs],
+        },
+        signature("facts", corpus="newswire"),
+    )
+
+
+def _share(wanted: tuple[str, ...], prediction: str) -> float:
+    return newswire.share([wanted], [prediction]) if wanted else nan
