@@ -528,6 +528,14 @@ def test_what_is_done_is_not_done_again(path, instant, capsys, monkeypatch):
 # Failures
 
 
+def test_a_process_that_ends_without_its_files_has_failed(path, instant, capsys, monkeypatch):
+    monkeypatch.setattr(instant, "_write", lambda *_: None)
+    code, text, err = shown(capsys)
+    assert code == 1
+    assert "failed: it ended without its files, see" in err
+    assert "No row is chosen, because trainings failed" in text
+
+
 def test_a_failed_seed_is_named_and_in_no_mean_and_the_study_goes_on(path, instant, capsys):
     undisturbed = whole(capsys, "--results", "a", "--runs", "b")
     settings = json.loads(Path("a/news/confirmed.json").read_text())["rows"]
@@ -1536,7 +1544,7 @@ def test_a_real_study_that_is_killed_or_shared_ends_with_the_same_tables(tmp_pat
 
     code, _, err = study("--results", "a", "--runs", "b", "--parallel", "2")
     assert code == 0, err
-    kills = ["killed(run, '_start', 2)", "killed(run, 'score_texts', 2)", "killed(ResultFolder, 'write', 3)"]
+    kills = ["killed(run, '_start_next', 2)", "killed(run, 'score_texts', 2)", "killed(ResultFolder, 'write', 3)"]
     for kill in [*kills, "killed(run, '_advance', 3)"]:
         code, _, err = study(kill=kill)
         assert code in (-signal.SIGKILL, 0), err
