@@ -12,7 +12,7 @@ from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import target_ids
 from ngramloss.errors import UserError
 from ngramloss.generation import shares
-from ngramloss.generation.baselines import Write, baseline_writer, reads_targets, splits_sentences
+from ngramloss.generation.baselines import Write, baseline_of, baseline_writer
 from ngramloss.generation.batches import Budget
 from ngramloss.generation.job import Job, data_facts, read_sources
 from ngramloss.generation.search import MBR, Options
@@ -51,18 +51,18 @@ def write_predictions(
         The path of the predictions.
     """
     assert (options.rerank == MBR) == (utility is not None)
-    baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
-    if baseline is None:
+    baseline = baseline_of(work.model)
+    write = baseline_writer(work.model, work.data.name, work.split, work.data.language)
+    if baseline is None or write is None:
         with shares.claimed(folder) as run:
             _write_by_model(work, options, utility, read_sources(work), run)
             return run.predictions
     if options != Options():
         raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
-    has_sentences = splits_sentences(work.model)
     language = {} if work.data.language == AUTO else {"language": work.data.language}
-    facts = {"sentences": "pysbd", **language} if has_sentences else {}
-    split = read_sources(work, reader=work.model if reads_targets(work.model) else "")
-    return write_texts(work, folder, split, baseline, facts, has_sentences=has_sentences)
+    facts = {"sentences": "pysbd", **language} if baseline.splits_sentences else {}
+    split = read_sources(work, reader=work.model if baseline.reads_targets else "")
+    return write_texts(work, folder, split, write, facts, has_sentences=baseline.splits_sentences)
 
 
 def write_texts(

@@ -58,52 +58,38 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         chosen: the rows that were chosen earlier for the test, if they were.
     """
     tuning = study.tuning
-    tune = (
-        [
-            Training(data.name, row, setting, tuning.seed, VALIDATION)
-            for row in tuning.objectives
-            for setting in data.grid
-        ]
-        if tuning
-        else []
-    )
-    shared = len(tuning.objectives) if tuning and tuning.seed in data.screening else 0
-    screened = len(study.objectives) * len(data.screening) - shared
+    tune, shared = list[Training](), 0
+    if tuning:
+        rows, seed = tuning.objectives, tuning.seed
+        tune = [Training(data.name, row, setting, seed, VALIDATION) for row in rows for setting in data.grid]
+        shared = len(rows) if seed in data.screening else 0
     early = [study.baseline, *study.always] if study.always else []
-    later = study.confirm + (not early)
-    planned = {
-        "tune": Stage("tune", tune, len(tune)),
-        "always": Stage("always", [], len(early) * len(study.confirmation)),
-        "screen": Stage("screen", [], screened),
-        "confirm": Stage("confirm", [], later * len(study.confirmation)),
-    }
-    settings: dict[str, tuple[str, ...]] | None = None
-    confirmed, given = chosen, None
+    settings = given = None
+    always, screen, last = list[Training](), list[Training](), list[Training]()
+    count = len(study.confirmation)
+    in_always, in_confirm = len(early) * count, (study.confirm + (not early)) * count
 
-    def tests(rows: Rows) -> list[Training]:
-        return [
-            Training(data.name, row, setting, seed, TEST)
-            for seed in study.confirmation
-            for row, setting in rows.items()
-        ]
+    def trainings(rows: Rows, seeds: Sequence[int], split: str) -> list[Training]:
+        return [Training(data.name, row, setting, seed, split) for seed in seeds for row, setting in rows.items()]
 
     if _ended(study, tune, results):
         settings = _settings(study, data, results)
         given = _comparable(study, {row: settings[row] for row in early if row in settings})
-        always = tests(given or {})
-        planned["always"] = Stage("always", always, len(always))
-        screen = [
-            Training(data.name, row, setting, seed, VALIDATION)
-            for seed in data.screening
-            for row, setting in settings.items()
-        ]
-        planned["screen"] = Stage("screen", screen, screened)
+        always = trainings(given or {}, study.confirmation, TEST)
+        in_always = len(always)
+        screen = trainings(settings, data.screening, VALIDATION)
         if _ended(study, screen, results):
-            confirmed = _comparable(study, _best(study, data, results, settings))
-    if confirmed is not None:
-        last = tests(confirmed)
-        planned["confirm"] = Stage("confirm", last, len(last) - len(planned["always"].trainings))
-    return Stages(list(planned.values()), settings, confirmed, given)
+            chosen = _comparable(study, _best(study, data, results, settings))
+    if chosen is not None:
+        last = trainings(chosen, study.confirmation, TEST)
+        in_confirm = len(last) - len(always)
+    every = [
+        Stage("tune", tune, len(tune)),
+        Stage("always", always, in_always),
+        Stage("screen", screen, len(study.objectives) * len(data.screening) - shared),
+        Stage("confirm", last, in_confirm),
+    ]
+    return Stages(every, settings, chosen, given)
 
 
 def has_failed(study: Study, training: Training, results: Results) -> bool:
@@ -189,14 +175,9 @@ def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[
         return dict.fromkeys(study.objectives, ())
     best: dict[str, tuple[str, ...]] = {}
     for row in tuning.objectives:
-        scores = {
-            setting: score
-            for setting in data.grid
-            for score in primary_scores(
-                data, [Training(data.name, row, setting, tuning.seed, VALIDATION)], results
-            ).values()
-        }
-        if scores:
+        tried = {setting: Training(data.name, row, setting, tuning.seed, VALIDATION) for setting in data.grid}
+        found = {setting: primary_scores(data, [training], results) for setting, training in tried.items()}
+        if scores := {setting: score for setting, known in found.items() for score in known.values()}:
             best[row] = max(scores, key=lambda setting: _gain(data, scores[setting]))
     chosen = {row: best.get(row if row in tuning.objectives else tuning.others) for row in study.objectives}
     return {row: setting for row, setting in chosen.items() if setting is not None}

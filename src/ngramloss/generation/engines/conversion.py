@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -116,9 +117,8 @@ def _specification(model: Any) -> Any:
     # Its loader for Marian takes the last token for padding, and the embedding of the start token for zero.
     kind = "BartConfig" if config.model_type == "marian" else type(config).__name__
     loader = loaders._MODEL_LOADERS[kind]
-    with _attributes(
-        config, {} if norms is None else {"normalize_before": norms.before, "normalize_embedding": norms.embeddings}
-    ):
+    more = {} if norms is None else {"normalize_before": norms.before, "normalize_embedding": norms.embeddings}
+    with patch.dict(vars(config), more):  # for the loader, which reads them there
         spec = loader.get_model_spec(model)
     if config.model_type in ("t5", "mt5"):  # transformers has a setting of its own for this, and none for mT5
         scaled = getattr(config, "scale_decoder_outputs", False)
@@ -132,19 +132,6 @@ def _specification(model: Any) -> Any:
 
 def _word(token: Any) -> str:
     return str(token[0] if isinstance(token, list) else token)
-
-
-@contextmanager
-def _attributes(config: Any, values: dict[str, Any]) -> Iterator[None]:
-    """Give a configuration these attributes for a while."""
-    before = {name: config.__dict__[name] for name in values if name in config.__dict__}
-    config.__dict__.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            config.__dict__.pop(name, None)
-        config.__dict__.update(before)
 
 
 @contextmanager
