@@ -98,6 +98,11 @@ class Training(NamedTuple):
         return ", ".join([self.set, self.objective, *self.setting, f"seed {self.seed}"])
 
 
+def trainings_of(data: str, rows: Mapping[str, tuple[str, ...]], seeds: Sequence[int], split: str) -> list[Training]:
+    """The trainings of rows of a set, each with its setting, seed by seed."""
+    return [Training(data, row, setting, seed, split) for seed in seeds for row, setting in rows.items()]
+
+
 class NamedRow(NamedTuple):
     """A row with settings of its own.
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
+from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
 from ngramloss.study.results import Result, Results
 
 Rows = Mapping[str, tuple[str, ...]]
@@ -69,19 +69,16 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
     count = len(study.confirmation)
     in_always, in_confirm = len(early) * count, (study.confirm + (not early)) * count
 
-    def trainings(rows: Rows, seeds: Sequence[int], split: str) -> list[Training]:
-        return [Training(data.name, row, setting, seed, split) for seed in seeds for row, setting in rows.items()]
-
     if _ended(study, tune, results):
         settings = _settings(study, data, results)
         given = _comparable(study, {row: settings[row] for row in early if row in settings})
-        always = trainings(given or {}, study.confirmation, TEST)
+        always = trainings_of(data.name, given or {}, study.confirmation, TEST)
         in_always = len(always)
-        screen = trainings(settings, data.screening, VALIDATION)
+        screen = trainings_of(data.name, settings, data.screening, VALIDATION)
         if _ended(study, screen, results):
             chosen = _comparable(study, _best(study, data, results, settings))
     if chosen is not None:
-        last = trainings(chosen, study.confirmation, TEST)
+        last = trainings_of(data.name, chosen, study.confirmation, TEST)
         in_confirm = len(last) - len(always)
     every = [
         Stage("tune", tune, len(tune)),
@@ -193,8 +190,7 @@ def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict
     given = (study.baseline, *study.always)
     means = {}
     for row, setting in settings.items():
-        trainings = [Training(data.name, row, setting, seed, VALIDATION) for seed in data.screening]
-        scores = primary_scores(data, trainings, results)
+        scores = primary_scores(data, trainings_of(data.name, {row: setting}, data.screening, VALIDATION), results)
         if row not in given and len(scores) == len(data.screening):
             means[row] = _gain(data, statistics.mean(scores.values()))
     best = sorted(means, key=lambda row: -means[row])[: study.confirm]

@@ -15,7 +15,7 @@ from ngramloss.output import escape, tabular
 from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark, signed
 from ngramloss.scoring import provenance, significance
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
+from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
 from ngramloss.study.results import Result, Results, documents_of
 from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
 
@@ -237,18 +237,17 @@ def _rows(
     """The rows of a set on a split, compared with the baseline over the seeds that both have."""
     rows: list[Comparison] = []
     for objective, setting in settings.items():
-        trainings = [Training(data.name, objective, setting, seed, split) for seed in seeds]
+        trainings = trainings_of(data.name, {objective: setting}, seeds, split)
         scores = primary_scores(data, trainings, results)
         known = ((training.seed, results.get((training, data.writing))) for training in trainings)
         failed = {seed: result.failed or "no score" for seed, result in known if result and seed not in scores}
-        row = Comparison(data, objective, setting, scores, failed, len(seeds), {})
+        against: dict[str, float] = {}
         if objective != study.baseline:
             against = dict.fromkeys(("difference", "low", "high", "p"), nan)
             both = {seed: score for seed, score in scores.items() if rows and seed in rows[0].scores}
             if both and rows[0].objective == study.baseline:
                 against = significance.between_seeds(both, {seed: rows[0].scores[seed] for seed in both})
-            row = row._replace(against=against)
-        rows.append(row)
+        rows.append(Comparison(data, objective, setting, scores, failed, len(seeds), against))
     return rows
 
 
@@ -301,7 +300,7 @@ def _over_documents(row: Comparison, rows: Sequence[Comparison], results: Result
         return nan
     systems = []
     for each in (first, row):
-        trainings = [Training(row.data.name, each.objective, each.setting, seed, TEST) for seed in both]
+        trainings = trainings_of(row.data.name, {each.objective: each.setting}, both, TEST)
         runs = [results[training, row.data.writing] for training in trainings]
         systems.append({row.data.primary: documents_of(row.data, runs)})
     test = significance.compare(systems, samples=SAMPLES, shuffles=SHUFFLES)[row.data.primary][1]
@@ -409,7 +408,7 @@ def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Res
 def _runs(study: Study, row: Comparison, writing: str, split: str, results: Results) -> list[Result]:
     """The results of a row, one for each seed that has one."""
     seeds = row.data.screening if split == VALIDATION else study.confirmation
-    trainings = (Training(row.data.name, row.objective, row.setting, seed, split) for seed in seeds)
+    trainings = trainings_of(row.data.name, {row.objective: row.setting}, seeds, split)
     found = (results.get((training, writing)) for training in trainings)
     return [result for result in found if result is not None and not result.failed]
 
