@@ -22,7 +22,7 @@ from ngramloss.generation.batches import Budget, batches
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.storage import heartbeat
-from ngramloss.storage.files import appended, object_or_empty, read_object, whole_rows, write_whole
+from ngramloss.storage.files import appended, object_or_empty, whole_rows, write_whole
 from ngramloss.storage.run_folder import NAMES, RunFolder
 
 
@@ -171,18 +171,12 @@ def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
 
 def engine_that_began(output: Output, name: str) -> str:
     """The name of the engine; for ``auto``, the one that began the rows that are in the folder."""
-    if name != AUTO or not output.exists or not output.about.exists():
-        return name
-    try:
-        before = read_object(output.about)
-    except UserError:  # is reported when the settings are compared
-        return name
-    engine = before.get("engine")
+    engine = object_or_empty(output.about).get("engine") if name == AUTO and output.exists else None
     began = engine.get("name") if isinstance(engine, dict) else None
-    if began in ENGINES:
-        logger.info(f"engine {began}, which began the {output.noun} in {output.run.path}.")
-        return str(began)
-    return name
+    if began not in ENGINES:
+        return name
+    logger.info(f"engine {began}, which began the {output.noun} in {output.run.path}.")
+    return str(began)
 
 
 def write_share(

@@ -183,7 +183,8 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
                     for training in [*fresh, *again]:
                         is_free = len(jobs) < ways.parallel and not outcome.halted
                         if is_free and not any(job.training == training for job in jobs):
-                            jobs += filter(None, [_begin(training, folder, ways, outcome, len(jobs))])
+                            started = _begin(training, folder, ways, outcome, len(jobs))
+                            jobs += [started] if started else []
                     if not jobs and (not left or outcome.why):
                         break
                     if not jobs and not others and len(fresh) + len(again) == len(left):
