@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
@@ -91,20 +91,23 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
 
 def has_failed(study: Study, training: Training, results: Results) -> bool:
     """Whether a training or one of its writings failed."""
-    known = (results.get((training, writing)) for writing in study.writings)
-    return any(result and result.failed for result in known)
+    return any(result and result.failed for result in _writings(study, training, results))
 
 
 def unresolved(study: Study, trainings: Sequence[Training], results: Results) -> list[Result]:
     """A failure of each training that failed without diverging: it says nothing about the row."""
-    each = ([results.get((training, writing)) for writing in study.writings] for training in trainings)
-    failed = ([result for result in known if result and result.failed and not result.diverged] for known in each)
+    every = ([result for result in _writings(study, each, results) if result] for each in trainings)
+    failed = ([result for result in known if result.failed and not result.diverged] for known in every)
     return [found[0] for found in failed if found]
 
 
 def is_done(study: Study, training: Training, results: Results) -> bool:
     """Whether all writings of a training have results, or one of them failed."""
-    return has_failed(study, training, results) or all(results.get((training, each)) for each in study.writings)
+    return has_failed(study, training, results) or all(_writings(study, training, results))
+
+
+def _writings(study: Study, training: Training, results: Results) -> list[Result | None]:
+    return [results.get((training, writing)) for writing in study.writings]
 
 
 def primary_scores(data: DataSet, trainings: Sequence[Training], results: Results) -> dict[int, float]:
@@ -125,11 +128,11 @@ def expected_seconds(results: Results, training: Training, writing: str = "") ->
     """The median time of such trainings, or of such writings; None if none is finished."""
     alike = [result for result in results.values() if result.training.set == training.set and not result.failed]
     if not writing:
-        return _median(alike, lambda result: result.train_seconds)
+        return _median([result.train_seconds for result in alike])
     same = [result for result in alike if result.writing == writing]
-    split = [result for result in same if result.training.split == training.split]
-    known = _median(split, lambda result: result.write_seconds)
-    return known if known is not None else _median(same, lambda result: result.write_seconds)
+    split = [result.write_seconds for result in same if result.training.split == training.split]
+    known = _median(split)
+    return known if known is not None else _median([result.write_seconds for result in same])
 
 
 def time_left(study: Study, every: Sequence[Stages], results: Results) -> Estimate:
@@ -225,6 +228,6 @@ def _gain(data: DataSet, score: float) -> float:
     return -score if data.score.better == "lower" else score
 
 
-def _median(results: Sequence[Result], seconds: Callable[[Result], float | None]) -> float | None:
-    known = [value for value in map(seconds, results) if value is not None]
+def _median(seconds: Sequence[float | None]) -> float | None:
+    known = [value for value in seconds if value is not None]
     return statistics.median(known) if known else None
