@@ -122,6 +122,7 @@ def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
         ('"ce + bag(2)"]', '{set = ["train.epochs=2"]}]', r"objectives: objective: is missing"),
         ('"ce + bag(2)"]', '{objective = "ce", epochs = 2}]', r"objectives: 'ce' is there twice"),
         ('"ce + bag(2)"]', '{objective = "ce", epochs = 0}]', r"objectives: epochs: must be above 0"),
+        ('"ce + bag(2)"]', '{objective = "bags(", set = ["train.seed=3"]}]', r"row 'bags\(': set: the study chooses"),
         ('"ce + bag(2)"]', '{name = "dft", objective = "ce", epochs = 2}]', r"objectives: 'dft' must be a name of its own"),
         ('"ce + bag(2)"]', '{name = "xsum", objective = "ce", epochs = 2}]', r"objectives: 'xsum' must be a name of its own"),
         ('"ce + bag(2)"]', '{name = "l, x", objective = "ce"}, {name = "l x", objective = "ce"}]', r"'l, x' is there twice"),
