@@ -122,6 +122,7 @@ def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
         ('"ce + bag(2)"]', '{set = ["train.epochs=2"]}]', r"objectives: objective: is missing"),
         ('"ce + bag(2)"]', '{objective = "ce", epochs = 2}]', r"objectives: 'ce' is there twice"),
         ('"ce + bag(2)"]', '{objective = "ce", epochs = 0}]', r"objectives: epochs: must be above 0"),
+        ('"ce + bag(2)"]', '{objective = "bags(", set = ["train.seed=3"]}]', r"row 'bags\(': set: the study chooses"),
         ('"ce + bag(2)"]', '{name = "dft", objective = "ce", epochs = 2}]', r"objectives: 'dft' must be a name of its own"),
         ('"ce + bag(2)"]', '{name = "xsum", objective = "ce", epochs = 2}]', r"objectives: 'xsum' must be a name of its own"),
         ('"ce + bag(2)"]', '{name = "l, x", objective = "ce"}, {name = "l x", objective = "ce"}]', r"'l, x' is there twice"),
@@ -526,6 +527,14 @@ def test_what_is_done_is_not_done_again(path, instant, capsys, monkeypatch):
 
 
 # Failures
+
+
+def test_a_process_that_ends_without_its_files_has_failed(path, instant, capsys, monkeypatch):
+    monkeypatch.setattr(instant, "_write", lambda *_: None)
+    code, text, err = shown(capsys)
+    assert code == 1
+    assert "failed: it ended without its files, see" in err
+    assert "No row is chosen, because trainings failed" in text
 
 
 def test_a_failed_seed_is_named_and_in_no_mean_and_the_study_goes_on(path, instant, capsys):
@@ -1558,7 +1567,7 @@ def test_a_real_study_that_is_killed_or_shared_ends_with_the_same_tables(tmp_pat
 
     code, _, err = study("--results", "a", "--runs", "b", "--parallel", "2")
     assert code == 0, err
-    kills = ["killed(run, '_start', 2)", "killed(run, 'score_texts', 2)", "killed(ResultFolder, 'write', 3)"]
+    kills = ["killed(run, '_start_next', 2)", "killed(run, 'score_texts', 2)", "killed(ResultFolder, 'write', 3)"]
     for kill in [*kills, "killed(run, '_advance', 3)"]:
         code, _, err = study(kill=kill)
         assert code in (-signal.SIGKILL, 0), err

@@ -276,7 +276,7 @@ def reproduce(
         running.raise_unless_same_settings(study, plan.base, base)
         if not base.finished and not runner.train(run_of(plan.base), base.path).finished:
             return None
-    folder.claim()
+    claim(folder.path, study)
     claim(plan.folder, study)
     outcome = running.run(study, folder, running.Ways(plan.folder, options=tuple(passed_on)))
     for why in outcome.why:

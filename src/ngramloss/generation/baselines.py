@@ -79,22 +79,11 @@ def is_baseline(model: str) -> bool:
     >>> is_baseline("lead-3"), is_baseline("runs/lead-3")
     (True, False)
     """
-    return _entry(model) is not None
+    return baseline_of(model) is not None
 
 
-def splits_sentences(model: str) -> bool:
-    """Whether this is a baseline that splits documents into sentences."""
-    baseline = _entry(model)
-    return baseline is not None and baseline.splits_sentences
-
-
-def reads_targets(model: str) -> bool:
-    """Whether this is a baseline that reads the references."""
-    baseline = _entry(model)
-    return baseline is not None and baseline.reads_targets
-
-
-def _entry(model: str) -> Baseline | None:
+def baseline_of(model: str) -> Baseline | None:
+    """The baseline of a name; None if there is none."""
     return next((baseline for baseline in BASELINES.values() if baseline.pattern.fullmatch(model)), None)
 
 
@@ -104,7 +93,7 @@ def baseline_writer(model: str, data: str, split: str, language: str = AUTO) -> 
     Raises:
         UserError: the number is 0, or the baseline does not work on this data set.
     """
-    baseline = _entry(model)
+    baseline = baseline_of(model)
     match = baseline.pattern.fullmatch(model) if baseline else None
     if baseline is None or match is None:
         return None

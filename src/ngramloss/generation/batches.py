@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,25 +31,22 @@ class Budget:
 
     Attributes:
         documents: their number; 0 means that ``tokens`` decides.
-        tokens: source tokens, padding included; 0 means that there is no limit.
+        tokens: source tokens, padding included.
         rest: tokens that are added to each source, for what a document needs whatever its length.
-        padded: source tokens, padding included and ``rest`` not; 0 means that there is no limit.
+        padded: source tokens, padding included and ``rest`` not.
     """
 
     documents: int = 0
-    tokens: int = 0
+    tokens: float = inf
     rest: int = 0
-    padded: int = 0
+    padded: float = inf
 
     def allows(self, documents: int, longest: int) -> bool:
         """Whether a batch may have this number of documents, the longest of this number of tokens."""
         if self.documents:
             return documents <= self.documents
-        counted = documents * longest, documents * (longest + self.rest)
-        limits = self.padded, self.tokens
-        return documents <= MOST_DOCUMENTS and all(
-            n <= most or not most for n, most in zip(counted, limits, strict=True)
-        )
+        fits = documents * longest <= self.padded and documents * (longest + self.rest) <= self.tokens
+        return fits and documents <= MOST_DOCUMENTS
 
 
 def budget_for(model: Any, searches: Sequence[Search], batch_size: int) -> Budget:
@@ -62,7 +60,7 @@ def budget_for(model: Any, searches: Sequence[Search], batch_size: int) -> Budge
     if batch_size:
         return Budget(documents=batch_size)
     on_gpu = model.device.type == "cuda"
-    padded, free = (0, _free_on_gpu(model.device)) if on_gpu else (CPU_TOKENS, _free_memory())
+    padded, free = (inf, _free_on_gpu(model.device)) if on_gpu else (CPU_TOKENS, _free_memory())
     if free is None:
         return Budget(padded=padded)
     per_token, per_document = _bytes(model, searches)

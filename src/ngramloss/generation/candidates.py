@@ -7,8 +7,7 @@ samples take their place. The gains come last, when all texts are there: they ar
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,16 +19,15 @@ from ngramloss.engine_registry import ENGINES
 from ngramloss.errors import UserError
 from ngramloss.generation import shares, unseen
 from ngramloss.generation.baselines import is_baseline
-from ngramloss.generation.batches import Budget, budget_for
+from ngramloss.generation.batches import budget_for
 from ngramloss.generation.job import Job, data_facts, read_split
 from ngramloss.generation.search import Options, check_options
-from ngramloss.generation.shares import Output
+from ngramloss.generation.shares import Author, Output
 from ngramloss.generation.writer import Text, Writer, load_model, versions, writer_facts, writer_of
 from ngramloss.metrics import gains
 from ngramloss.metrics.gains import Gain
 from ngramloss.output.console import logger
 from ngramloss.recipe import WORDS
-from ngramloss.storage.files import write_whole
 from ngramloss.storage.run_folder import RunFolder
 
 ROUNDS = 4
@@ -159,23 +157,8 @@ def write_candidates(
         return summary(run.candidates, chosen.count) if shares.rank() == 0 else None
 
 
-class _Author(NamedTuple):
-    """A model that writes candidates.
-
-    Attributes:
-        facts: everything about it that could change them.
-        ids: sources → their ids.
-        write: these ids → a row for each.
-        budget: how much one batch may contain.
-    """
-
-    facts: dict[str, Any]
-    ids: Callable[[Sequence[Example]], list[list[int]]]
-    write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[dict[str, Any]]]
-    budget: Budget
-
-
-def _author(work: Job, chosen: Plan, output: Output, column: str) -> _Author:
+def _author(work: Job, chosen: Plan, output: Output, column: str) -> tuple[dict[str, Any], Author]:
+    """Everything about the model of a job that could change its candidates, and the model as what writes them."""
     model, tokenizer = load_model(work, device=shares.device())
     engine = work.engine if chosen.search.groups > 1 else shares.engine_that_began(output, work.engine)
     writer = writer_of(work, model, tokenizer, chosen.search, engine=engine, column=column)
@@ -218,8 +201,7 @@ def _author(work: Job, chosen: Plan, output: Output, column: str) -> _Author:
             "samples": sampler(0).engine.facts,
         },
     }
-    return _Author(
-        facts,
+    return facts, Author(
         lambda examples: writer.ids([example.source for example in examples]),
         write,
         budget_for(model, [writer.search, sampler(0).search], work.batch_size),
@@ -239,10 +221,10 @@ def _write(works: Sequence[Job], chosen: Plan, gain: Gain, output: Output, parts
     unseen.check_left_out(examples, works, parts, seen)
 
     @lru_cache(maxsize=1)  # one model at a time
-    def author(number: int) -> _Author:
+    def author(number: int) -> tuple[dict[str, Any], Author]:
         return _author(works[number], chosen, output, split.column)
 
-    every = [author(number).facts for number in reversed(range(len(works)))][::-1]  # the first stays loaded
+    every = [author(number)[0] for number in reversed(range(len(works)))][::-1]  # the first stays loaded
     settings = {**every[0], "metric": gain.settings, **data_facts(work, split)}
     if parts[0]:
         settings["leave_out"] = list(parts) if several else parts[0]
@@ -250,12 +232,8 @@ def _write(works: Sequence[Job], chosen: Plan, gain: Gain, output: Output, parts
         settings["runs"] = [each.model for each in works]
         settings["writers"] = [{key: value for key, value in facts.items() if key != "model"} for facts in every]
     settings["versions"] = versions(settings) | gain.versions
-    if shares.was_begun(output, settings) and output.whole.exists():
+    if not shares.begin(output, settings):
         return
-    if shares.processes() == 1:
-        output.run.tidy()
-    if shares.rank() == 0:
-        write_whole(output.about, json.dumps(settings, indent=1))
     writers = {
         example.id: number
         for number, part in enumerate(parts)
@@ -263,15 +241,8 @@ def _write(works: Sequence[Job], chosen: Plan, gain: Gain, output: Output, parts
         if not several or in_part(example.id, part)
     }
     for number in range(len(works)):
-        shares.write_share(
-            output,
-            examples,
-            author(number).ids,
-            author(number).write,
-            author(number).budget,
-            unit=WORDS[work.task].sources,
-            only={key for key, writer in writers.items() if writer == number},
-        )
+        mine = {key for key, writer in writers.items() if writer == number}
+        shares.write_share(output, examples, author(number)[1], unit=WORDS[work.task].sources, only=mine)
     if shares.rank() == 0:
         rows = shares.collected(output, [example.id for example in examples])
         scores = gains.gains_of(gain, examples, [row["candidates"] for row in rows])

@@ -17,21 +17,15 @@ from torch import Tensor
 from torch.nn import LayerNorm, Linear, Module
 from torch.nn.functional import linear
 
-ROTARY = ("LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention")
-"""Attention that rotates queries and keys by position, and does nothing else in between but normalise them."""
-LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
-"""Layers of such attention and a part of ``GATED``, each behind a norm and added to its input."""
-GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
-"""Feed-forward parts of ``down(silu(gate(x)) · up(x))``, if their activation is that."""
-ENCODER_LAYERS = {
-    "BartEncoderLayer": False,
-    "MarianEncoderLayer": False,
-    "MBartEncoderLayer": True,
-    "PegasusEncoderLayer": True,
-    "M2M100EncoderLayer": True,
-}
+_ROTARY = ("Llama", "Mistral", "Qwen2", "Qwen3")
+ROTARY, LAYERS, GATED = ([name + part for name in _ROTARY] for part in ("Attention", "DecoderLayer", "MLP"))
+"""Attention that rotates queries and keys by position, and does nothing else in between but normalise them; layers of
+it and a part of ``GATED``, each behind a norm and added to its input; and feed-forward parts of
+``down(silu(gate(x)) · up(x))``, if their activation is that."""
+_ENCODERS = {"Bart": False, "Marian": False, "MBart": True, "Pegasus": True, "M2M100": True}
+ENCODER_LAYERS = {f"{name}EncoderLayer": norms_first for name, norms_first in _ENCODERS.items()}
 """Layers of an encoder, and whether norms stand before their parts; otherwise each stands behind a sum."""
-ENCODER_ATTENTION = ("BartAttention", "MarianAttention", "MBartAttention", "PegasusAttention", "M2M100Attention")
+ENCODER_ATTENTION = [f"{name}Attention" for name in _ENCODERS]
 """The attention of these layers."""
 MOST_COPIED = 2**29
 """Bytes of weights that :class:`Joined` copies at most. The products of larger models take longer than a launch."""
@@ -156,9 +150,9 @@ def fused_forwards(model: Any, joined: Joined, *, reads_sources: bool = False) -
     """
     found: dict[Module, Callable[..., Any]] = {}
     attended: Callable[..., Any] = _attended_by_sources if reads_sources else _attended
-    attentions: tuple[str, ...] = ROTARY
+    attentions = ROTARY
     if reads_sources:
-        attentions = (*ROTARY, *ENCODER_ATTENTION) if model.config._attn_implementation == "sdpa" else ()
+        attentions = [*ROTARY, *ENCODER_ATTENTION] if model.config._attn_implementation == "sdpa" else []
     for module in model.modules():
         name = type(module).__name__
         if "forward" in vars(module):

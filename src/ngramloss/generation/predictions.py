@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import target_ids
 from ngramloss.errors import UserError
 from ngramloss.generation import shares
-from ngramloss.generation.baselines import Write, baseline_writer, reads_targets, splits_sentences
+from ngramloss.generation.baselines import Write, baseline_of, baseline_writer
 from ngramloss.generation.batches import Budget
 from ngramloss.generation.job import Job, data_facts, read_sources
 from ngramloss.generation.search import MBR, Options
-from ngramloss.generation.shares import Output
+from ngramloss.generation.shares import Author, Output
 from ngramloss.generation.teacher_forced import forced_predictions
 from ngramloss.generation.writer import Text, Writer, load_model, versions, writer_facts, writer_of
 from ngramloss.metrics.bayes_risk import check_utility, expected_gains
@@ -52,18 +51,18 @@ def write_predictions(
         The path of the predictions.
     """
     assert (options.rerank == MBR) == (utility is not None)
-    baseline = baseline_writer(work.model, work.data.name, work.split, work.data.language)
-    if baseline is None:
+    baseline = baseline_of(work.model)
+    write = baseline_writer(work.model, work.data.name, work.split, work.data.language)
+    if baseline is None or write is None:
         with shares.claimed(folder) as run:
             _write_by_model(work, options, utility, read_sources(work), run)
             return run.predictions
     if options != Options():
         raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
-    has_sentences = splits_sentences(work.model)
     language = {} if work.data.language == AUTO else {"language": work.data.language}
-    facts = {"sentences": "pysbd", **language} if has_sentences else {}
-    split = read_sources(work, reader=work.model if reads_targets(work.model) else "")
-    return write_texts(work, folder, split, baseline, facts, has_sentences=has_sentences)
+    facts = {"sentences": "pysbd", **language} if baseline.splits_sentences else {}
+    split = read_sources(work, reader=work.model if baseline.reads_targets else "")
+    return write_texts(work, folder, split, write, facts, has_sentences=baseline.splits_sentences)
 
 
 def write_texts(
@@ -83,15 +82,13 @@ def write_texts(
         The path of the predictions.
     """
     with shares.claimed(folder) as run:
-        if _begin(work, split, run, {"model": work.model, **facts}, has_sentences=has_sentences):
-            shares.write_share(
-                predictions_in(run),
-                split.readable,
-                lambda examples: [[] for _ in examples],
-                lambda examples, _: [_row([Text(text, 0)]) for text in write(examples)],
-                Budget(documents=work.batch_size),
-                unit=WORDS[work.task].sources,
-            )
+        author = Author(
+            lambda examples: [[] for _ in examples],
+            lambda examples, _: [_row([Text(text, 0)]) for text in write(examples)],
+            Budget(documents=work.batch_size),
+        )
+        settings = {"model": work.model, **facts}
+        if _write(work, split, run, settings, split.readable, author, has_sentences=has_sentences):
             _finish(run, split)
         return run.predictions
 
@@ -112,12 +109,11 @@ def _write_by_model(work: Job, options: Options, utility: Gain | None, split: Sp
     writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines, column=split.column)
     if writer.engine.note:
         logger.info(writer.engine.note)
-    if not _begin(work, split, run, _settings(work, writer, utility), has_sentences=work.has_lines):
-        return
-    _write_share(work, split, run, writer, counts=utility is not None)
-    if work.is_run and split.has_targets and shares.rank() == 0:
-        _write_seen(writer, run, split.examples[:SEEN])
-    _finish(run, split, utility)
+    settings, author = _settings(work, writer, utility), _author(writer, counts=utility is not None)
+    if _write(work, split, run, settings, split.examples, author, has_sentences=work.has_lines):
+        if work.is_run and split.has_targets and shares.rank() == 0:
+            _write_seen(writer, run, split.examples[:SEEN])
+        _finish(run, split, utility)
 
 
 def write_by_writer(
@@ -143,28 +139,19 @@ def write_by_writer(
     """
     with shares.claimed(folder) as run:
         settings = {**_settings(work, writer), **facts}
-        if _begin(work, split, run, settings, has_sentences=work.has_lines):
-            _write_share(work, split, run, writer, more)
-            _finish(run, split, None)
+        if _write(work, split, run, settings, split.examples, _author(writer, more), has_sentences=work.has_lines):
+            _finish(run, split)
         return run.predictions
 
 
-def _write_share(
-    work: Job,
-    split: Split,
-    run: RunFolder,
-    writer: Writer,
-    more: Callable[[Sequence[Example]], dict[str, Any]] = lambda examples: {},
-    *,
-    counts: bool = False,
-) -> None:
-    shares.write_share(
-        predictions_in(run),
-        split.examples,
+def _author(
+    writer: Writer, more: Callable[[Sequence[Example]], dict[str, Any]] = lambda examples: {}, *, counts: bool = False
+) -> Author:
+    """A writer, and what else its model reads; see :func:`_row` for ``counts``."""
+    return Author(
         lambda examples: writer.ids([example.source for example in examples]),
         lambda examples, ids: [_row(texts, counts=counts) for texts in writer.write(ids, **more(examples))],
         writer.budget,
-        unit=WORDS[work.task].sources,
     )
 
 
@@ -175,33 +162,43 @@ def _settings(work: Job, writer: Writer, utility: Gain | None = None) -> dict[st
     return {**writer_facts(work, writer), "sentence_a_line": writer.has_lines, **seed, **compared}
 
 
-def _begin(work: Job, split: Split, run: RunFolder, settings: dict[str, Any], *, has_sentences: bool) -> bool:
-    """Write references, or documents alone if there are none, and settings. Returns whether predictions are left.
+def _write(
+    work: Job,
+    split: Split,
+    run: RunFolder,
+    settings: dict[str, Any],
+    examples: Sequence[Example],
+    author: Author,
+    *,
+    has_sentences: bool,
+) -> bool:
+    """Write settings, references, or documents alone if there are none, and this process's share of the predictions.
 
     Args:
         work: the job.
         split: its documents.
         run: the folder.
         settings: everything that could change the predictions, except for the data.
+        examples: the documents, as the author reads them.
+        author: what writes the predictions.
         has_sentences: whether texts are split into sentences.
+
+    Returns:
+        Whether predictions were left.
     """
-    settings = {**settings, **data_facts(work, split), "versions": versions(settings)}
+    output, settings = predictions_in(run), {**settings, **data_facts(work, split), "versions": versions(settings)}
     references = "".join(shares.line(_reference_row(example)) for example in split.readable)
-    first = "" if "utility" in settings else references  # what is reranked is not kept as it was written
-    begun = shares.was_begun(predictions_in(run), settings, references=first)
-    if begun and run.predictions.exists():
+    # What is reranked is not kept as it was written.
+    if not shares.begin(output, settings, references="" if "utility" in settings else references):
         return False
     if has_sentences:
         sources = [example.source for example in split.examples[:LOOKED_AT]]
         for note in splitting_notes(sources, "pysbd", work.data.language, "--set data.language"):
             logger.info(note)
-    if shares.processes() == 1:
-        run.tidy()
     if shares.rank() == 0:
-        if not begun:
-            run.seen.unlink(missing_ok=True)  # of other predictions
-        write_whole(run.generation, json.dumps(settings, indent=1))
+        run.seen.unlink(missing_ok=True)  # of other or fewer predictions
         write_whole(run.references, references)
+    shares.write_share(output, examples, author, unit=WORDS[work.task].sources)
     return True
 
 

@@ -19,11 +19,10 @@ from ngramloss.data import Example
 from ngramloss.engine_registry import AUTO, ENGINES
 from ngramloss.errors import UserError
 from ngramloss.generation.batches import Budget, batches
-from ngramloss.generation.search import effective
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.storage import heartbeat
-from ngramloss.storage.files import appended, object_or_empty, read_object, whole_rows, write_whole
+from ngramloss.storage.files import appended, object_or_empty, whole_rows, write_whole
 from ngramloss.storage.run_folder import NAMES, RunFolder
 
 
@@ -73,6 +72,20 @@ def device() -> str | None:
     return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
 
 
+class Author(NamedTuple):
+    """What writes the rows of examples.
+
+    Attributes:
+        ids: examples → the ids of their sources.
+        write: examples and their ids → the row of each, without its id.
+        budget: how much one batch may contain.
+    """
+
+    ids: Callable[[Sequence[Example]], list[list[int]]]
+    write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[dict[str, Any]]]
+    budget: Budget
+
+
 @contextmanager
 def claimed(folder: Path) -> Iterator[RunFolder]:
     """Create the folder of a job if it does not exist, and lock it. If nothing was written, it is deleted again."""
@@ -94,14 +107,24 @@ def claimed(folder: Path) -> Iterator[RunFolder]:
         raise
 
 
-def was_begun(output: Output, settings: Mapping[str, Any], *, references: str = "") -> bool:
-    """Whether this job was started in this folder. Raises if another job's rows are there.
+def begin(output: Output, settings: Mapping[str, Any], *, references: str = "") -> bool:
+    """Save the settings of a job. Returns whether rows are left to write. Raises if another job's rows are there.
 
     Args:
         output: where the rows are.
         settings: everything that could change them.
         references: what the file of references will contain. If a job of its first documents is there, it is continued.
     """
+    if _was_begun(output, settings, references) and output.whole.exists():
+        return False
+    if processes() == 1:
+        output.run.tidy()
+    if rank() == 0:
+        write_whole(output.about, json.dumps(settings, indent=1))
+    return True
+
+
+def _was_begun(output: Output, settings: Mapping[str, Any], references: str) -> bool:
     if not output.exists:
         return False
     if not output.about.exists() and not output.whole.exists():
@@ -113,10 +136,6 @@ def was_begun(output: Output, settings: Mapping[str, Any], *, references: str = 
         raise UserError(
             f"{output.run.path} has {output.noun} but no valid {output.about.name} with their settings. {advice}"
         )
-    if "engine" in before and isinstance(
-        search := before.get("generation"), dict
-    ):  # earlier versions saved no defaults
-        before["generation"] = effective(search)
     settings = json.loads(json.dumps(settings))  # as they are saved: a tuple becomes a list
     # Weights identify the model; a folder's name can be spelled in several ways, and folders are moved.
     same_weights = settings.get("weights") is not None and before.get("weights") == settings["weights"]
@@ -152,38 +171,23 @@ def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
 
 def engine_that_began(output: Output, name: str) -> str:
     """The name of the engine; for ``auto``, the one that began the rows that are in the folder."""
-    if name != AUTO or not output.exists or not output.about.exists():
-        return name
-    try:
-        before = read_object(output.about)
-    except UserError:  # is reported when the settings are compared
-        return name
-    engine = before.get("engine")
+    engine = object_or_empty(output.about).get("engine") if name == AUTO and output.exists else None
     began = engine.get("name") if isinstance(engine, dict) else None
-    if began in ENGINES:
-        logger.info(f"engine {began}, which began the {output.noun} in {output.run.path}.")
-        return str(began)
-    return name
+    if began not in ENGINES:
+        return name
+    logger.info(f"engine {began}, which began the {output.noun} in {output.run.path}.")
+    return str(began)
 
 
 def write_share(
-    output: Output,
-    examples: Sequence[Example],
-    ids: Callable[[Sequence[Example]], list[list[int]]],
-    write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[dict[str, Any]]],
-    budget: Budget,
-    *,
-    unit: str,
-    only: Container[str] | None = None,
+    output: Output, examples: Sequence[Example], author: Author, *, unit: str, only: Container[str] | None = None
 ) -> None:
     """Write the rows of this process that are not done yet, batch by batch.
 
     Args:
         output: where.
         examples: of all processes.
-        ids: examples → the ids of their sources.
-        write: examples and their ids → the row of each, without its id.
-        budget: how much one batch may contain.
+        author: what writes them.
         unit: what the sources are called in the progress.
         only: the ids of the examples that are written now; None means all.
     """
@@ -197,7 +201,7 @@ def write_share(
     ]
     mine.sort(key=lambda example: len(example.source), reverse=True)  # similar lengths together, longest first
     with appended(share) as file, Progress(f"writing {output.noun}", len(mine), unit=unit, slow=True) as progress:
-        for batch, rows in batches(mine, ids, write, budget):
+        for batch, rows in batches(mine, *author):
             pairs = zip(batch, rows, strict=True)
             file.write("".join(line({"id": example.id, **row}) for example, row in pairs))
             file.flush()

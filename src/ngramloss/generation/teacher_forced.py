@@ -21,12 +21,7 @@ MOST_LOGITS = 2**28
 
 @torch.inference_mode()
 def forced_predictions(
-    model: Any,
-    tokenizer: Any,
-    sources: Sequence[Sequence[int]],
-    references: Sequence[Sequence[int]],
-    *,
-    batch_size: int = 16,
+    model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], references: Sequence[Sequence[int]]
 ) -> Iterator[dict[str, list[Any]]]:
     """Run the model on each reference (teacher forcing), and return its tokens, the best tokens and probabilities.
 
@@ -35,13 +30,13 @@ def forced_predictions(
         tokenizer: the model's tokenizer.
         sources: ids with their special tokens.
         references: ids of one for each source.
-        batch_size: references per batch.
 
     Yields:
         ``tokens`` and ``best``, as text; ``confidence``, the best token's probability; ``label_probability``.
     """
     model.eval()
     pad: Pad = Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))
+    batch_size = 16
     rows = [{"input_ids": list(source), "labels": target} for source, target in zip(sources, references, strict=True)]
     if is_causal(model.config):
         pad, batch_size = JoinedPadder(tokenizer.pad_token_id), min(batch_size, _joined_at_once(model, rows))
@@ -75,7 +70,10 @@ def text_logp(
     """
     model.eval()
     if is_causal(model.config):
-        return _joined_text_logp(model, sources, texts, pad)
+        pairs = [(source, row) for source, own in zip(sources, texts, strict=True) for row in own]
+        joined = [{"input_ids": list(source), "labels": row[1:]} for source, row in pairs]  # a prompt before each text
+        whole = iter(joined_label_logp(model, joined, pad=pad))
+        return [[sum(next(whole)) for _ in own] for own in texts]
     ids, mask = (each.to(model.device) for each in _tensors(sources, pad))  # [B, S] each
     hidden = model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True).last_hidden_state  # [B, S, D]
     flat = [(owner, row) for owner, rows in enumerate(texts) for row in rows]
@@ -96,19 +94,6 @@ def text_logp(
         found += token_stats(logits, labels).label_logp.sum(-1).tolist()  # 0 where there is no label
     sums = iter(found)
     return [[next(sums) for _ in rows] for rows in texts]
-
-
-def _joined_text_logp(
-    model: Any, sources: Sequence[Sequence[int]], texts: Sequence[Sequence[Sequence[int]]], pad: int
-) -> list[list[float]]:
-    """As :func:`text_logp`, for a decoder-only model, which reads a prompt before each of its texts."""
-    rows = [
-        {"input_ids": list(source), "labels": row[1:]}
-        for source, own in zip(sources, texts, strict=True)
-        for row in own
-    ]
-    sums = map(sum, joined_label_logp(model, rows, pad=pad))
-    return [[next(sums) for _ in own] for own in texts]
 
 
 @torch.inference_mode()

@@ -146,11 +146,10 @@ def mark(example: Example, seen: set[str] | None) -> dict[str, bool]:
 def _run(model: str) -> RunFolder | None:
     """The run of a folder, or of the folder of a run's model or checkpoint; None if it is none of them."""
     path = Path(model).expanduser().resolve()
-    return next((run for run in map(RunFolder, (path, *path.parents[:2])) if model and _is_run(run, path)), None)
-
-
-def _is_run(run: RunFolder, path: Path) -> bool:
-    return run.recipe.is_file() and (path in (run.path, run.model) or path.parent == run.checkpoints)
+    for run in map(RunFolder, (path, *path.parents[:2]) if model else ()):
+        if run.recipe.is_file() and (path in (run.path, run.model) or path.parent == run.checkpoints):
+            return run
+    return None
 
 
 def _recipe(run: RunFolder) -> Recipe:

@@ -265,24 +265,10 @@ def _reorder(origin, parents, position, K, L, BEAMS: tl.constexpr, TOKENS: tl.co
         tl.store(origin + (source * K + beam)[:, None] * L + at, continued, mask=real)
 
 
-def norm(hidden: Tensor, given: Norm, *, part: Tensor | None = None) -> Tensor:
-    """The norm of each row, or of its sum with ``part``, [..., D]."""
-    hidden = hidden.contiguous()
-    normed = torch.empty_like(hidden)                                    # [..., D]
-    _launch_norm(hidden, None if part is None else part.contiguous(), given, None, normed)
-    return normed
-
-
-def added_norm(hidden: Tensor, part: Tensor, given: Norm) -> tuple[Tensor, Tensor]:
-    """``hidden + part`` and its norm, [..., D] each. ``part`` has as many rows, or one."""
-    hidden = hidden.contiguous()
-    total, normed = torch.empty_like(hidden), torch.empty_like(hidden)   # [..., D] each
-    _launch_norm(hidden, part.contiguous(), given, total, normed)
-    return total, normed
-
-
-def _launch_norm(hidden: Tensor, part: Tensor | None, given: Norm, total: Tensor | None, normed: Tensor) -> None:
-    D = hidden.shape[-1]
+def norm(hidden: Tensor, given: Norm, *, part: Tensor | None = None, total: Tensor | None = None) -> Tensor:
+    """The norm of each row, or of its sum with ``part``, which has as many rows, or one; ``total`` becomes the sum."""
+    hidden, part = hidden.contiguous(), None if part is None else part.contiguous()
+    normed, D = torch.empty_like(hidden), hidden.shape[-1]               # [..., D]
     stride = D if part is not None and part.numel() == hidden.numel() else 0
     _norm[(hidden.numel() // D,)](
         hidden, hidden if part is None else part, given.weight, given.weight if given.bias is None else given.bias,
@@ -290,6 +276,13 @@ def _launch_norm(hidden: Tensor, part: Tensor | None, given: Norm, total: Tensor
         HAS_TOTAL=total is not None, HAS_BIAS=given.bias is not None, CENTRED=given.centred,
         WIDTH=triton.next_power_of_2(D), num_warps=4,
     )
+    return normed
+
+
+def added_norm(hidden: Tensor, part: Tensor, given: Norm) -> tuple[Tensor, Tensor]:
+    """``hidden + part`` and its norm, [..., D] each. ``part`` has as many rows, or one."""
+    total = torch.empty_like(hidden, memory_format=torch.contiguous_format)      # [..., D]
+    return total, norm(hidden, given, part=part, total=total)
 
 
 @triton.jit

@@ -142,41 +142,33 @@ def _forests(rows: Sequence[Comparison], *, tested: bool) -> list[Drawn]:
 
     The screening chooses and does not test. It has two seeds or so, whose intervals would hide all else.
     """
-    by_score: dict[str, list[Comparison]] = {}
-    for row in rows:
-        if row.scores:
-            by_score.setdefault(row.data.primary, []).append(row)
+    scored = [row for row in rows if row.scores]
     drawn: list[Drawn] = []
-    for members in by_score.values():
-        score = members[0].data.score
-        estimates = [_estimate(row, rows) for row in members]
-        if not tested:
-            estimates = [row._replace(low=nan, high=nan, difference_low=nan, difference_high=nan) for row in estimates]
+    for primary in dict.fromkeys(row.data.primary for row in scored):
+        estimates = [_estimate(row, rows, tested=tested) for row in scored if row.data.primary == primary]
+        score = next(row.data.score for row in scored if row.data.primary == primary)
         drawn.append(Drawn(score, draw_forest(estimates, str(len(drawn)), score=score.label, decimals=score.decimals)))
     return drawn
 
 
-def _estimate(row: Comparison, rows: Sequence[Comparison]) -> Estimate:
-    values = list(row.scores.values())
-    spread = significance.over_seeds(values)
-    estimate = Estimate(
+def _estimate(row: Comparison, rows: Sequence[Comparison], *, tested: bool) -> Estimate:
+    values, pairs = list(row.scores.values()), differences(row, rows) if row.against else []
+    spread, against = significance.over_seeds(values), row.against
+    low, high = (spread["low"], spread["high"]) if tested else (nan, nan)
+    has_interval = tested and bool(against)
+    return Estimate(
         row.objective,
         spread["mean"],
-        spread["low"],
-        spread["high"],
+        low,
+        high,
+        against.get("difference", nan),
+        against["low"] if has_interval else nan,
+        against["high"] if has_interval else nan,
+        mark=mark(against.get("p_holm")),
         runs=values if len(values) > 1 else (),
-        is_first=not row.against,
-        data=f"{row.data.name}, {row.data.score.label} of {row.data.writing}",
-    )
-    if not row.against:
-        return estimate
-    pairs = differences(row, rows)
-    return estimate._replace(
-        difference=row.against["difference"],
-        difference_low=row.against["low"],
-        difference_high=row.against["high"],
         difference_runs=pairs if len(pairs) > 1 else (),
-        mark=mark(row.against.get("p_holm")),
+        is_first=not against,
+        data=f"{row.data.name}, {row.data.score.label} of {row.data.writing}",
     )
 
 

@@ -98,6 +98,11 @@ class Training(NamedTuple):
         return ", ".join([self.set, self.objective, *self.setting, f"seed {self.seed}"])
 
 
+def trainings_of(data: str, rows: Mapping[str, tuple[str, ...]], seeds: Sequence[int], split: str) -> list[Training]:
+    """The trainings of rows of a set, each with its setting, seed by seed."""
+    return [Training(data, row, setting, seed, split) for seed in seeds for row, setting in rows.items()]
+
+
 class NamedRow(NamedTuple):
     """A row with settings of its own.
 
@@ -451,13 +456,12 @@ def _named_rows(given: Sequence[Any], mistakes: list[str]) -> dict[str, NamedRow
             continue
         name, own = values["name"], [str(text) for text in values["set"]]
         spelled = _objectives(f"row {name or values['objective']!r}", [values["objective"]], mistakes)
+        called = name or next(iter(spelled), values["objective"])
         if name and (is_recipe(name) or not _slug(name) or _is_objective(name)):
             mistakes.append(f"objectives: {name!r} must be a name of its own, which is no objective and no recipe.")
         if fixed := [text for text in own if text.partition("=")[0].strip() in ("objective", "train.seed")]:
-            mistakes.append(
-                f"row {name or spelled[0]!r}: set: the study chooses objectives and seeds, not {fixed[0]!r}."
-            )
-        rows |= {name or spelled[0]: NamedRow(spelled[0], tuple(own), values["epochs"])} if spelled else {}
+            mistakes.append(f"row {called!r}: set: the study chooses objectives and seeds, not {fixed[0]!r}.")
+        rows |= {called: NamedRow(spelled[0], tuple(own), values["epochs"])} if spelled else {}
     return rows
 
 

@@ -242,10 +242,6 @@ class ResultFolder:
         self.path, self.study = path, study
         self._read: dict[Path, tuple[int, Result | None]] = {}
 
-    def claim(self) -> None:
-        """Create the folder, or raise if it belongs to another study."""
-        claim(self.path, self.study)
-
     @property
     def day(self) -> str:
         """The day on which the study began. Prompts whose chat templates write the date have this one in all rows."""
@@ -328,18 +324,9 @@ class ResultFolder:
         if _study_of(other) not in (None, self.study.name):
             return self._take_over(other)
         theirs = ResultFolder(other, self.study)
-        here, new = self.read(), []
-        for key, result in theirs.read().items():
-            if key not in here or (here[key].failed and not result.failed):
-                new.append(result)
-        _raise_unless_alike({**here, **{result.key: result for result in new}}, {})
-        for data, file in itertools.product(self.study.sets, (ALWAYS, CONFIRMED)):
-            rows = theirs.confirmed(data, file)
-            if rows is not None:
-                self.confirm(data, rows, file)
-        for result in new:
-            self.write(result)
-        return len(new)
+        here, found = self.read(), theirs.read()
+        new = [each for key, each in found.items() if key not in here or (here[key].failed and not each.failed)]
+        return self._add(new, theirs)
 
     def _take_over(self, other: Path) -> int:
         """Copy the results of another study that this one would make in the very same way. Returns their number."""
@@ -353,7 +340,14 @@ class ResultFolder:
                 own = replace(result, training=result.training._replace(objective=row, setting=setting))
                 if own.key not in here and not _changes(own, self.study.facts(*own.key)):
                     new.append(own)
-        _raise_unless_alike({**here, **{result.key: result for result in new}}, {})
+        return self._add(new)
+
+    def _add(self, new: Sequence[Result], theirs: ResultFolder | None = None) -> int:
+        """Write results, after the rows that were chosen in their folder. Returns their number."""
+        _raise_unless_alike({**self.read(), **{result.key: result for result in new}}, {})
+        for data, file in itertools.product(self.study.sets if theirs else (), (ALWAYS, CONFIRMED)):
+            if theirs and (rows := theirs.confirmed(data, file)) is not None:
+                self.confirm(data, rows, file)
         for result in new:
             self.write(result)
         return len(new)

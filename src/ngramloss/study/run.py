@@ -12,12 +12,13 @@ import math
 import re
 import secrets
 import signal
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data.prompts import TODAY
@@ -65,43 +66,36 @@ class Step(NamedTuple):
         arguments: of ``ngramloss``.
         folder: the folder that the process writes to, and locks.
         continued: whether it continues work that was stopped.
-        place: the folder of a training, with the log; of another one than the job's if it is made before it.
-        log: the name of the log.
+        log: the file of what it prints, in the folder of a training, this one or one that is made before it.
     """
 
     what: str
     arguments: list[str]
     folder: Path
     continued: bool
-    place: Path
-    log: str = ""
-
-    @property
-    def log_file(self) -> Path:
-        """What the process prints."""
-        return self.place / f"{self.log or self.what}.log"
+    log: Path
 
 
-Steps = Generator[Step, float | None, None]
-"""The steps of a job; each gets the seconds that the one before took, None if it was stopped in between."""
+class Job(NamedTuple):
+    """A training in work.
 
-
-@dataclass
-class Job:
-    """A training in work: its lock, its steps, and the process of the present one with the lock of its place."""
+    Attributes:
+        training: the training.
+        lock: of its folder.
+        seconds: the log of an ended step → its time; None if it was stopped in between.
+        step: the present one.
+        process: of the step.
+        step_lock: of the folder of the step's log, if that is not the job's.
+        began: when the step began.
+    """
 
     training: Training
     lock: ExitStack
-    steps: Steps
+    seconds: dict[Path, float | None]
     step: Step
     process: Process
     step_lock: ExitStack
     began: float
-
-    def free(self) -> None:
-        """Let others have its folders."""
-        self.step_lock.close()
-        self.lock.close()
 
 
 class Ways(NamedTuple):
@@ -134,11 +128,13 @@ class Outcome:
         finished: whether every training has a result or failed.
         why: why it ended earlier, a sentence each.
         halted: whether somebody else stopped a process, so that no other one is started.
+        deadline: when it must end, by the monotonic clock.
     """
 
     finished: bool = False
     why: list[str] = field(default_factory=list)
     halted: bool = False
+    deadline: float = math.inf
 
     def stopped(self, why: str) -> None:
         """Note a reason once."""
@@ -152,30 +148,32 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
     So a GPU that fails for a while does not decide which rows are tested.
     """
     outcome, jobs, look = Outcome(), list[Job](), 0.0
-    deadline = time.monotonic() + 60 * ways.minutes if ways.minutes else float("inf")
+    if ways.minutes:
+        outcome.deadline = time.monotonic() + 60 * ways.minutes
     found = [result for result in folder.read().values() if result.failed]
     earlier = {result.attempt for result in found if result.tries >= TRIES}
     noticed = dict.fromkeys((result.attempt for result in found), -math.inf)
-    before, others = _to_be_done(study, folder, earlier), False
+    before, others = _to_be_done(folder, earlier), False
     total = sum(stage.planned for of_set in stages_of_sets(study, folder, before) for stage in of_set.all)
     done = sum(is_done(study, training, before) for training in {training for training, _ in before})
-    _check(study, _left(study, folder, before, ways), ways)
+    _check(study, _left(folder, before, ways), ways)
     with _interrupted_by_terminate(), Progress("study", total, unit="trainings", done=done) as progress:
         try:
             while True:
                 for job in [job for job in jobs if job.process.poll() is not None]:
                     look = 0.0
-                    if not _advance(job, study, folder, ways, deadline, outcome):
-                        jobs.remove(job)
-                        ended = is_done(study, job.training, _to_be_done(study, folder, earlier))
-                        progress.update(int(ended), note=_note(study, job, folder))
-                if time.monotonic() >= deadline:
+                    jobs.remove(job)
+                    if going := _advance(job, folder, ways, outcome):
+                        jobs.append(going)
+                    else:
+                        ended = is_done(study, job.training, _to_be_done(folder, earlier))
+                        progress.update(int(ended), note=_note(job.training, folder))
+                if time.monotonic() >= outcome.deadline:
                     outcome.stopped(f"the time is up: --minutes {ways.minutes:g}.")
                     break
                 if len(jobs) < ways.parallel and time.monotonic() >= look:
                     look = time.monotonic() + WAIT
-                    results = _to_be_done(study, folder, earlier)
-                    left = _left(study, folder, results, ways)
+                    left = _left(folder, _to_be_done(folder, earlier), ways)
                     failures = {each.training: each.attempt for each in folder.read().values() if each.failed}
                     for attempt in failures.values():
                         noticed.setdefault(attempt, time.monotonic())
@@ -187,7 +185,8 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
                         is_free = len(jobs) < ways.parallel and not outcome.halted
                         if is_free and not any(job.training == training for job in jobs):
                             try:
-                                jobs += _begin(training, study, folder, ways, deadline, outcome, len(jobs))
+                                started = _begin(training, folder, ways, outcome, len(jobs))
+                                jobs += [started] if started else []
                             except BlockingIOError:
                                 busy += 1
                     if not jobs and (not left or outcome.why):
@@ -198,7 +197,7 @@ def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
                 time.sleep(POLL)
         finally:
             _stop(jobs)
-    outcome.finished = not _left(study, folder, _to_be_done(study, folder, earlier), Ways(ways.runs))
+    outcome.finished = not _left(folder, _to_be_done(folder, earlier), Ways(ways.runs))
     if not outcome.finished and not outcome.why:
         number, count = ways.share
         part = f"--only {' '.join(ways.only)} is" if ways.only else f"share {number} of {count} is"
@@ -237,12 +236,12 @@ def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
 # What is left
 
 
-def _to_be_done(study: Study, folder: ResultFolder, earlier: set[str]) -> Results:
+def _to_be_done(folder: ResultFolder, earlier: set[str]) -> Results:
     """The results, without first failures and those of earlier calls, which are tried again.
 
     Failures before the rows of a set were chosen stay: another try could not be used any more.
     """
-    chosen = {data.name for data in study.sets if folder.confirmed(data) is not None}
+    chosen = {data.name for data in folder.study.sets if folder.confirmed(data) is not None}
     return {
         key: result
         for key, result in folder.read().items()
@@ -252,9 +251,9 @@ def _to_be_done(study: Study, folder: ResultFolder, earlier: set[str]) -> Result
     }
 
 
-def _left(study: Study, folder: ResultFolder, results: Results, ways: Ways) -> list[Training]:
+def _left(folder: ResultFolder, results: Results, ways: Ways) -> list[Training]:
     """The trainings of this share that can be done now, stage by stage."""
-    number, count = ways.share
+    study, (number, count) = folder.study, ways.share
     every = stages_of_sets(study, folder, results)
     for data, of_set in zip(study.sets, every, strict=True):
         # Before the first text of the test set is written.
@@ -275,9 +274,7 @@ def _left(study: Study, folder: ResultFolder, results: Results, ways: Ways) -> l
 # A job
 
 
-def _begin(
-    training: Training, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome, running: int
-) -> list[Job]:
+def _begin(training: Training, folder: ResultFolder, ways: Ways, outcome: Outcome, running: int) -> Job | None:
     """Start a job. Nothing is started if only scores were left, or if no time is left.
 
     Raises:
@@ -285,60 +282,78 @@ def _begin(
     """
     place = training.folder(ways.runs)
     place.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        stack.enter_context(lock_folder(place, wait=False))
-        results = folder.read()
-        if is_done(study, training, {key: result for key, result in results.items() if not result.failed}):
-            return []  # another loop was faster
-        steps = _steps(study, training, place, folder, ways)
-        step = next(steps, None)
-        if step is None or not _may_start(step, training, study, results, deadline, outcome, running):
-            return []
-        started = _start(step, place, folder.day)
-        if started is None:
-            raise BlockingIOError
-        return [Job(training, stack.pop_all(), steps, step, *started, time.monotonic())]
+    with ExitStack() as lock:
+        lock.enter_context(lock_folder(place, wait=False))
+        results = {key: result for key, result in folder.read().items() if not result.failed}
+        if is_done(folder.study, training, results):
+            return None  # another loop was faster
+        return _start_next(training, lock, {}, folder, ways, outcome, running)
 
 
-def _advance(job: Job, study: Study, folder: ResultFolder, ways: Ways, deadline: float, outcome: Outcome) -> bool:
-    """Go on after a process has ended. Returns whether the job has another one; otherwise its folder is free again."""
-    place = job.training.folder(ways.runs)
-    code = job.process.poll()
-    if code in STOPPED:
-        outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
-        outcome.halted = True
-        job.free()
-        return False
-    if code:
-        why = _reason(job.step.log_file, code)
-        _record_failure(study, job.training, folder, job.step.what, why, diverged=code == DIVERGED)
-        job.free()
-        return False
-    job.step_lock.close()
-    took = None if job.step.continued else time.monotonic() - job.began
-    try:
-        job.step = job.steps.send(took)
-    except StopIteration:
-        job.free()
-        return False
-    if _may_start(job.step, job.training, study, folder.read(), deadline, outcome, 0):
-        started = _start(job.step, place, folder.day)
-        if started is not None:
-            job.process, job.step_lock = started
-            job.began = time.monotonic()
-            return True
-    job.free()
-    return False
+def _advance(job: Job, folder: ResultFolder, ways: Ways, outcome: Outcome) -> Job | None:
+    """Go on after a process has ended. Returns the job with its next one; None, with its folder free, if it ends."""
+    with job.lock, job.step_lock:
+        code = job.process.poll()
+        if code in STOPPED:
+            outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
+            outcome.halted = True
+            return None
+        if code:
+            why = _reason(job.step.log, code)
+            _record_failure(job.training, folder, job.step.what, why, diverged=code == DIVERGED)
+            return None
+        job.step_lock.close()
+        took = None if job.step.continued else time.monotonic() - job.began
+        try:
+            return _start_next(job.training, job.lock, job.seconds | {job.step.log: took}, folder, ways, outcome)
+        except BlockingIOError:
+            return None
 
 
-def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, ways: Ways) -> Steps:
-    """The processes of a training, and what is done after each."""
-    run = RunFolder(training.run_folder(ways.runs))
-    for other, split in study.first(training):
-        yield from _train(study, other, ways, f"train {other.objective}")
-        if split:
-            yield from _candidates(study, training, other, split, ways)
-    train_seconds = yield from _train(study, training, ways, "train")
+def _start_next(
+    training: Training,
+    lock: ExitStack,
+    seconds: dict[Path, float | None],
+    folder: ResultFolder,
+    ways: Ways,
+    outcome: Outcome,
+    running: int = 0,
+) -> Job | None:
+    """Start the next process of a training, and lock the folder of its log if it is not the training's own.
+
+    None if there is none, or if it may not start.
+
+    Raises:
+        BlockingIOError: another loop has that folder, or a process of a killed study is still at its own.
+    """
+    step = _next_step(training, folder, ways, seconds)
+    if step is None or not _may_start(step, training, folder, outcome, running):
+        return None
+    if step.log in seconds:
+        _record_failure(training, folder, step.what, f"it ended without its files, see {step.log}.")
+        return None
+    with ExitStack() as step_lock:
+        if step.log.parent != training.folder(ways.runs):
+            step_lock.enter_context(lock_folder(step.log.parent, wait=False))
+        if step.folder.is_dir():
+            with lock_folder(step.folder, wait=False):
+                pass
+        process = Process(step.arguments, step.log, {TODAY: folder.day})
+        return Job(training, lock.pop_all(), seconds, step, process, step_lock.pop_all(), time.monotonic())
+
+
+def _next_step(
+    training: Training, folder: ResultFolder, ways: Ways, seconds: Mapping[Path, float | None]
+) -> Step | None:
+    """The first process of a training whose files are not there; None if all are. Texts are scored on the way."""
+    study, run = folder.study, RunFolder(training.run_folder(ways.runs))
+    is_trained = _log(training, ways) in seconds  # by this job: the models that it needed may be deleted by now
+    for other, split in () if is_trained else study.first(training):
+        step = _train(other, study, ways, f"train {other.objective}")
+        if step := step or (_candidates(training, other, split, study, ways) if split else None):
+            return step
+    if step := _train(training, study, ways, "train"):
+        return step
     limit = study.data(training.set).limit
     for writing, changes in study.writings.items():
         known = folder.read().get((training, writing))
@@ -347,58 +362,61 @@ def _steps(study: Study, training: Training, place: Path, folder: ResultFolder, 
         texts = RunFolder(study.text_folder(training, writing, ways.runs))
         options = [word for change in changes for word in ("--set", change)]
         options += ["--split", training.split, *(["--limit", str(limit)] if limit else [])]
-        file = place / f"{training.split}-{writing}.json"
-        write_seconds = None
+        place = training.folder(ways.runs)
+        file, log = place / f"{training.split}-{writing}.json", place / f"{writing}.log"
         if texts.has_predictions:
             texts.raise_unless_written_by(run, texts.generation, texts.predictions, _AGAIN)
         if not texts.predictions.exists():
             write_whole(file, json.dumps(options))
             arguments = ["generate", str(run.path), "--out", str(texts.path), *options, *ways.options]
-            write_seconds = yield Step(writing, arguments, texts.path, texts.has_predictions, place)
-        else:
-            _raise_unless_written_with(options, file, texts.predictions)
+            return Step(writing, arguments, texts.path, texts.has_predictions, log)
+        _raise_unless_written_with(options, file, texts.predictions)
         try:
             result = score_texts(study, training, writing, run, texts)
         except ScoringError as why:
-            _record_failure(study, training, folder, "score", str(why))
-            return
+            _record_failure(training, folder, "score", str(why))
+            return None
         if not any(other.notes for other in folder.read().values() if other.training.set == training.set):
             for note in unread([result], training.split):
                 logger.warning(f"warning: {training.set}: {note}")
-        folder.write(replace(result, train_seconds=train_seconds, write_seconds=write_seconds, parallel=ways.parallel))
+        trained, written = seconds.get(_log(training, ways)), seconds.get(log)
+        folder.write(replace(result, train_seconds=trained, write_seconds=written, parallel=ways.parallel))
     if ways.delete_models:
         remove(run.model)
+    return None
 
 
-def _train(study: Study, training: Training, ways: Ways, what: str) -> Generator[Step, float | None, float | None]:
-    """The process of a training, unless it is finished. Returns its seconds, None if they are not known."""
+def _train(training: Training, study: Study, ways: Ways, what: str) -> Step | None:
+    """The process of a training, unless it is finished."""
     settings, run, place = study.recipe(training), RunFolder(training.run_folder(ways.runs)), training.folder(ways.runs)
-    seconds = None
     raise_unless_same_settings(study, settings, run)
-    if not run.finished:
-        place.mkdir(parents=True, exist_ok=True)
-        file = place / "settings.toml"
-        write_whole(file, recipe.dump(settings))
-        continued = run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
-        arguments = ["train", str(file), "--run", str(run.path), *ways.options]
-        seconds = yield Step(what, arguments, run.path, continued, place, "train")
-    remove(run.checkpoints)  # of the finished training: the model is beside them
-    return seconds
+    if run.finished:
+        remove(run.checkpoints)  # the model is beside them
+        return None
+    place.mkdir(parents=True, exist_ok=True)
+    file = place / "settings.toml"
+    write_whole(file, recipe.dump(settings))
+    arguments = ["train", str(file), "--run", str(run.path), *ways.options]
+    return Step(what, arguments, run.path, _has_checkpoints(run), _log(training, ways))
 
 
-def _candidates(study: Study, training: Training, writer: Training, split: str, ways: Ways) -> Steps:
+def _log(training: Training, ways: Ways) -> Path:
+    return training.folder(ways.runs) / "train.log"
+
+
+def _candidates(training: Training, writer: Training, split: str, study: Study, ways: Ways) -> Step | None:
     """The process in which the model of another training writes candidates for this one, unless they are there."""
     folder = RunFolder(study.made_folder(training, Made(writer.objective, split), ways.runs))
     run = RunFolder(writer.run_folder(ways.runs))
-    options, place = study.systems[training.objective].candidate_options(split), writer.folder(ways.runs)
-    file = place / f"candidates-{split}.json"
+    options = study.systems[training.objective].candidate_options(split)
+    file = writer.folder(ways.runs) / f"candidates-{split}.json"
     if folder.candidates.exists():
         _raise_unless_written_with(options, file, folder.candidates)
         folder.raise_unless_written_by(run, folder.about_candidates, folder.candidates, _AGAIN)
-        return
+        return None
     write_whole(file, json.dumps(options))
     arguments = ["candidates", str(run.path), "--out", str(folder.path), *options, *ways.options]
-    yield Step(f"candidates of {writer.objective}", arguments, folder.path, False, place, f"candidates-{split}")
+    return Step(f"candidates of {writer.objective}", arguments, folder.path, False, file.with_suffix(".log"))
 
 
 def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> None:
@@ -415,8 +433,7 @@ _AGAIN = "run the same command again."
 
 def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFolder) -> None:
     """Raise if a training was started, or even finished, by another version of the study."""
-    begun = run.finished or (run.checkpoints.is_dir() and any(run.checkpoints.iterdir()))
-    if not run.recipe.exists() or not begun:
+    if not run.recipe.exists() or not (run.finished or _has_checkpoints(run)):
         return
     changed = recipe.changed_settings(recipe.load(str(run.recipe)), settings)
     if changed:
@@ -427,16 +444,19 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
         )
 
 
-def _may_start(
-    step: Step, training: Training, study: Study, results: Results, deadline: float, outcome: Outcome, running: int
-) -> bool:
+def _has_checkpoints(run: RunFolder) -> bool:
+    return run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
+
+
+def _may_start(step: Step, training: Training, folder: ResultFolder, outcome: Outcome, running: int) -> bool:
     """Whether time and budget allow another process; for a training, with its writings: without, it could be lost.
 
     What is not known yet is taken to be short enough.
     """
+    study, results = folder.study, folder.read()
     parts = ["", *study.writings] if step.what == "train" else [step.what]
     expected = sum(expected_seconds(results, training, part) or 0.0 for part in parts)
-    if time.monotonic() + expected > deadline:
+    if time.monotonic() + expected > outcome.deadline:
         outcome.stopped("what is left does not fit into --minutes.")
         return False
     if study.minutes and seconds_spent(results) + expected > 60 * study.minutes:
@@ -449,33 +469,14 @@ def _may_start(
     return True
 
 
-def _start(step: Step, own: Path, day: str) -> tuple[Process, ExitStack] | None:
-    """Start a step, and lock its place if it is not the job's own.
-
-    None if another loop has that place, or if a process of a killed study is still at it.
-    """
-    with ExitStack() as stack:
-        try:
-            if step.place != own:
-                stack.enter_context(lock_folder(step.place, wait=False))
-            if step.folder.is_dir():
-                with lock_folder(step.folder, wait=False):
-                    pass
-        except BlockingIOError:
-            return None
-        return Process(step.arguments, step.log_file, {TODAY: day}), stack.pop_all()
-
-
-def _record_failure(
-    study: Study, training: Training, folder: ResultFolder, what: str, why: str, *, diverged: bool = False
-) -> None:
+def _record_failure(training: Training, folder: ResultFolder, what: str, why: str, *, diverged: bool = False) -> None:
     """Record and report that a step failed."""
     known = folder.read()
-    before_each = {writing: known.get((training, writing)) for writing in study.writings}
+    before_each = {writing: known.get((training, writing)) for writing in folder.study.writings}
     tries = 1 + max((result.tries for result in before_each.values() if result is not None), default=0)
     for writing, before in before_each.items():
         if before is None or before.failed:
-            facts, attempt = study.facts(training, writing), str(secrets.randbits(60))
+            facts, attempt = folder.study.facts(training, writing), str(secrets.randbits(60))
             folder.write(
                 Result(training, writing, facts, f"{what}: {why}", tries=tries, diverged=diverged, attempt=attempt)
             )
@@ -495,9 +496,8 @@ def _reason(log: Path, code: int) -> str:
     return f"it ended with {name}{printed}.{memory}"
 
 
-def _note(study: Study, job: Job, folder: ResultFolder) -> str:
-    training = job.training
-    data = study.data(training.set)
+def _note(training: Training, folder: ResultFolder) -> str:
+    data = folder.study.data(training.set)
     result = folder.read().get((training, data.writing))
     if result is None or result.failed:
         return f"{training}: {'failed' if result else 'not finished'}"
@@ -518,22 +518,17 @@ def _stop(jobs: Sequence[Job]) -> None:
             time.sleep(POLL)
         if job.process.poll() is None:
             job.process.kill()
-        job.free()
+        job.step_lock.close()
+        job.lock.close()
 
 
 @contextmanager
 def _interrupted_by_terminate() -> Iterator[None]:
     """Make SIGTERM, with which job arrays end a process, stop a study as Ctrl-C does."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before: Callable[..., Any] | int | None = None
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread, which alone gets signals
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
         yield
         return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
+from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
 from ngramloss.study.results import Result, Results
 
 Rows = Mapping[str, tuple[str, ...]]
@@ -58,70 +58,56 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         chosen: the rows that were chosen earlier for the test, if they were.
     """
     tuning = study.tuning
-    tune = (
-        [
-            Training(data.name, row, setting, tuning.seed, VALIDATION)
-            for row in tuning.objectives
-            for setting in data.grid
-        ]
-        if tuning
-        else []
-    )
-    shared = len(tuning.objectives) if tuning and tuning.seed in data.screening else 0
-    screened = len(study.objectives) * len(data.screening) - shared
+    tune, shared = list[Training](), 0
+    if tuning:
+        rows, seed = tuning.objectives, tuning.seed
+        tune = [Training(data.name, row, setting, seed, VALIDATION) for row in rows for setting in data.grid]
+        shared = len(rows) if seed in data.screening else 0
     early = [study.baseline, *study.always] if study.always else []
-    later = study.confirm + (not early)
-    planned = {
-        "tune": Stage("tune", tune, len(tune)),
-        "always": Stage("always", [], len(early) * len(study.confirmation)),
-        "screen": Stage("screen", [], screened),
-        "confirm": Stage("confirm", [], later * len(study.confirmation)),
-    }
-    settings: dict[str, tuple[str, ...]] | None = None
-    confirmed, given = chosen, None
-
-    def tests(rows: Rows) -> list[Training]:
-        return [
-            Training(data.name, row, setting, seed, TEST)
-            for seed in study.confirmation
-            for row, setting in rows.items()
-        ]
+    settings = given = None
+    always, screen, last = list[Training](), list[Training](), list[Training]()
+    count = len(study.confirmation)
+    in_always, in_confirm = len(early) * count, (study.confirm + (not early)) * count
 
     if _ended(study, tune, results):
         settings = _settings(study, data, results)
         given = _comparable(study, {row: settings[row] for row in early if row in settings})
-        always = tests(given or {})
-        planned["always"] = Stage("always", always, len(always))
-        screen = [
-            Training(data.name, row, setting, seed, VALIDATION)
-            for seed in data.screening
-            for row, setting in settings.items()
-        ]
-        planned["screen"] = Stage("screen", screen, screened)
+        always = trainings_of(data.name, given or {}, study.confirmation, TEST)
+        in_always = len(always)
+        screen = trainings_of(data.name, settings, data.screening, VALIDATION)
         if _ended(study, screen, results):
-            confirmed = _comparable(study, _best(study, data, results, settings))
-    if confirmed is not None:
-        last = tests(confirmed)
-        planned["confirm"] = Stage("confirm", last, len(last) - len(planned["always"].trainings))
-    return Stages(list(planned.values()), settings, confirmed, given)
+            chosen = _comparable(study, _best(study, data, results, settings))
+    if chosen is not None:
+        last = trainings_of(data.name, chosen, study.confirmation, TEST)
+        in_confirm = len(last) - len(always)
+    every = [
+        Stage("tune", tune, len(tune)),
+        Stage("always", always, in_always),
+        Stage("screen", screen, len(study.objectives) * len(data.screening) - shared),
+        Stage("confirm", last, in_confirm),
+    ]
+    return Stages(every, settings, chosen, given)
 
 
 def has_failed(study: Study, training: Training, results: Results) -> bool:
     """Whether a training or one of its writings failed."""
-    known = (results.get((training, writing)) for writing in study.writings)
-    return any(result and result.failed for result in known)
+    return any(result and result.failed for result in _writings(study, training, results))
 
 
 def unresolved(study: Study, trainings: Sequence[Training], results: Results) -> list[Result]:
     """A failure of each training that failed without diverging: it says nothing about the row."""
-    each = ([results.get((training, writing)) for writing in study.writings] for training in trainings)
-    failed = ([result for result in known if result and result.failed and not result.diverged] for known in each)
+    every = ([result for result in _writings(study, each, results) if result] for each in trainings)
+    failed = ([result for result in known if result.failed and not result.diverged] for known in every)
     return [found[0] for found in failed if found]
 
 
 def is_done(study: Study, training: Training, results: Results) -> bool:
     """Whether all writings of a training have results, or one of them failed."""
-    return has_failed(study, training, results) or all(results.get((training, each)) for each in study.writings)
+    return has_failed(study, training, results) or all(_writings(study, training, results))
+
+
+def _writings(study: Study, training: Training, results: Results) -> list[Result | None]:
+    return [results.get((training, writing)) for writing in study.writings]
 
 
 def primary_scores(data: DataSet, trainings: Sequence[Training], results: Results) -> dict[int, float]:
@@ -142,11 +128,11 @@ def expected_seconds(results: Results, training: Training, writing: str = "") ->
     """The median time of such trainings, or of such writings; None if none is finished."""
     alike = [result for result in results.values() if result.training.set == training.set and not result.failed]
     if not writing:
-        return _median(alike, lambda result: result.train_seconds)
+        return _median([result.train_seconds for result in alike])
     same = [result for result in alike if result.writing == writing]
-    split = [result for result in same if result.training.split == training.split]
-    known = _median(split, lambda result: result.write_seconds)
-    return known if known is not None else _median(same, lambda result: result.write_seconds)
+    split = [result.write_seconds for result in same if result.training.split == training.split]
+    known = _median(split)
+    return known if known is not None else _median([result.write_seconds for result in same])
 
 
 def time_left(study: Study, every: Sequence[Stages], results: Results) -> Estimate:
@@ -189,14 +175,9 @@ def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[
         return dict.fromkeys(study.objectives, ())
     best: dict[str, tuple[str, ...]] = {}
     for row in tuning.objectives:
-        scores = {
-            setting: score
-            for setting in data.grid
-            for score in primary_scores(
-                data, [Training(data.name, row, setting, tuning.seed, VALIDATION)], results
-            ).values()
-        }
-        if scores:
+        tried = {setting: Training(data.name, row, setting, tuning.seed, VALIDATION) for setting in data.grid}
+        found = {setting: primary_scores(data, [training], results) for setting, training in tried.items()}
+        if scores := {setting: score for setting, known in found.items() for score in known.values()}:
             best[row] = max(scores, key=lambda setting: _gain(data, scores[setting]))
     chosen = {row: best.get(row if row in tuning.objectives else tuning.others) for row in study.objectives}
     return {row: setting for row, setting in chosen.items() if setting is not None}
@@ -212,8 +193,7 @@ def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict
     given = (study.baseline, *study.always)
     means = {}
     for row, setting in settings.items():
-        trainings = [Training(data.name, row, setting, seed, VALIDATION) for seed in data.screening]
-        scores = primary_scores(data, trainings, results)
+        scores = primary_scores(data, trainings_of(data.name, {row: setting}, data.screening, VALIDATION), results)
         if row not in given and len(scores) == len(data.screening):
             means[row] = _gain(data, statistics.mean(scores.values()))
     best = sorted(means, key=lambda row: -means[row])[: study.confirm]
@@ -248,6 +228,6 @@ def _gain(data: DataSet, score: float) -> float:
     return -score if data.score.better == "lower" else score
 
 
-def _median(results: Sequence[Result], seconds: Callable[[Result], float | None]) -> float | None:
-    known = [value for value in map(seconds, results) if value is not None]
+def _median(seconds: Sequence[float | None]) -> float | None:
+    known = [value for value in seconds if value is not None]
     return statistics.median(known) if known else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from ngramloss.output import escape, tabular
 from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark, signed
 from ngramloss.scoring import provenance, significance
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training
+from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
 from ngramloss.study.results import Result, Results, documents_of
 from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
 
@@ -135,63 +135,56 @@ def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list
         for row in _rows(study, data, of_set.tested, study.confirmation, TEST, results)
     ]
     compared = [row for row in rows if row.against]
-    family = max(study.comparisons, len(compared))
-    documents = _over_documents(rows, results)
+    family = _family(study, compared)
     p_seeds = _corrected([row.against["p"] for row in compared], family)
-    p_documents = _corrected([documents[row.data.name, row.objective] for row in compared], family)
-    found = []
-    for row in rows:
-        if row.against:
-            place = compared.index(row)
-            pairs = differences(row, rows)
-            spread = statistics.stdev(pairs) if len(pairs) > 1 else nan
-            smallest = significance.smallest_difference(spread, len(pairs), level=LEVEL / family, power=POWER)
-            against = row.against | {"p_holm": p_seeds[place]}
-            row = row._replace(against=against, p_documents=p_documents[place], smallest=smallest)
-        found.append(row)
-    return found
+    p_documents = _corrected([_over_documents(row, rows, results) for row in compared], family)
+    for row, by_seeds, by_documents in zip(compared, p_seeds, p_documents, strict=True):
+        pairs = differences(row, rows)
+        spread = statistics.stdev(pairs) if len(pairs) > 1 else nan
+        smallest = significance.smallest_difference(spread, len(pairs), level=LEVEL / family, power=POWER)
+        against = row.against | {"p_holm": by_seeds}
+        rows[rows.index(row)] = row._replace(against=against, p_documents=by_documents, smallest=smallest)
+    return rows
+
+
+def _family(study: Study, rows: Sequence[Comparison]) -> int:
+    """How many comparisons are corrected for together: those that are planned, or more if more were made."""
+    return max(study.comparisons, sum(bool(row.against) for row in rows))
 
 
 def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[SetTables]:
     """For each set its tables: what was tuned, screened and confirmed, and the other scores of the confirmed rows."""
-    confirmed = comparisons(study, every, results)
-    family = max(study.comparisons, sum(bool(row.against) for row in confirmed))
+    tested = comparisons(study, every, results)
     seeds = f"{len(study.confirmation)} seed{'s' * (len(study.confirmation) > 1)}"
     found = []
     for data, of_set in zip(study.sets, every, strict=True):
         primary = f"{data.score.label} of {data.writing}"
         tried = of_set.all[0].trainings
-        screened = _rows(study, data, of_set.settings or {}, data.screening, VALIDATION, results)
-        rows = [row for row in confirmed if row.data is data]
+        screening = _rows(study, data, of_set.settings or {}, data.screening, VALIDATION, results)
+        rows = [row for row in tested if row.data is data]
         made = [result for result in results.values() if result.training.set == data.name and not result.failed]
-        why = [escape.name(line) for line in why_stopped(study, of_set, results)]
-        own = SetTables(data, screened, rows, _signatures(made), _speeds(made), stopped=why)
+        tuned = screened = confirmed = None
+        others: list[Shown] = []
         if any((training, data.writing) in results for training in tried):
             title = f"tuned on validation data, {primary}, seed {tried[0].seed}"
-            own = own._replace(tuned=Shown(title, _tuned(study, of_set, data, results)))
-        if any(row.scores or row.failed for row in screened):
+            tuned = Shown(title, _tuned(tried, of_set, data, results))
+        if any(row.scores or row.failed for row in screening):
             title = f"screened on validation data, {primary}"
-            table = _screened(study, of_set, screened, results)
-            decoded = _decoded(made, data.writing, VALIDATION)
+            table = _screened(study, of_set, screening, results)
             notes = [*_parts(made, VALIDATION), *unread(made, VALIDATION)]
-            own = own._replace(screened=Shown(title, table, _failures(screened), notes, decoded))
+            screened = Shown(title, table, _failures(screening), notes, _decoded(made, data.writing, VALIDATION))
         if any(row.scores or row.failed for row in rows):
             title = f"{'confirmed' if study.screening else 'compared'} on test data, {primary}, {seeds}"
-            found_out = [sentence for row in rows for sentence in (verdict(row), untested(study, row)) if sentence]
-            more = [*_parts(made, TEST), *unread(made, TEST), *_engines(made)]
-            notes = [*found_out, *more, *_legend(family, study)]
-            own = own._replace(
-                confirmed=Shown(title, _confirmed(rows), _failures(rows), notes, _decoded(made, data.writing, TEST)),
-                others=[
-                    Shown(
-                        f"all scores of {writing} on test data",
-                        _others(study, rows, writing, results),
-                        warnings=_decoded(made, writing, TEST),
-                    )
-                    for writing in study.writings
-                ],
-            )
-        found.append(own)
+            notes = [sentence for row in rows for sentence in (verdict(row), untested(study, row)) if sentence]
+            notes += [*_parts(made, TEST), *unread(made, TEST), *_engines(made)]
+            notes += _legend(_family(study, tested), study)
+            confirmed = Shown(title, _confirmed(rows), _failures(rows), notes, _decoded(made, data.writing, TEST))
+            for writing in study.writings:
+                table, warnings = _others(study, rows, writing, results), _decoded(made, writing, TEST)
+                others.append(Shown(f"all scores of {writing} on test data", table, warnings=warnings))
+        stopped = [escape.name(line) for line in why_stopped(study, of_set, results)]
+        shown = tuned, screened, confirmed, others, stopped
+        found.append(SetTables(data, screening, rows, _signatures(made), _speeds(made), *shown))
     return found
 
 
@@ -244,27 +237,30 @@ def _rows(
     """The rows of a set on a split, compared with the baseline over the seeds that both have."""
     rows: list[Comparison] = []
     for objective, setting in settings.items():
-        trainings = [Training(data.name, objective, setting, seed, split) for seed in seeds]
+        trainings = trainings_of(data.name, {objective: setting}, seeds, split)
         scores = primary_scores(data, trainings, results)
         known = ((training.seed, results.get((training, data.writing))) for training in trainings)
         failed = {seed: result.failed or "no score" for seed, result in known if result and seed not in scores}
-        row = Comparison(data, objective, setting, scores, failed, len(seeds), {})
+        against: dict[str, float] = {}
         if objective != study.baseline:
             against = dict.fromkeys(("difference", "low", "high", "p"), nan)
             both = {seed: score for seed, score in scores.items() if rows and seed in rows[0].scores}
             if both and rows[0].objective == study.baseline:
                 against = significance.between_seeds(both, {seed: rows[0].scores[seed] for seed in both})
-            row = row._replace(against=against)
-        rows.append(row)
+        rows.append(Comparison(data, objective, setting, scores, failed, len(seeds), against))
     return rows
 
 
 def differences(row: Comparison, rows: Sequence[Comparison]) -> list[float]:
     """The difference to the baseline for each seed that both have."""
+    first, seeds = _paired(row, rows)
+    return [row.scores[seed] - first.scores[seed] for seed in seeds]
+
+
+def _paired(row: Comparison, rows: Sequence[Comparison]) -> tuple[Comparison, list[int]]:
+    """The first row of a row's set, and the seeds that both have; none if it is not the baseline."""
     first = next(other for other in rows if other.data is row.data)
-    return [
-        score - first.scores[seed] for seed, score in row.scores.items() if seed in first.scores and not first.against
-    ]
+    return first, [seed for seed in row.scores if seed in first.scores and not first.against]
 
 
 def verdict(row: Comparison) -> str:
@@ -297,133 +293,128 @@ def _corrected(chances: Sequence[float], family: int) -> list[float]:
     return [nan if isnan(p) else holm for p, holm in zip(chances, significance.holm(whole), strict=False)]
 
 
-def _over_documents(rows: Sequence[Comparison], results: Results) -> dict[tuple[str, str], float]:
+def _over_documents(row: Comparison, rows: Sequence[Comparison], results: Results) -> float:
     """The larger p of both paired tests over documents, of the runs of all seeds that a row and the baseline have."""
-    chances: dict[tuple[str, str], float] = {}
-    for row in rows:
-        first = next(other for other in rows if other.data is row.data)
-        both = [seed for seed in row.scores if seed in first.scores and not first.against]
-        chances[row.data.name, row.objective] = nan
-        if not row.against or not both:
-            continue
-        systems = []
-        for each in (first, row):
-            trainings = [Training(row.data.name, each.objective, each.setting, seed, TEST) for seed in both]
-            runs = [results[training, row.data.writing] for training in trainings]
-            systems.append({row.data.primary: documents_of(row.data, runs)})
-        test = significance.compare(systems, samples=SAMPLES, shuffles=SHUFFLES)[row.data.primary][1]
-        if test.p_bootstrap is not None and test.p_randomisation is not None:
-            chances[row.data.name, row.objective] = max(test.p_bootstrap, test.p_randomisation)
-    return chances
+    first, both = _paired(row, rows)
+    if not both:
+        return nan
+    systems = []
+    for each in (first, row):
+        trainings = trainings_of(row.data.name, {each.objective: each.setting}, both, TEST)
+        runs = [results[training, row.data.writing] for training in trainings]
+        systems.append({row.data.primary: documents_of(row.data, runs)})
+    test = significance.compare(systems, samples=SAMPLES, shuffles=SHUFFLES)[row.data.primary][1]
+    chances = [p for p in (test.p_bootstrap, test.p_randomisation) if p is not None]
+    return max(chances) if len(chances) == 2 else nan
 
 
 # Tables
 
 
-def _tuned(study: Study, of_set: Stages, data: DataSet, results: Results) -> Table:
+def _table(rows: Sequence[Comparison], columns: Sequence[tuple[Head, Sequence[Cell]]]) -> Table:
+    """A table of rows, from the head and the cells of each column."""
+    heads, cells = zip(*columns, strict=True)
+    shown = [Row(row.objective, row.objective, own) for row, own in zip(rows, zip(*cells, strict=True), strict=True)]
+    return Table(heads, shown, corner="row", intervals=True)
+
+
+def _plain(name: str) -> Head:
+    """The head of a column without intervals and marks."""
+    return Head(name, tested=False)
+
+
+def _tuned(tried: Sequence[Training], of_set: Stages, data: DataSet, results: Results) -> Table:
     """A row for each row that is tuned, a column for each setting."""
-    tried = of_set.all[0].trainings
-    grid = list(dict.fromkeys(training.setting for training in tried))
-    rows = []
-    for objective in dict.fromkeys(training.objective for training in tried):
-        cells = []
-        for setting in grid:
-            (training,) = (each for each in tried if (each.objective, each.setting) == (objective, setting))
-            chosen = of_set.settings is not None and of_set.settings.get(objective) == setting
-            score = primary_scores(data, [training], results).get(training.seed)
-            failed = (result := results.get((training, data.writing))) is not None and bool(result.failed)
-            text = "failed" if failed else fixed(score, data.score.decimals)
-            cells.append(Cell(text, score, note="chosen" if chosen else ""))
-        rows.append(Row(objective, objective, cells))
-    heads = [Head(" ".join(setting), tested=False) for setting in grid]
-    return Table(heads, rows, corner="row")
+    rows: dict[str, dict[tuple[str, ...], Cell]] = {}
+    for training in tried:
+        chosen = (of_set.settings or {}).get(training.objective) == training.setting
+        score = primary_scores(data, [training], results).get(training.seed)
+        failed = (result := results.get((training, data.writing))) is not None and bool(result.failed)
+        text = "failed" if failed else fixed(score, data.score.decimals)
+        cell = Cell(text, score, note="chosen" if chosen else "")
+        rows.setdefault(training.objective, {})[training.setting] = cell
+    heads = [_plain(" ".join(setting)) for setting in dict.fromkeys(training.setting for training in tried)]
+    return Table(heads, [Row(name, name, [*cells.values()]) for name, cells in rows.items()], corner="row")
 
 
 def _screened(study: Study, of_set: Stages, rows: Sequence[Comparison], results: Results) -> Table:
     """Means of the primary score over the screening seeds, with each writing, and which rows go on."""
-    data = rows[0].data
-    others = [writing for writing in study.writings if writing != data.writing]
-    heads = [Head("setting", tested=False)] if data.grid else []
-    heads += [Head("seeds", tested=False), Head(data.primary, data.score.label), Head("difference", tested=False)]
-    heads += [Head(f"{data.primary} {writing}", f"{data.score.label} {writing}") for writing in others]
-    heads += [Head("confirmed", tested=False)]
-    shown = []
-    for row in rows:
-        goes_on = of_set.confirmed is not None and row.objective in of_set.confirmed
-        cells = [Cell(" ".join(row.setting))] if data.grid else []
-        cells += [_count(row), mean_cell(list(row.scores.values()), data.score)]
-        cells.append(Cell(signed(row.against.get("difference"), data.score.decimals) if row.against else ""))
-        for writing in others:
-            cells.append(mean_cell(_values(study, row, writing, VALIDATION, data.primary, results), data.score))
-        cells.append(Cell("yes" if goes_on else ""))
-        shown.append(Row(row.objective, row.objective, cells))
-    return Table(heads, shown, corner="row", intervals=True)
+    data, score = rows[0].data, rows[0].data.score
+    differences = [signed(row.against["difference"], score.decimals) if row.against else "" for row in rows]
+    columns = [(_plain("setting"), [Cell(" ".join(row.setting)) for row in rows])] if data.grid else []
+    columns += [
+        (_plain("seeds"), [_count(row) for row in rows]),
+        (Head(data.primary, score.label), [mean_cell([*row.scores.values()], score) for row in rows]),
+        (_plain("difference"), [Cell(text) for text in differences]),
+    ]
+    for writing in study.writings:
+        if writing != data.writing:
+            runs = [_runs(study, row, writing, VALIDATION, results) for row in rows]
+            head = Head(f"{data.primary} {writing}", f"{score.label} {writing}")
+            columns.append((head, [_mean_of(each, data.primary, score) for each in runs]))
+    confirmed = of_set.confirmed or {}
+    return _table(rows, [*columns, (_plain("confirmed"), [Cell("yes" * (row.objective in confirmed)) for row in rows])])
 
 
 def _confirmed(rows: Sequence[Comparison]) -> Table:
     """The primary score: mean, difference, interval, both tests, and what could have been shown."""
-    score = rows[0].data.score
-    names = ("seeds", "difference", "95% interval", "p", "p (Holm)", "p documents (Holm)", "could show")
-    heads = [Head(name, tested=False) for name in names]
-    heads.insert(1, Head(rows[0].data.primary, score.label, score.better == "lower"))
-    shown = []
-    for row in rows:
-        cells = [_count(row), mean_cell(list(row.scores.values()), score)]
-        if row.against:
-            test = row.against
-            interval = ""
-            if tabular.is_number(test["low"]):
-                interval = f"{signed(test['low'], score.decimals)} to {signed(test['high'], score.decimals)}"
-            difference = signed(test["difference"], score.decimals)
-            cells += [
-                Cell(difference, test["difference"], mark(test["p_holm"])),
-                Cell(interval or "–"),
-                *(Cell(chance(p) or "–", p) for p in (test["p"], test["p_holm"], row.p_documents)),
-                Cell(fixed(row.smallest, score.decimals), row.smallest),
-            ]
-        else:
-            cells += [Cell("")] * 6
-        shown.append(Row(row.objective, row.objective, cells))
-    return Table(heads, shown, corner="row", intervals=True)
+    data, score = rows[0].data, rows[0].data.score
+
+    def compared(name: str, cell: Callable[[Comparison, dict[str, float]], Cell]) -> tuple[Head, list[Cell]]:
+        return _plain(name), [cell(row, row.against) if row.against else Cell("") for row in rows]
+
+    def change(value: float) -> str:
+        return signed(value, score.decimals)
+
+    def interval(low: float, high: float) -> str:
+        return f"{change(low)} to {change(high)}" if tabular.is_number(low) else "–"
+
+    def p_cell(p: float) -> Cell:
+        return Cell(chance(p) or "–", p)
+
+    means = [mean_cell([*row.scores.values()], score) for row in rows]
+    return _table(
+        rows,
+        [
+            (_plain("seeds"), [_count(row) for row in rows]),
+            (Head(data.primary, score.label, score.better == "lower"), means),
+            compared("difference", lambda _, x: Cell(change(x["difference"]), x["difference"], mark(x["p_holm"]))),
+            compared("95% interval", lambda _, x: Cell(interval(x["low"], x["high"]))),
+            compared("p", lambda _, x: p_cell(x["p"])),
+            compared("p (Holm)", lambda _, x: p_cell(x["p_holm"])),
+            compared("p documents (Holm)", lambda row, _: p_cell(row.p_documents)),
+            compared("could show", lambda row, _: Cell(fixed(row.smallest, score.decimals), row.smallest)),
+        ],
+    )
 
 
 def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Results) -> Table:
     """Means over seeds of all scores of one writing, and speeds."""
-    data = rows[0].data
-    scores = {
-        name: score
-        for metric in data.metrics
+    runs = [_runs(study, row, writing, TEST, results) for row in rows]
+    there = {name for each in runs for run in each for name in run.scores}
+    columns = [
+        (Head(name, score.label, score.better == "lower"), [_mean_of(each, name, score) for each in runs])
+        for metric in rows[0].data.metrics
         for name, score in scores_of(metric).items()
-        if (metric != "shape" or name in SHAPE) and any(name in _of(study, row, writing, results) for row in rows)
-    }
-    heads = [Head(name, score.label, score.better == "lower") for name, score in scores.items()]
-    heads += [Head("trained/s", tested=False), Head("written/s", tested=False)]
-    shown = []
-    for row in rows:
-        cells = [mean_cell(_values(study, row, writing, TEST, name, results), score) for name, score in scores.items()]
-        runs = _runs(row, writing, study.confirmation, TEST, results)
-        trained = [run.docs_per_second for run in runs if run.docs_per_second is not None]
-        written = [run.count / run.write_seconds for run in runs if run.write_seconds]
-        cells += [Cell(fixed(statistics.mean(speeds), 1) if speeds else "–") for speeds in (trained, written)]
-        shown.append(Row(row.objective, row.objective, cells))
-    return Table(heads, shown, corner="row", intervals=True)
+        if name in there and (metric != "shape" or name in SHAPE)
+    ]
+    trained = [[run.docs_per_second for run in each if run.docs_per_second is not None] for each in runs]
+    written = [[run.count / run.write_seconds for run in each if run.write_seconds] for each in runs]
+    for name, speeds in (("trained/s", trained), ("written/s", written)):
+        columns.append((_plain(name), [Cell(fixed(statistics.mean(each), 1) if each else "–") for each in speeds]))
+    return _table(rows, columns)
 
 
-def _of(study: Study, row: Comparison, writing: str, results: Results) -> set[str]:
-    """The names of all scores that some run of a row has."""
-    return {name for run in _runs(row, writing, study.confirmation, TEST, results) for name in run.scores}
-
-
-def _runs(row: Comparison, writing: str, seeds: Iterable[int], split: str, results: Results) -> list[Result]:
-    trainings = (Training(row.data.name, row.objective, row.setting, seed, split) for seed in seeds)
+def _runs(study: Study, row: Comparison, writing: str, split: str, results: Results) -> list[Result]:
+    """The results of a row, one for each seed that has one."""
+    seeds = row.data.screening if split == VALIDATION else study.confirmation
+    trainings = trainings_of(row.data.name, {row.objective: row.setting}, seeds, split)
     found = (results.get((training, writing)) for training in trainings)
     return [result for result in found if result is not None and not result.failed]
 
 
-def _values(study: Study, row: Comparison, writing: str, split: str, name: str, results: Results) -> list[float]:
-    seeds = row.data.screening if split == VALIDATION else study.confirmation
-    scores = (run.scores.get(name) for run in _runs(row, writing, seeds, split, results))
-    return [score for score in scores if score is not None]
+def _mean_of(runs: Sequence[Result], name: str, score: Score) -> Cell:
+    return mean_cell([value for run in runs if (value := run.scores.get(name)) is not None], score)
 
 
 def mean_cell(values: Sequence[float], score: Score) -> Cell:

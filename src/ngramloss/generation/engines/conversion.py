@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -28,31 +29,18 @@ FORMAT = 1
 """Part of the cache key: increased when the same model is converted in another way."""
 TOLERANCE = 1e-3
 """The largest difference of a log-probability after the conversion; rounding gives about 1e-5."""
-
-
-class Norms(NamedTuple):
-    """Where a family of models normalises, which its configuration does not say.
-
-    Attributes:
-        before: in each layer before attention and feed-forward, instead of after.
-        embeddings: after the embeddings.
-    """
-
-    before: bool
-    embeddings: bool
-
-
-FAMILIES = {
-    "bart": Norms(before=False, embeddings=True),
-    "mbart": Norms(before=True, embeddings=True),
-    "pegasus": Norms(before=True, embeddings=False),
-    "marian": Norms(before=False, embeddings=False),
-    "m2m_100": Norms(before=True, embeddings=False),
-    "t5": None,
-    "mt5": None,
-    "umt5": None,
+FAMILIES: dict[str, dict[str, bool]] = {
+    "bart": {"normalize_before": False, "normalize_embedding": True},
+    "mbart": {"normalize_before": True, "normalize_embedding": True},
+    "pegasus": {"normalize_before": True, "normalize_embedding": False},
+    "marian": {"normalize_before": False, "normalize_embedding": False},
+    "m2m_100": {"normalize_before": True, "normalize_embedding": False},
+    "t5": {},
+    "mt5": {},
+    "umt5": {},
 }
-"""The types of models that can be converted."""
+"""The types of models that can be converted, and where they normalise, which their configuration does not say: in each
+layer before attention and feed-forward, or after; and after the embeddings."""
 
 
 def converted(model: Any) -> Path:
@@ -112,13 +100,10 @@ def _specification(model: Any) -> Any:
     from ctranslate2.specs.model_spec import OPTIONAL
 
     config = model.config
-    norms = FAMILIES[config.model_type]
     # Its loader for Marian takes the last token for padding, and the embedding of the start token for zero.
     kind = "BartConfig" if config.model_type == "marian" else type(config).__name__
     loader = loaders._MODEL_LOADERS[kind]
-    with _attributes(
-        config, {} if norms is None else {"normalize_before": norms.before, "normalize_embedding": norms.embeddings}
-    ):
+    with patch.dict(vars(config), FAMILIES[config.model_type]):  # for the loader, which reads them there
         spec = loader.get_model_spec(model)
     if config.model_type in ("t5", "mt5"):  # transformers has a setting of its own for this, and none for mT5
         scaled = getattr(config, "scale_decoder_outputs", False)
@@ -132,19 +117,6 @@ def _specification(model: Any) -> Any:
 
 def _word(token: Any) -> str:
     return str(token[0] if isinstance(token, list) else token)
-
-
-@contextmanager
-def _attributes(config: Any, values: dict[str, Any]) -> Iterator[None]:
-    """Give a configuration these attributes for a while."""
-    before = {name: config.__dict__[name] for name in values if name in config.__dict__}
-    config.__dict__.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            config.__dict__.pop(name, None)
-        config.__dict__.update(before)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.generation.sampling import sampled, text_seeds
-from ngramloss.generation.search import Options, Search, effective
+from ngramloss.generation.search import BESIDE, USUAL, Options, Search, effective
 from ngramloss.models.loading import generation_changes, is_causal
 from ngramloss.output.console import logger
 from ngramloss.recipe import Generation
@@ -25,40 +25,14 @@ from ngramloss.steps.padding import padded
 UNLIMITED = Generation().max_length
 """The most tokens of a text of a decoder-only model if nothing says how many. Hugging Face's default is 20, which cuts
 most texts in the middle of a sentence."""
-KNOWN = {
-    "max_length",
-    "max_new_tokens",
-    "min_length",
-    "min_new_tokens",
-    "num_beams",
-    "early_stopping",
-    "length_penalty",
-    "no_repeat_ngram_size",
-    "renormalize_logits",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "bad_words_ids",
-    "num_return_sequences",
-    "do_sample",
-    "temperature",
-    "top_p",
-    "top_k",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
-    "use_cache",
-    "cache_implementation",
-    "return_dict_in_generate",
-    "output_scores",
-    "output_logits",
-    "output_attentions",
-    "output_hidden_states",
-    "transformers_version",
-    "_from_model_config",
-}
+KNOWN = (
+    {*USUAL, *BESIDE} - {"repetition_penalty", "num_beam_groups", "diversity_penalty", "typical_p", "min_p", "rerank"}
+    | {"forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "decoder_start_token_id"}
+    | {"pad_token_id", "bos_token_id", "eos_token_id", "use_cache", "cache_implementation", "return_dict_in_generate"}
+    | {"output_scores", "output_logits", "output_attentions", "output_hidden_states"}
+    | {"transformers_version", "_from_model_config"}
+)
 """Settings of a generation_config that :class:`Search` contains, or that do not change texts."""
-
 OF_SAMPLING = {"min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
 """Settings that change texts only where ``generate`` itself samples: beams have none, and :func:`_sampled` reads
 none."""
