@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.errors import UserError
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.hf.heads import has_encoder
-from ngramloss.hf.segments import POSITIONS
 from ngramloss.stats import IGNORE_INDEX, CandidateStats, at_positions, own_rows
 
 KEYS = ("candidates", "candidate_inputs", "candidate_positions", "gains", "greedy", "baseline")
@@ -103,7 +103,7 @@ class CandidateRows(NamedTuple):
 
 
 def candidate_rows(
-    model: Any, inputs: dict[str, Any], references: Tensor, decoder_inputs: Callable[[Any, Tensor], Tensor]
+    model: Any, inputs: dict[str, Any], references: Tensor, places: Tensor | None
 ) -> CandidateRows | None:
     """Take the candidates out of a model's inputs; None if it has none.
 
@@ -111,7 +111,7 @@ def candidate_rows(
         model: the bare model.
         inputs: of its forward. The keys of candidates are removed.
         references: labels, [B, T].
-        decoder_inputs: (model, labels [N, T]) → the decoder's input, [N, T]. Called if the inputs have none.
+        places: the positions that predict these, if the batch names them, [B, T].
     """
     labels, ready, positions, gains, greedy, baseline = (inputs.pop(name, None) for name in KEYS)
     if labels is None:
@@ -146,7 +146,7 @@ def candidate_rows(
             "reference. Leave it out: padding at the end needs none."
         )
     if not has_encoder(model):
-        if positions is None or positions.shape != labels.shape or inputs.get(POSITIONS) is None:
+        if positions is None or positions.shape != labels.shape or places is None:
             raise UserError(
                 "candidates of a decoder-only model are in the rows of the batch, so it needs `label_positions`, and "
                 f"`candidate_positions` in the shape of the candidates, {list(labels.shape)}. `ngramloss train` and "

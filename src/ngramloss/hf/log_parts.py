@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attached_step_loss
-from ngramloss.hf.calls import calling_trainers, put_first
+from ngramloss.hf.callers import calling_loss_func, put_first
 from ngramloss.hf.heads import bare
 from ngramloss.hf.step_loss import LastCall, StepLoss, see_inputs, step_loss_of
 from ngramloss.loss import JointLoss
@@ -129,7 +129,7 @@ class LogParts(TrainerCallback):
     def _begin(self, model: Any) -> None:
         """Find the objective, or raise. A ``compute_loss_func`` without a model sees the inputs of this one."""
         put_first(self)
-        self._function = self._function or calling_trainers("compute_loss_func")
+        self._function = self._function or calling_loss_func()
         self._step_loss(model)
         if step_loss_of(self._function) is not None:
             see_inputs(self._function, model)

@@ -15,15 +15,13 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.hf.beside import KEYS, taken_beside
-from ngramloss.hf.calls import ignored_smoothing, packs_without_trace, refuse_predictions_of_twins
+from ngramloss.hf.callers import find_caller
+from ngramloss.hf.calls import Outputs, is_traced
 from ngramloss.hf.heads import bare, dropouts
 from ngramloss.hf.segments import KEY, Unit, check_unit, mixes_documents, segments_of_batch
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.stats import GIVEN, IGNORE_INDEX, Packing, packing
 from ngramloss.terms import Term
-
-Outputs = Any
-"""A ``transformers.utils.ModelOutput``, a dictionary with attributes. This module does not import transformers."""
 
 
 def compute_loss_func(
@@ -163,6 +161,7 @@ class StepLoss:
         self._warned: set[str] = set()
         self._looked_at: set[tuple[frozenset[str], bool]] = set()
         self._drops: bool | None = None
+        self._looked_for_padding = False
         self._thread = _ThreadsCall()
         self._newest, self._newest_was_traced = LastCall({}), False
 
@@ -226,10 +225,6 @@ class StepLoss:
         self._remember(LastCall(parts, labels, packed, **counts))
         return loss
 
-    def refuse_untraced_packing(self) -> None:
-        """Raise if the calling trainer packs rows without a trace, and a term reads whole texts."""
-        refuse_lost_boundaries(self.loss_fn, packs_without_trace())
-
     def warn_of_unseen_packing(self) -> None:
         """Warn once that packed rows would not be noticed, if a term reads whole texts."""
         if all(part.by_position for part in self.loss_fn.parts):
@@ -259,6 +254,22 @@ class StepLoss:
                 "documents of a packed row. It keeps them apart only if the batch has `position_ids` that begin again "
                 "at 0, no `attention_mask`, and use_cache=False. Silence this warning with "
                 "warnings.filterwarnings('ignore', message='the attention of this')."
+            )
+
+    def warn_of_padding(self, model: Any, labels: Tensor) -> None:
+        """Warn if the first batch has labels that are padding: a model would learn to write it."""
+        if self._looked_for_padding or is_traced(labels):
+            return
+        self._looked_for_padding = True
+        config = model.config
+        pad, ends = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
+        own = [getattr(config, "bos_token_id", None), *(ends if isinstance(ends, list) else [ends])]
+        if pad is None or pad in own:  # then it is a token of texts, too
+            return
+        if count := int((labels == pad).sum()):
+            self._warn_once(
+                f"{count:,} of {labels.numel():,} labels of this batch are the padding token, {pad}, and are learnt. "
+                f"Labels of -100 do not count: labels.masked_fill(labels == {pad}, -100)."
             )
 
     def warn_without_dropout(self, model: Any) -> None:
@@ -313,13 +324,14 @@ def _loss_of_outputs(
     loss_scale: Tensor | None = None,
     trainer: Any = None,
 ) -> Tensor:
-    if factor := ignored_smoothing():
+    caller = find_caller()
+    if factor := caller.label_smoothing:
         raise UserError(
             f"label_smoothing_factor={factor} has no effect beside compute_loss_func. Remove it, and write it in the "
             f"objective: ce(smoothing={factor})."
         )
-    loss.refuse_untraced_packing()
-    refuse_predictions_of_twins()
+    refuse_lost_boundaries(loss.loss_fn, caller.lost_boundaries)
+    caller.refuse_predictions_of_twins()
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits  # [B, T, V]
     if labels is None or logits.shape[:2] != labels.shape:
         actual = "no labels" if labels is None else f"labels {list(labels.shape)}"

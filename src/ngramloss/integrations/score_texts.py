@@ -19,7 +19,7 @@ from ngramloss.generation.batches import Budget
 from ngramloss.generation.engines.hf import search_of
 from ngramloss.generation.search import Options
 from ngramloss.generation.writer import Writer
-from ngramloss.hf.calls import put_first
+from ngramloss.hf.callers import put_first
 from ngramloss.hf.heads import adds_tokens, bare
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.registry import checked_options

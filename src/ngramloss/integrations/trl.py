@@ -14,7 +14,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attached_loss
 from ngramloss.hf.beside import KEYS
-from ngramloss.hf.calls import lost_boundaries
+from ngramloss.hf.callers import lost_boundaries
 from ngramloss.hf.exact_steps import ExactSteps
 from ngramloss.hf.heads import bare
 from ngramloss.hf.segments import KEY, Unit
