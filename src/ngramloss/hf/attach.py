@@ -14,17 +14,26 @@ from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.errors import UserError
-from ngramloss.hf.beside import taken_beside, without_beside
+from ngramloss.hf.beside import KEYS as BESIDE
+from ngramloss.hf.beside import taken_beside
 from ngramloss.hf.callers import Caller, find_caller
 from ngramloss.hf.calls import REPLACEMENT, AttachedForward, Made, Outputs, Ran, WatchedHead, is_traced
-from ngramloss.hf.candidates import candidate_rows, decoder_that_repeats, repeat_sources, without_candidates
+from ngramloss.hf.candidates import KEYS as CANDIDATES
+from ngramloss.hf.candidates import candidate_rows, decoder_that_repeats, repeat_sources
 from ngramloss.hf.decoder_inputs import add_decoder_inputs
 from ngramloss.hf.further_rows import further_stats, reads_streams, refuse_missing_streams
 from ngramloss.hf.heads import bare, has_encoder, head_module, head_of
 from ngramloss.hf.routers import asks_for_router_loss, router_loss
 from ngramloss.hf.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
 from ngramloss.hf.shared_prompts import call, on_the_right
-from ngramloss.hf.step_loss import LastCall, StepLoss, refuse_lost_boundaries, shifted, step_loss_of
+from ngramloss.hf.step_loss import (
+    LastCall,
+    StepLoss,
+    refuse_lost_boundaries,
+    shifted,
+    step_loss_of,
+    term_of_whole_texts,
+)
 from ngramloss.hf.teachers import TeacherModel, teacher_model
 from ngramloss.loss import JointLoss
 from ngramloss.stats import Labelled, Packing, at_positions, labelled, packing
@@ -185,12 +194,14 @@ def attached_step_loss(model: Module) -> StepLoss | None:
 
 
 def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
-    """The labels of a batch, aligned with the positions that predict them, [B, T]."""
-    if inputs.get(POSITIONS) is not None:
-        labels: Tensor = inputs["labels"]  # [S, T]
-        return labels
+    """The labels of a batch, aligned with the positions that predict them, [B, T]; with ``label_positions``, [S, T]."""
+    labels: Tensor = inputs["labels"]  # [B, T]
     given: Tensor | None = inputs.get("shift_labels")  # [B, T]
-    return _known_state(model).aligned(inputs["labels"]) if given is None else given
+    if inputs.get(POSITIONS) is not None:
+        return labels
+    if given is not None:
+        return given
+    return shifted(labels) if _known_state(model).shift else labels
 
 
 def aligned_given(model: Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -200,16 +211,13 @@ def aligned_given(model: Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]
 
 def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
     """Where the texts of a batch with packed rows are; None if every row is one text."""
-    if inputs.get(POSITIONS) is not None:
-        return None
     return _known_state(model).labelled(bare(model), inputs, aligned_labels(model, inputs)).packed
 
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
-    inputs = without_beside(without_candidates(inputs))
-    inputs = {name: value for name, value in inputs.items() if name not in ("shift_labels", KEY)}
-    labels, positions = inputs.pop("labels"), inputs.pop(POSITIONS, None)  # [B, T]
+    labels, positions = inputs["labels"], inputs.get(POSITIONS)  # [B, T]
+    inputs = {name: value for name, value in inputs.items() if name not in {*OURS, *CANDIDATES}}
     if has_encoder(bare(model)):
         add_decoder_inputs(bare(model), inputs, labels)
     else:
@@ -219,34 +227,26 @@ def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     return logits if positions is None else at_positions(logits, positions)
 
 
+COUNTS = ("num_items_in_batch", "num_tokens", "num_sequences")
+"""The denominators of a step, which a trainer may know."""
+OURS = ("labels", "shift_labels", POSITIONS, KEY, *BESIDE, *COUNTS, "return_dict")
+"""Inputs of an attached model that its own forward does not get."""
+
+
 class _Batch(NamedTuple):
-    """What a call has for its loss, besides the inputs of the model's own forward."""
+    """What a call has for its loss."""
 
     labels: Tensor
     """As they are passed, [B, T]."""
-    aligned: Tensor | None
-    """``shift_labels``: the same, aligned with the positions that predict them, [B, T]."""
+    aligned: Tensor
+    """With the positions that predict them, [B, T] or [S, T]."""
     places: Tensor | None
-    """``label_positions``, [S, T]. Then the labels are aligned, [S, T]."""
+    """These positions, if the batch names them, [S, T]."""
+    where: Labelled
     beside: dict[str, Tensor]
     """The numbers beside the labels, aligned, [B, T] each."""
     counts: dict[str, Any]
-    """The denominators of the step, as far as they are known."""
-    wants_dict: bool | None
-
-
-def _taken(model: Any, inputs: Mapping[str, Any]) -> tuple[_Batch, dict[str, Any]]:
-    """What is in the inputs for the loss, and the other inputs."""
-    beside, others = aligned_given(model, inputs), without_beside(inputs)
-    batch = _Batch(
-        labels=others.pop("labels"),
-        aligned=others.pop("shift_labels", None),
-        places=others.pop(POSITIONS, None),
-        beside=beside,
-        counts={name: others.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")},
-        wants_dict=others.pop("return_dict", None),
-    )
-    return batch, others
+    """The denominators of the step; None where they are not known."""
 
 
 class _State:
@@ -263,7 +263,6 @@ class _State:
         takes_cache: bool,
     ) -> None:
         self.loss = StepLoss(loss_fn)
-        self.evaluated = {True: loss_fn.without("twins"), False: loss_fn.without("candidates", "twins")}
         self.logits, self.shift, self.texts = logits, shift, texts
         self.teacher, self.takes_cache = teacher, takes_cache
         self.ran, self.head = Ran(), WatchedHead()
@@ -302,70 +301,52 @@ class _State:
         caller = self.caller(labels=True)
         refuse_lost_boundaries(self.loss.loss_fn, caller.lost_boundaries)
         caller.refuse_predictions_of_twins()
-        _refuse_cut_logits(inputs)
-        batch, inputs = _taken(model, inputs)
+        loss_fn = self.loss.objective(model, has_candidates=inputs.get("candidates") is not None)
+        candidates = candidate_rows(model, inputs)
+        _refuse_inputs(model, inputs)
+        batch, wants_dict = self.batch(model, inputs), inputs.get("return_dict")
+        inputs = {name: value for name, value in inputs.items() if name not in OURS}
         self.loss.warn_of_padding(model, batch.labels)
-        loss_fn = self.objective(model, inputs)
-        candidates = candidate_rows(model, inputs, batch.labels, batch.places)
         with_router = asks_for_router_loss(model, inputs)
-        aligned, (positions, packed) = self.predicted(model, inputs, batch)  # [B, T], [N]
+        self.keep_apart(model, inputs, batch)
         given = batch.beside | self.of_teacher(inputs, batch)
         if has_encoder(model):
             add_decoder_inputs(model, inputs, batch.labels, candidates)
         forward = forward if batch.places is None else on_the_right(forward)
         made = self.made(model, forward, inputs, caller)
-        made, further = further_stats(loss_fn, made, candidates, batch.labels, aligned, batch.places)
-        aligned, positions, packed = _on(made.rows.device, aligned, positions, packed)
-        loss = self.loss(_score(loss_fn, made, positions, given | further), aligned, packed, **batch.counts)  # []
+        made, further = further_stats(loss_fn, made, candidates, batch.labels, batch.aligned, batch.places)
+        labels, packed = batch.aligned.to(made.rows.device), batch.where.packed  # [B, T]
+        if packed is not None:
+            packed = Packing(*(part.to(labels.device) for part in packed))
+        score = _score(loss_fn, made, batch.where.positions, given | further)
+        loss = self.loss(score, labels, packed, **batch.counts)  # []
         if with_router:
-            loss = loss + router_loss(model, made.outputs, aligned, batch.counts)
+            loss = loss + router_loss(model, made.outputs, labels, batch.counts)
         self.ran.note(loss)
-        return _outputs(model, made, loss, batch.wants_dict)
+        return _outputs(model, made, loss, wants_dict)
 
-    def objective(self, model: Module, inputs: Mapping[str, Any]) -> JointLoss:
-        """What this call computes: in evaluation, the terms that need no twins, and without candidates none of them."""
-        loss_fn, given = self.loss.loss_fn, inputs.get("candidates") is not None
-        if given and not loss_fn.needs_candidates:
-            raise UserError(
-                f"the inputs have candidates, but no term of {str(loss_fn)!r} compares them. Leave them "
-                "out, or add a term such as rank."
-            )
-        if model.training:
-            if loss_fn.needs_twins:
-                self.loss.warn_without_dropout(model)
-            return loss_fn
-        self.evaluated[given].progress = loss_fn.progress
-        return self.evaluated[given]
+    def batch(self, model: Any, inputs: Mapping[str, Any]) -> _Batch:
+        """What these inputs have for the loss."""
+        aligned = aligned_labels(model, inputs)  # [B, T]
+        return _Batch(
+            labels=inputs["labels"],
+            aligned=aligned,
+            places=inputs.get(POSITIONS),
+            where=self.labelled(model, inputs, aligned),
+            beside=aligned_given(model, inputs),
+            counts={name: inputs.get(name) for name in COUNTS},
+        )
 
-    def predicted(self, model: Any, inputs: dict[str, Any], batch: _Batch) -> tuple[Tensor, Labelled]:
-        """The labels, aligned with the positions that predict them, [B, T], and which positions have one.
-
-        Args:
-            model: the bare model.
-            inputs: of its forward. What tells only us where texts are is removed.
-            batch: the rest.
-        """
-        if batch.places is not None:
-            aligned, where = batch.labels, Labelled(None, None)  # [S, T]
-        else:
-            _refuse_shared_prompts(inputs)
-            _refuse_other_lengths(model, inputs, batch.labels)
-            aligned = self.aligned(batch.labels) if batch.aligned is None else batch.aligned  # [B, T]
-            where = self.labelled(model, inputs, aligned)
-        inputs.pop(KEY, None)
+    def keep_apart(self, model: Any, inputs: dict[str, Any], batch: _Batch) -> None:
+        """Let the model see where documents of packed rows begin, or warn that it does not."""
         if self.takes_cache and inputs.get("use_cache") is None:
             inputs["use_cache"] = False  # with a cache, transformers does not look for packed documents
-        if where.packed is not None and not has_encoder(model):
+        if batch.where.packed is not None and not has_encoder(model):
             cached = bool(inputs.get("use_cache")) or inputs.get("past_key_values") is not None
-            self.loss.warn_of_mixed_documents(model, inputs, aligned, cached=cached)
-        return aligned, where
-
-    def aligned(self, labels: Tensor) -> Tensor:
-        """The labels, aligned with the positions that predict them, [B, T]."""
-        return shifted(labels) if self.shift else labels
+            self.loss.warn_of_mixed_documents(model, inputs, batch.aligned, cached=cached)
 
     def labelled(self, model: Any, inputs: Mapping[str, Any], labels: Tensor) -> Labelled:
-        """Which positions have labels, and the texts that these form.
+        """Which positions have labels, and the texts that these form. Neither is looked for with ``label_positions``.
 
         Prompts have no labels, so for a decoder-only model only positions with a label go through the head. Finding
         them reads four numbers on the host, which compiled or captured code cannot do.
@@ -375,9 +356,11 @@ class _State:
             inputs: the arguments of its forward.
             labels: aligned with the positions that predict them, [B, T].
         """
+        if inputs.get(POSITIONS) is not None:
+            return Labelled(None, None)
         causal = not has_encoder(model)
         segments = None  # [B, T]
-        if not all(part.by_position for part in self.loss.loss_fn.parts):  # otherwise texts would not matter
+        if term_of_whole_texts(self.loss.loss_fn):  # otherwise texts would not matter
             segments = segments_of_batch(inputs, labels, causal=causal, shift=self.shift, texts=self.texts)
         if causal and labels.numel() and not is_traced(labels):
             return labelled(labels, segments)
@@ -395,17 +378,6 @@ class _State:
         return self.head.run(model, forward, inputs, streams=reads_streams(self.loss.loss_fn))
 
 
-def _on(
-    device: torch.device, labels: Tensor, positions: Tensor | None, packed: Packing | None
-) -> tuple[Tensor, Tensor | None, Packing | None]:
-    """Labels [B, T], the positions that have one [N], and the texts that they form, on the device of the head."""
-    return (
-        labels.to(device),
-        None if positions is None else positions.to(device),
-        None if packed is None else Packing(*(part.to(device) for part in packed)),
-    )
-
-
 def _score(loss_fn: JointLoss, made: Made, positions: Tensor | None, given: dict[str, Any]) -> Callable[..., Any]:
     """The joint loss as a function of labels and denominators.
 
@@ -417,6 +389,8 @@ def _score(loss_fn: JointLoss, made: Made, positions: Tensor | None, given: dict
     """
     if made.head is None:
         return functools.partial(loss_fn.with_parts, made.rows, **given)
+    if positions is not None:
+        positions = positions.to(made.rows.device)  # [N]
     settings: dict[str, Any] = {**made.head._asdict(), "positions": positions, **given}
     return functools.partial(loss_fn.from_hidden_with_parts, made.rows, settings.pop("weight"), **settings)
 
@@ -460,10 +434,11 @@ def _attached_class(base: Any) -> Any:
         state = _state(self)
         if state is None:
             return base.forward(self, *args, **kwargs)
-        if expected(self, args, kwargs) is None:
+        inputs = named(args, kwargs)
+        if inputs.get("labels") is None:
             state.caller(labels=False)
             return base.forward(self, *args, **kwargs)
-        return state.forward(self, base.forward, named(args, kwargs))
+        return state.forward(self, base.forward, inputs)
 
     # Not functools.wraps: Accelerate follows __wrapped__ to unwrap a model, and would find the original forward.
     forward.__name__, forward.__qualname__, forward.__doc__ = "forward", base.forward.__qualname__, base.forward.__doc__
@@ -524,20 +499,15 @@ def _refuse_decoder_that_looks_ahead(model: Any) -> None:
         )
 
 
-def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
-    limit = inputs.get("logits_to_keep")
+def _refuse_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Refuse inputs of a call with labels in which these do not say what each position predicts."""
+    limit, ids, labels = inputs.get("logits_to_keep"), inputs.get("input_ids"), inputs["labels"]  # [B, T] each
     if isinstance(limit, Tensor) or limit:
         raise UserError("logits_to_keep removes positions before the loss. Do not pass it together with labels.")
-
-
-def _refuse_shared_prompts(inputs: dict[str, Any]) -> None:
+    if inputs.get(POSITIONS) is not None:
+        return
     if inputs.get(TEXT_NUMBERS) is not None:
         raise UserError(f"the inputs have `{TEXT_NUMBERS}`, but `{POSITIONS}` are missing: where texts are predicted.")
-
-
-def _refuse_other_lengths(model: Any, inputs: dict[str, Any], labels: Tensor) -> None:
-    """Refuse labels of a decoder-only model that are not beside its inputs."""
-    ids = inputs.get("input_ids")  # [B, T]
     if ids is not None and not has_encoder(model) and labels.shape != ids.shape:
         raise UserError(
             f"labels must have the shape of input_ids, {list(ids.shape)}, got {list(labels.shape)}: one for each "

@@ -51,15 +51,8 @@ class Capture:
 
     def __init__(self, head: Module) -> None:
         self.head = head
-        self.hidden: Tensor | None = None  # [B, T, D], ProphetNet's [B, n, T, D]
-
-    def own(self) -> Tensor | None:
-        """Hidden states of the next token, ProphetNet's first stream, [B, T, D]; None if the head did not run."""
-        return self.hidden[:, 0] if self.hidden is not None and self.hidden.ndim == 4 else self.hidden
-
-    def further(self) -> Tensor | None:
-        """Those of ProphetNet's further streams, [B, n − 1, T, D]; None for other models."""
-        return self.hidden[:, 1:] if self.hidden is not None and self.hidden.ndim == 4 else None
+        self.hidden: Tensor | None = None  # [B, T, D], ProphetNet's first stream
+        self.streams: Tensor | None = None  # its further ones, [B, n − 1, T, D]
 
 
 class Made(NamedTuple):
@@ -96,8 +89,12 @@ class HeadHook:
         capture = _thread.capture if self.traced is None else self.traced
         if capture is None or capture.head is not module or capture.hidden is not None or not args:
             return None  # two models may share a head, which then has two hooks
-        capture.hidden = args[0]
-        return (args[0][..., :1, :], *args[1:])
+        hidden = args[0]  # [B, T, D], ProphetNet's [B, n, T, D]
+        if hidden.ndim == 4:
+            capture.hidden, capture.streams = hidden[:, 0], hidden[:, 1:]  # [B, T, D], [B, n − 1, T, D]
+        else:
+            capture.hidden = hidden
+        return (hidden[..., :1, :], *args[1:])
 
 
 @contextmanager
@@ -161,7 +158,7 @@ class WatchedHead:
                 outputs = forward(model, **inputs, return_dict=True)
         finally:
             self.hook.begin(before)
-        hidden, further = capture.own(), capture.further() if streams else None  # [B, T, D], [B, n − 1, T, D]
+        hidden, further = capture.hidden, None  # [B, T, D], [B, n − 1, T, D]
         if hidden is None:
             raise UserError(
                 f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so "
@@ -169,8 +166,8 @@ class WatchedHead:
             )
         head = head_of(model, module)
         device = head.weight.device
-        if further is not None:
-            further = head_input(module, further.to(device))  # [B, n − 1, T, D + r]
+        if streams and capture.streams is not None:
+            further = head_input(module, capture.streams.to(device))  # [B, n − 1, T, D + r]
         if checks:
             with without_dropout(module):
                 raise_unless_equal(model, outputs.get("logits"), head_input(module, hidden[:, :1]), head)

@@ -65,13 +65,7 @@ def further_stats(
 
 
 def _stream_stats(loss_fn: JointLoss, made: Made, labels: Tensor) -> dict[str, Tensor]:
-    """What the objective reads of the further streams, summed over them, [B, T] each; nothing if it reads none.
-
-    Args:
-        loss_fn: the objective.
-        made: of the batch.
-        labels: ids, −100 where they do not count, [B, T].
-    """
+    """What the objective reads of the further streams, summed over them, for labels [B, T]; nothing if none is read."""
     wanted = {name: own for name, own in STREAM_STATS.items() if name in loss_fn.needs}
     if not wanted or made.streams is None:
         return {}
@@ -79,21 +73,14 @@ def _stream_stats(loss_fn: JointLoss, made: Made, labels: Tensor) -> dict[str, T
     repeated = labels.repeat_interleave(further, 0)  # [B·(n − 1), T]
     rows = made.streams.flatten(0, 1)  # [B·(n − 1), T, …]
     stats = _row_stats(loss_fn, rows, repeated, made.head, memory=loss_fn.memory, needs=[*wanted.values()])
-    return {name: getattr(stats, own).unflatten(0, (-1, further)).sum(1) for name, own in wanted.items()}
+    summed = {name: getattr(stats, own).unflatten(0, (-1, further)).sum(1) for name, own in wanted.items()}
+    return summed  # [B, T] each
 
 
 def _candidate_stats(
     loss_fn: JointLoss, candidates: CandidateRows, rows: Tensor, references: Tensor, head: Head | None
 ) -> CandidateStats:
-    """The statistics of the candidates that the objective reads.
-
-    Args:
-        loss_fn: the objective.
-        candidates: of the batch.
-        rows: hidden states of the candidates, or logits if there is no head, [B·K, T', …].
-        references: labels, [B, T].
-        head: the output head.
-    """
+    """What the objective reads of the candidates, whose rows are [B·K, T', …]; ``references`` are labels, [B, T]."""
     labels, needs = candidates.labels.flatten(0, 1).to(rows.device), loss_fn.candidate_needs  # [B·K, T']
     every = functools.partial(_row_stats, loss_fn, head=head, memory="lean")
     if "greedy_cross_logp" not in needs or candidates.greedy is None:

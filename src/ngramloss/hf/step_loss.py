@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Module
 
 from ngramloss.errors import UserError
 from ngramloss.hf.beside import KEYS, taken_beside
@@ -158,6 +159,7 @@ class StepLoss:
                 "the loss of each row, call JointLoss(..., reduction='none') in your own loop."
             )
         self.loss_fn = loss_fn
+        self._evaluated = {True: loss_fn.without("twins"), False: loss_fn.without("candidates", "twins")}
         self._warned: set[str] = set()
         self._looked_at: set[tuple[frozenset[str], bool]] = set()
         self._drops: bool | None = None
@@ -170,13 +172,27 @@ class StepLoss:
         """The last call in this thread; in compiled code, of any thread: it cannot write thread-local values."""
         return self._newest if self._newest_was_traced or self._thread.call is None else self._thread.call
 
+    def objective(self, model: Module, *, has_candidates: bool) -> JointLoss:
+        """What a call computes: in evaluation, the terms that need no twins, and without candidates none of them."""
+        if has_candidates and not self.loss_fn.needs_candidates:
+            raise UserError(
+                f"the inputs have candidates, but no term of {str(self.loss_fn)!r} compares them. Leave them "
+                "out, or add a term such as rank."
+            )
+        if model.training:
+            if self.loss_fn.needs_twins:
+                self.warn_without_dropout(model)
+            return self.loss_fn
+        self._evaluated[has_candidates].progress = self.loss_fn.progress
+        return self._evaluated[has_candidates]
+
     def sums(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Each part of the last call as a sum over its tokens or sequences, and how many these are, [] each."""
         call, loss_fn = self.last, self.loss_fn
         if call.labels is None:
             return {}
         if call.parts.keys() != {part.name for part in loss_fn.parts}:
-            evaluated = (loss_fn.without("twins"), loss_fn.without("candidates", "twins"))
+            evaluated = self._evaluated.values()
             loss_fn = next(each for each in evaluated if call.parts.keys() == {part.name for part in each.parts})
         counts = loss_fn.denominators(call.labels, call.packed).float()  # [parts]
         denominators, sums = {"token": call.num_tokens, "sequence": call.num_sequences}, {}
@@ -227,7 +243,7 @@ class StepLoss:
 
     def warn_of_unseen_packing(self) -> None:
         """Warn once that packed rows would not be noticed, if a term reads whole texts."""
-        if all(part.by_position for part in self.loss_fn.parts):
+        if not term_of_whole_texts(self.loss_fn):
             return
         self._warn_once(
             "compute_loss_func sees only logits and labels. If the trainer packs several documents into a row, the "
@@ -301,9 +317,14 @@ class StepLoss:
             warnings.warn(message, stacklevel=3)
 
 
+def term_of_whole_texts(loss_fn: JointLoss) -> str:
+    """A term for which it matters where a text begins and ends; empty if there is none."""
+    return next((part.name for part in loss_fn.parts if not part.by_position), "")
+
+
 def refuse_lost_boundaries(loss_fn: JointLoss, setting: str) -> None:
     """Raise if a setting of the trainer loses where documents begin in packed rows, and a term reads whole texts."""
-    whole = next((part.name for part in loss_fn.parts if not part.by_position), "")
+    whole = term_of_whole_texts(loss_fn)
     if whole and setting:
         instead = {"packing_strategy='wrapped'": "'bfd'", "eval_packing=True": "eval_packing=False"}
         raise UserError(
@@ -356,7 +377,7 @@ def _loss_of_outputs(
     if loss_scale is not None:  # ms-swift has aligned and flattened it
         beside = {"weights": loss_scale.reshape(aligned.shape)}  # [B, T]
     packed = None
-    if any(not part.by_position for part in loss.loss_fn.parts):
+    if term_of_whole_texts(loss.loss_fn):
         if given.get("logits_to_keep") is not None or getattr(
             getattr(trainer, "args", None), "use_logits_to_keep", False
         ):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.errors import UserError
-from ngramloss.hf.adapted_heads import head_input
+from ngramloss.hf.adapted_heads import evaluating, head_input
 from ngramloss.hf.calls import capturing
 from ngramloss.hf.decoder_inputs import add_decoder_inputs
 from ngramloss.hf.heads import bare, has_encoder, head_module, head_of, raise_unless_equal
@@ -79,7 +79,7 @@ class TeacherModel:
         with torch.no_grad(), _as_it_began(self.model) if self.own else nullcontext():
             with capturing(module) as capture:
                 outputs = run(self.model, **given, return_dict=True)
-            hidden = capture.own()  # [B, T, D']
+            hidden = capture.hidden  # [B, T, D']
             if hidden is None:
                 raise UserError(f"the teacher, {type(inner).__name__}, did not call its output head in its forward.")
             head = head_of(inner, module)
@@ -140,15 +140,8 @@ def _raise_unless_adapters(model: Any) -> None:
 @contextmanager
 def _as_it_began(model: Any) -> Iterator[None]:
     """Switch adapters and dropout off for a while."""
-    training = [part for part in model.modules() if part.training]
-    with model.disable_adapter():
-        for part in training:
-            part.training = False
-        try:
-            yield
-        finally:
-            for part in training:
-                part.training = True
+    with model.disable_adapter(), evaluating(model.modules()):
+        yield
 
 
 def _on(value: Any, device: torch.device) -> Any:
