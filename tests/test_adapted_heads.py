@@ -190,7 +190,7 @@ def test_another_adapter_of_the_head_is_compared_again(monkeypatch):
     wrapped, inputs = attach(lora(tiny("llama"), **ON_HEAD), OBJECTIVE), batch("llama")
     wrapped.add_adapter("second", peft.LoraConfig(r=3, init_lora_weights=False, **ON_HEAD))
     compared = []
-    monkeypatch.setattr("ngramloss.hf.attach.raise_unless_equal", lambda *given: compared.append(given))
+    monkeypatch.setattr("ngramloss.hf.calls.raise_unless_equal", lambda *given: compared.append(given))
     for active, times in (("default", 1), ("default", 1), ("second", 2), ("second", 2), ("default", 3)):
         wrapped.set_adapter(active)
         wrapped(**inputs)

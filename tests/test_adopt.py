@@ -909,3 +909,51 @@ def test_an_evaluation_that_was_broken_off_does_not_count_in_the_next(tmp_path):
         it.evaluate([*rows("bart")[:2], *rows("bart")[:1], *rows("bart")[:1]])
     it.prediction_step = whole
     assert it.evaluate()["eval_ce"] == pytest.approx(expected, abs=1e-6)
+
+
+# One walk of the call stack a call
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """Who of us began to walk the call stack."""
+    begun, own = [], sys._getframe
+
+    def counted(depth=0):
+        name = own(1).f_globals.get("__name__", "")
+        if name.startswith("ngramloss."):
+            begun.append(name)
+        return own(depth + 1)
+
+    monkeypatch.setattr(sys, "_getframe", counted)
+    return begun
+
+
+@pytest.mark.parametrize("does", ["train", "evaluate", "predict"])
+@pytest.mark.parametrize("way", ["attach", "compute_loss_func"])
+def test_a_call_walks_the_call_stack_once(way, does, walks, tmp_path):
+    attached = way == "attach"
+    model, function = tiny("llama"), ng.compute_loss_func(OBJECTIVE)
+    it = trainer(
+        attach(model, OBJECTIVE) if attached else model,
+        "llama",
+        tmp_path,
+        gradient_accumulation_steps=2,
+        options={} if attached else {"compute_loss_func": function},
+    )
+    calls = []
+    model.register_forward_pre_hook(lambda *given: calls.append(given))
+    walks.clear()
+    it.predict(it.eval_dataset) if does == "predict" else getattr(it, does)()
+    assert calls
+    assert walks == ["ngramloss.hf.callers"] * len(calls)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_call_without_a_trainer_walks_it_once_too(labels, walks):
+    model, inputs = attach(tiny("bart"), OBJECTIVE), batch("bart")
+    if not labels:
+        inputs |= {"decoder_input_ids": inputs.pop("labels").clamp_min(0)}
+    walks.clear()
+    model(**inputs)
+    assert walks == ["ngramloss.hf.callers"]

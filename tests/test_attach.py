@@ -292,7 +292,7 @@ def test_a_replaced_head_is_followed():
 
 def test_the_head_is_checked_once(monkeypatch):
     calls = []
-    monkeypatch.setattr("ngramloss.hf.attach.raise_unless_equal", lambda *given: calls.append(given))
+    monkeypatch.setattr("ngramloss.hf.calls.raise_unless_equal", lambda *given: calls.append(given))
     model, inputs = attach(tiny("llama"), OBJECTIVE), batch("llama")
     model(**inputs)
     model(**inputs)

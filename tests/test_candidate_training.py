@@ -36,7 +36,8 @@ from ngramloss.data.candidate_tokens import WithCandidates, tokenise_candidates
 from ngramloss.data.candidates import Candidates, read_candidates
 from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import aligned_labels, attached_loss, decoder_inputs, last_call, logits_of
+from ngramloss.hf.attach import aligned_labels, attached_loss, last_call, logits_of
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.stats import CandidateStats, head
 from ngramloss.steps.padding import Padder
 from ngramloss.steps.plan import Grid, Plan, Size, fitted_grid

@@ -68,7 +68,7 @@ def built(architecture, seed=0, **changes):
 def inputs(model, tokenizer):
     from functools import partial
 
-    from ngramloss.hf.attach import decoder_inputs
+    from ngramloss.hf.decoder_inputs import decoder_inputs
 
     rows = [
         {"input_ids": tokenizer(text)["input_ids"], "labels": tokenizer(text[:20])["input_ids"]}

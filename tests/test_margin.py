@@ -13,7 +13,8 @@ from ngramloss import JointLoss, attach, last_parts, token_stats
 from ngramloss.errors import UserError
 from ngramloss.explaining.compare_gradients import pushes
 from ngramloss.explaining.explain import explain
-from ngramloss.hf.attach import decoder_inputs, logits_of
+from ngramloss.hf.attach import logits_of
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.steps.joined import JoinedPadder
 from ngramloss.steps.padding import Padder
 

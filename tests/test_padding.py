@@ -8,7 +8,8 @@ import pytest
 import torch
 from trainings import moved, rows, tiny
 
-from ngramloss.hf.attach import attach, decoder_inputs
+from ngramloss.hf.attach import attach
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.steps.padding import Padder, ahead, padded
 from ngramloss.steps.plan import Size
 

@@ -18,7 +18,7 @@ import ngramloss as ng
 from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.hf import teachers
-from ngramloss.hf.attach import decoder_inputs
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.models.adapters import add_lora
 from ngramloss.recipe import Model
 from ngramloss.training.processes import start_processes

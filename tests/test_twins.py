@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from trainings import arguments, assert_same_weights, padded, rows, rows_with_candidates, tiny
 
 import ngramloss as ng
-from ngramloss.hf.attach import decoder_inputs
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.recipe import Train
 from ngramloss.steps.joined import JoinedPadder
 from ngramloss.steps.padding import Padder

@@ -7,7 +7,7 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 
 from ngramloss import NgramTrainer, train
-from ngramloss.hf.attach import decoder_inputs
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.models.adapters import add_lora
 from ngramloss.recipe import Model
 

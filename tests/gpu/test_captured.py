@@ -9,7 +9,8 @@ from captures import OBJECTIVE, bart, rows
 from cases import FROM_HIDDEN
 
 from ngramloss.gpu.captured import CapturedStep
-from ngramloss.hf.attach import attach, decoder_inputs, last_parts
+from ngramloss.hf.attach import attach, last_parts
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.steps.padding import Padder
 from ngramloss.steps.plan import Size
 

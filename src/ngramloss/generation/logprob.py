@@ -54,7 +54,7 @@ def logprob(
     import torch
 
     from ngramloss.generation.teacher_forced import text_logp
-    from ngramloss.hf.attach import decoder_inputs
+    from ngramloss.hf.decoder_inputs import decoder_inputs
     from ngramloss.models import loading
     from ngramloss.models.languages import codes
     from ngramloss.models.prompts import shape_of

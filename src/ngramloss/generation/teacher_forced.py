@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from ngramloss.hf.attach import decoder_inputs, logits_of
+from ngramloss.hf.attach import logits_of
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.models.loading import is_causal
 from ngramloss.stats import IGNORE_INDEX, token_stats
 from ngramloss.steps.joined import JoinedPadder

@@ -6,8 +6,8 @@ weight [W, B] with the input [h, s A drop(h)]. So the loss needs no copy of W, n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
@@ -91,17 +91,22 @@ def head_input(module: Any, hidden: Tensor) -> Tensor:
     return torch.cat(parts, -1) if len(parts) > 1 else hidden
 
 
-@contextmanager
-def without_dropout(module: Any) -> Iterator[None]:
+def without_dropout(module: Any) -> AbstractContextManager[None]:
     """Turn off LoRA's dropout of the head, so that two computations can be compared."""
-    layers = [part for adapter in _lora(module) for part in module.lora_dropout[adapter].modules() if part.training]
-    for layer in layers:
-        layer.training = False
+    return evaluating([part for adapter in _lora(module) for part in module.lora_dropout[adapter].modules()])
+
+
+@contextmanager
+def evaluating(modules: Iterable[Module]) -> Iterator[None]:
+    """Put modules, without those inside them, into evaluation mode for a while."""
+    training = [part for part in modules if part.training]
+    for part in training:
+        part.training = False
     try:
         yield
     finally:
-        for layer in layers:
-            layer.training = True
+        for part in training:
+            part.training = True
 
 
 def adapter_state(module: Any) -> tuple[object, ...]:

@@ -4,58 +4,39 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.errors import UserError
-from ngramloss.hf.adapted_heads import adapter_state, head_input, without_dropout
-from ngramloss.hf.beside import taken_beside, without_beside
-from ngramloss.hf.calls import (
-    REPLACEMENT,
-    AttachedForward,
-    Capture,
-    HeadHook,
-    Ran,
-    hooks_of,
-    loss_made_elsewhere,
-    outputs_are_read,
-    refuse_predictions_of_twins,
-)
-from ngramloss.hf.candidates import (
-    CandidateRows,
-    candidate_rows,
-    decoder_that_repeats,
-    repeat_sources,
-    without_candidates,
-)
-from ngramloss.hf.heads import Head, bare, has_encoder, head_module, head_of, raise_unless_equal
+from ngramloss.hf.beside import KEYS as BESIDE
+from ngramloss.hf.beside import taken_beside
+from ngramloss.hf.callers import Caller, find_caller
+from ngramloss.hf.calls import REPLACEMENT, AttachedForward, Made, Outputs, Ran, WatchedHead, is_traced
+from ngramloss.hf.candidates import KEYS as CANDIDATES
+from ngramloss.hf.candidates import candidate_rows, decoder_that_repeats, repeat_sources
+from ngramloss.hf.decoder_inputs import add_decoder_inputs
+from ngramloss.hf.further_rows import further_stats, reads_streams, refuse_missing_streams
+from ngramloss.hf.heads import bare, has_encoder, head_module, head_of
+from ngramloss.hf.routers import asks_for_router_loss, router_loss
 from ngramloss.hf.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
-from ngramloss.hf.shared_prompts import on_the_right
-from ngramloss.hf.step_loss import LastCall, Outputs, StepLoss, shifted, step_loss_of
+from ngramloss.hf.shared_prompts import call, on_the_right
+from ngramloss.hf.step_loss import (
+    LastCall,
+    StepLoss,
+    refuse_lost_boundaries,
+    shifted,
+    step_loss_of,
+    term_of_whole_texts,
+)
 from ngramloss.hf.teachers import TeacherModel, teacher_model
 from ngramloss.loss import JointLoss
-from ngramloss.stats import (
-    IGNORE_INDEX,
-    CandidateStats,
-    Labelled,
-    Packing,
-    Texts,
-    TokenStats,
-    at_positions,
-    labelled,
-    packing,
-    token_stats,
-    token_stats_from_hidden,
-)
+from ngramloss.stats import Labelled, Packing, at_positions, labelled, packing
 from ngramloss.steps.joined import TEXT_NUMBERS
 from ngramloss.terms import Term
 from ngramloss.version import warn_if_untested
@@ -146,13 +127,17 @@ def attach(
     _refuse_z_loss(inner)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
-    _refuse_missing_streams(inner, loss_fn)
-    causal = not has_encoder(inner)
-    decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates and not causal else None
+    refuse_missing_streams(inner, loss_fn)
+    decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates and has_encoder(inner) else None
     check_unit(segments)
-    state = _State(loss_fn, logits=logits, shift=_shifts(inner) if shift is None else shift, texts=segments)
-    state.teacher = teacher_model(teacher, model, loss_fn)
-    state.takes_cache = "use_cache" in inspect.signature(inner.forward).parameters
+    state = _State(
+        loss_fn,
+        logits=logits,
+        shift=_shifts(inner) if shift is None else shift,
+        texts=segments,
+        teacher=teacher_model(teacher, model, loss_fn),
+        takes_cache="use_cache" in inspect.signature(inner.forward).parameters,
+    )
     if not hasattr(type(inner), "_ngramloss_base"):
         if "forward" in vars(inner):
             raise UserError(
@@ -164,8 +149,7 @@ def attach(
     previous = _state(inner)
     if previous is not None:
         previous.unhook()
-    state.watch(module)
-    state.repeat(decoder)
+    state.hook(module, decoder)
     inner._ngramloss = state
     return model
 
@@ -210,12 +194,14 @@ def attached_step_loss(model: Module) -> StepLoss | None:
 
 
 def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
-    """The labels of a batch, aligned with the positions that predict them, [B, T]."""
-    if inputs.get(POSITIONS) is not None:
-        labels: Tensor = inputs["labels"]  # [S, T]
-        return labels
+    """The labels of a batch, aligned with the positions that predict them, [B, T]; with ``label_positions``, [S, T]."""
+    labels: Tensor = inputs["labels"]  # [B, T]
     given: Tensor | None = inputs.get("shift_labels")  # [B, T]
-    return _known_state(model).aligned(inputs["labels"]) if given is None else given
+    if inputs.get(POSITIONS) is not None:
+        return labels
+    if given is not None:
+        return given
+    return shifted(labels) if _known_state(model).shift else labels
 
 
 def aligned_given(model: Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -225,66 +211,142 @@ def aligned_given(model: Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]
 
 def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
     """Where the texts of a batch with packed rows are; None if every row is one text."""
-    if inputs.get(POSITIONS) is not None:
-        return None
     return _known_state(model).labelled(bare(model), inputs, aligned_labels(model, inputs)).packed
 
 
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
-    inputs = without_beside(without_candidates(inputs))
-    inputs = {name: value for name, value in inputs.items() if name not in ("shift_labels", KEY)}
-    labels, positions = inputs.pop("labels"), inputs.pop(POSITIONS, None)  # [B, T]
+    labels, positions = inputs["labels"], inputs.get(POSITIONS)  # [B, T]
+    inputs = {name: value for name, value in inputs.items() if name not in {*OURS, *CANDIDATES}}
     if has_encoder(bare(model)):
-        _add_decoder_inputs(bare(model), inputs, labels)
+        add_decoder_inputs(bare(model), inputs, labels)
     else:
         inputs.setdefault("use_cache", False)
-    run = _call if positions is None else on_the_right(_call)
+    run = call if positions is None else on_the_right(call)
     logits: Tensor = run(model, **inputs, return_dict=True).logits  # [B, T, V]
     return logits if positions is None else at_positions(logits, positions)
+
+
+COUNTS = ("num_items_in_batch", "num_tokens", "num_sequences")
+"""The denominators of a step, which a trainer may know."""
+OURS = ("labels", "shift_labels", POSITIONS, KEY, *BESIDE, *COUNTS, "return_dict")
+"""Inputs of an attached model that its own forward does not get."""
+
+
+class _Batch(NamedTuple):
+    """What a call has for its loss."""
+
+    labels: Tensor
+    """As they are passed, [B, T]."""
+    aligned: Tensor
+    """With the positions that predict them, [B, T] or [S, T]."""
+    places: Tensor | None
+    """These positions, if the batch names them, [S, T]."""
+    where: Labelled
+    beside: dict[str, Tensor]
+    """The numbers beside the labels, aligned, [B, T] each."""
+    counts: dict[str, Any]
+    """The denominators of the step; None where they are not known."""
 
 
 class _State:
     """The state of an attached model, in one attribute that is not a module, parameter or buffer."""
 
-    def __init__(self, loss_fn: JointLoss, *, logits: bool, shift: bool, texts: Unit) -> None:
+    def __init__(
+        self,
+        loss_fn: JointLoss,
+        *,
+        logits: bool,
+        shift: bool,
+        texts: Unit,
+        teacher: TeacherModel | None,
+        takes_cache: bool,
+    ) -> None:
         self.loss = StepLoss(loss_fn)
-        self.texts = texts
-        self.evaluated = {True: loss_fn.without("twins"), False: loss_fn.without("candidates", "twins")}
-        self.logits = logits
-        self.shift = shift
-        self.checked: tuple[object, ...] = ()
-        self.ran, self.hook = Ran(), HeadHook()
-        self.head: Module | None = None
-        self.handle: Any = None
+        self.logits, self.shift, self.texts = logits, shift, texts
+        self.teacher, self.takes_cache = teacher, takes_cache
+        self.ran, self.head = Ran(), WatchedHead()
         self.repeating: Any = None
-        self.teacher: TeacherModel | None = None
-        self.looked_for_padding = False
-        self.takes_cache = False
 
-    def warn_of_padding(self, model: Any, labels: Tensor) -> None:
-        """Warn if the first batch has labels that are padding: a model would learn to write it."""
-        if self.looked_for_padding or _is_traced(labels):
-            return
-        self.looked_for_padding = True
-        config = model.config
-        pad, ends = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
-        own = [getattr(config, "bos_token_id", None), *(ends if isinstance(ends, list) else [ends])]
-        if pad is None or pad in own:  # then it is a token of texts, too
-            return
-        if count := int((labels == pad).sum()):
-            warnings.warn(
-                f"{count:,} of {labels.numel():,} labels of this batch are the padding token, {pad}, and are learnt. "
-                f"Labels of -100 do not count: labels.masked_fill(labels == {pad}, -100).",
-                stacklevel=4,
+    def hook(self, head: Module, decoder: Module | None) -> None:
+        """Hook the head, and a decoder that gets candidates, so that it gets each source as often as it needs it."""
+        self.head.watch(head)
+        if decoder is not None:
+            self.repeating = decoder.register_forward_pre_hook(repeat_sources, with_kwargs=True)
+
+    def unhook(self) -> None:
+        """Remove all hooks."""
+        self.head.watch(None)
+        if self.repeating is not None:
+            self.repeating.remove()
+
+    def caller(self, *, labels: bool) -> Caller:
+        """What the calling trainer does. Raises if it computes the loss itself."""
+        caller = find_caller(self.ran.token, labels, torch.compiler.is_compiling(), step_loss_of)
+        if caller.own_loss:
+            name, _, factor = caller.own_loss.partition("=")
+            instead = (
+                f"and write it in the objective: ce(smoothing={factor})"
+                if factor
+                else "or detach(model) and use compute_loss_func=ng.compute_loss_func(...)"
             )
+            raise UserError(
+                f"the trainer's {name} computes the loss from the logits, so the attached objective "
+                f"{str(self.loss.loss_fn)!r} would not run. Remove {name}, {instead}."
+            )
+        return caller
 
-    def aligned(self, labels: Tensor) -> Tensor:
-        """The labels, aligned with the positions that predict them, [B, T]."""
-        return shifted(labels) if self.shift else labels
+    def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
+        """Run the model's own forward, with the joint loss instead of its own."""
+        caller = self.caller(labels=True)
+        refuse_lost_boundaries(self.loss.loss_fn, caller.lost_boundaries)
+        caller.refuse_predictions_of_twins()
+        loss_fn = self.loss.objective(model, has_candidates=inputs.get("candidates") is not None)
+        candidates = candidate_rows(model, inputs)
+        _refuse_inputs(model, inputs)
+        batch, wants_dict = self.batch(model, inputs), inputs.get("return_dict")
+        inputs = {name: value for name, value in inputs.items() if name not in OURS}
+        self.loss.warn_of_padding(model, batch.labels)
+        with_router = asks_for_router_loss(model, inputs)
+        self.keep_apart(model, inputs, batch)
+        given = batch.beside | self.of_teacher(inputs, batch)
+        if has_encoder(model):
+            add_decoder_inputs(model, inputs, batch.labels, candidates)
+        forward = forward if batch.places is None else on_the_right(forward)
+        made = self.made(model, forward, inputs, caller)
+        made, further = further_stats(loss_fn, made, candidates, batch.labels, batch.aligned, batch.places)
+        labels, packed = batch.aligned.to(made.rows.device), batch.where.packed  # [B, T]
+        if packed is not None:
+            packed = Packing(*(part.to(labels.device) for part in packed))
+        score = _score(loss_fn, made, batch.where.positions, given | further)
+        loss = self.loss(score, labels, packed, **batch.counts)  # []
+        if with_router:
+            loss = loss + router_loss(model, made.outputs, labels, batch.counts)
+        self.ran.note(loss)
+        return _outputs(model, made, loss, wants_dict)
+
+    def batch(self, model: Any, inputs: Mapping[str, Any]) -> _Batch:
+        """What these inputs have for the loss."""
+        aligned = aligned_labels(model, inputs)  # [B, T]
+        return _Batch(
+            labels=inputs["labels"],
+            aligned=aligned,
+            places=inputs.get(POSITIONS),
+            where=self.labelled(model, inputs, aligned),
+            beside=aligned_given(model, inputs),
+            counts={name: inputs.get(name) for name in COUNTS},
+        )
+
+    def keep_apart(self, model: Any, inputs: dict[str, Any], batch: _Batch) -> None:
+        """Let the model see where documents of packed rows begin, or warn that it does not."""
+        if self.takes_cache and inputs.get("use_cache") is None:
+            inputs["use_cache"] = False  # with a cache, transformers does not look for packed documents
+        if batch.where.packed is not None and not has_encoder(model):
+            cached = bool(inputs.get("use_cache")) or inputs.get("past_key_values") is not None
+            self.loss.warn_of_mixed_documents(model, inputs, batch.aligned, cached=cached)
 
     def labelled(self, model: Any, inputs: Mapping[str, Any], labels: Tensor) -> Labelled:
-        """Which positions have labels, and the texts that these form.
+        """Which positions have labels, and the texts that these form. Neither is looked for with ``label_positions``.
 
         Prompts have no labels, so for a decoder-only model only positions with a label go through the head. Finding
         them reads four numbers on the host, which compiled or captured code cannot do.
@@ -294,190 +356,54 @@ class _State:
             inputs: the arguments of its forward.
             labels: aligned with the positions that predict them, [B, T].
         """
+        if inputs.get(POSITIONS) is not None:
+            return Labelled(None, None)
         causal = not has_encoder(model)
         segments = None  # [B, T]
-        if not all(part.by_position for part in self.loss.loss_fn.parts):  # otherwise texts would not matter
+        if term_of_whole_texts(self.loss.loss_fn):  # otherwise texts would not matter
             segments = segments_of_batch(inputs, labels, causal=causal, shift=self.shift, texts=self.texts)
-        if causal and labels.numel() and not _is_traced(labels):
+        if causal and labels.numel() and not is_traced(labels):
             return labelled(labels, segments)
         return Labelled(None, None if segments is None else packing(labels, segments))
 
-    def watch(self, head: Module | None) -> None:
-        """Hook this head instead of the previous one. Our hook runs last, so it captures what the head really gets."""
-        # While torch.compile traces, leave the hooks alone: it does not see hooks added later either.
-        if head is self.head and (head is None or torch.compiler.is_compiling() or self._is_last_hook(head)):
-            return
-        if self.handle is not None:
-            self.handle.remove()
-        self.head, self.handle = head, head and head.register_forward_pre_hook(self.hook)
+    def of_teacher(self, inputs: dict[str, Any], batch: _Batch) -> dict[str, Any]:
+        """What the teacher predicts for a batch, as an argument of the loss; nothing without a teacher."""
+        return {} if self.teacher is None else {"teacher": self.teacher.predictions(inputs, batch.labels, batch.places)}
 
-    def _is_last_hook(self, head: Module) -> bool:
-        return bool(next(reversed(head._forward_pre_hooks), None) == self.handle.id)
-
-    def repeat(self, decoder: Module | None) -> None:
-        """Give a decoder that gets candidates each source as often as it needs it."""
-        if decoder is not None:
-            self.repeating = decoder.register_forward_pre_hook(repeat_sources, with_kwargs=True)
-
-    def unhook(self) -> None:
-        """Remove all hooks."""
-        self.watch(None)
-        if self.repeating is not None:
-            self.repeating.remove()
-
-    def objective(self, model: Module, inputs: Mapping[str, Any]) -> JointLoss:
-        """What this call computes: in evaluation, the terms that need no twins, and without candidates none of them."""
-        loss_fn, given = self.loss.loss_fn, inputs.get("candidates") is not None
-        if given and not loss_fn.needs_candidates:
-            raise UserError(
-                f"the inputs have candidates, but no term of {str(loss_fn)!r} compares them. Leave them "
-                "out, or add a term such as rank."
-            )
-        if model.training:
-            if loss_fn.needs_twins:
-                self.loss.warn_without_dropout(model)
-            return loss_fn
-        self.evaluated[given].progress = loss_fn.progress
-        return self.evaluated[given]
-
-    def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
-        """Run the model's own forward, with the joint loss instead of its own."""
-        _refuse_loss_made_elsewhere(self, labels=True)
-        self.loss.refuse_untraced_packing()
-        refuse_predictions_of_twins()
-        _refuse_cut_logits(inputs)
-        given = aligned_given(model, inputs)  # [B, T] each
-        inputs = without_beside(inputs)
-        labels, aligned = inputs.pop("labels"), inputs.pop("shift_labels", None)  # [B, T]
-        self.warn_of_padding(model, labels)
-        counts = {name: inputs.pop(name, None) for name in ("num_items_in_batch", "num_tokens", "num_sequences")}
-        wants_dict = inputs.pop("return_dict", None)
-        loss_fn = self.objective(model, inputs)
-        candidates = candidate_rows(model, inputs, labels, decoder_inputs)
-        places = inputs.pop(POSITIONS, None)  # [S, T]
-        _refuse_router_loss(model, inputs)
-        asks_for_router_loss = _asks_for_router_loss(model, inputs)
-        if places is not None:
-            positions, packed, aligned = None, None, labels  # [S, T]
-            forward = on_the_right(forward)
-        else:
-            _refuse_shared_prompts(inputs)
-            _refuse_other_lengths(model, inputs, labels)
-            aligned = self.aligned(labels) if aligned is None else aligned  # [B, T]
-            positions, packed = self.labelled(model, inputs, aligned)
-        inputs.pop(KEY, None)
-        if self.takes_cache and inputs.get("use_cache") is None:
-            inputs["use_cache"] = False  # with a cache, transformers does not look for packed documents
-        if packed is not None and not has_encoder(model):
-            cached = bool(inputs.get("use_cache")) or inputs.get("past_key_values") is not None
-            self.loss.warn_of_mixed_documents(model, inputs, aligned, cached=cached)
-        compared_with = self._teachers(model, inputs, labels, places)
-        if has_encoder(model):
-            _add_decoder_inputs(model, inputs, labels, candidates)
-        if (self.logits and not model.training) or outputs_are_read(torch.compiler.is_compiling()):
+    def made(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any], caller: Caller) -> Made:
+        """What the model makes of its inputs: logits if somebody reads them, and otherwise the input of its head."""
+        if (self.logits and not model.training) or caller.reads_outputs:
             outputs = forward(model, **inputs, return_dict=True)
-            fields, made, head = dict(outputs), outputs.logits, None  # [B, T, V]
-            streams = outputs.get("logits_ngram")  # [B, n − 1, T, V]
-        else:
-            outputs, made, streams, head = self._captured(model, forward, inputs)  # [B, T, D], [B, n − 1, T, D]
-            fields = {name: value for name, value in outputs.items() if not name.startswith("logits")}
-        compared: CandidateStats | None = None
-        if candidates is not None:
-            made, others = candidates.split(made, labels.shape[-1], places)  # [B, T, …], [B·K, T', …]
-            compared = _candidate_stats(loss_fn, candidates, others, labels, head)
-        elif places is not None:
-            made = at_positions(made, places)  # [S, T, …]
-        given |= _stream_stats(loss_fn, streams, aligned, head)
-        if head is None:
-            fields["logits"] = made
-            more: dict[str, Any] = {**given, **compared_with}
-            score = functools.partial(loss_fn.with_parts, made, candidates=compared, **more)
-        else:
-            if positions is not None:
-                positions = positions.to(made.device)  # [N]
-            settings: dict[str, Any] = {**head._asdict(), "candidates": compared, "positions": positions}
-            settings |= {**given, **compared_with}
-            score = functools.partial(loss_fn.from_hidden_with_parts, made, settings.pop("weight"), **settings)
-        if packed is not None:
-            packed = Packing(*(part.to(made.device) for part in packed))
-        aligned = aligned.to(made.device)  # [B, T]
-        loss = self.loss(score, aligned, packed, **counts)  # []
-        if asks_for_router_loss:
-            counted = next(
-                (counts[name] for name in ("num_tokens", "num_items_in_batch") if counts[name] is not None), None
-            )
-            loss = loss + _router_loss(model, outputs, aligned, counted)
-        self.ran.note(loss)
-        replaced = type(outputs)(**{**fields, "loss": loss})
-        if wants_dict is None:
-            wants_dict = getattr(model.config, "return_dict", True)
-        return replaced if wants_dict else replaced.to_tuple()
-
-    def _teachers(self, model: Any, inputs: dict[str, Any], labels: Tensor, places: Tensor | None) -> dict[str, Any]:
-        """What the teacher predicts for a batch, as an argument of the loss; nothing without a teacher.
-
-        Args:
-            model: the bare model.
-            inputs: of the model's forward, without candidates.
-            labels: [B, T].
-            places: the positions that are read, if not all, [S, T].
-        """
-        if self.teacher is None:
-            return {}
-        given, run = dict(inputs), _call
-        if has_encoder(bare(self.teacher.model)):
-            _add_decoder_inputs(bare(self.teacher.model), given, labels)
-        elif places is not None:
-            run = on_the_right(_call)
-        return {"teacher": self.teacher.predictions(given, places, run, labels.device)}
-
-    def _captured(
-        self, model: Module, forward: Callable[..., Outputs], inputs: dict[str, Any]
-    ) -> tuple[Outputs, Tensor, Tensor | None, Head]:
-        """The model's outputs, with logits of only one position; the head's whole input, [B, T, D]; that of the further
-        streams of a ProphetNet if the objective reads them, [B, n − 1, T, D]; the head."""
-        if getattr(model, "_is_replica", False):
-            raise UserError(
-                "attach does not support torch.nn.DataParallel, which runs copies of the model in threads. Start one "
-                "process for each GPU with torchrun, or use one GPU (CUDA_VISIBLE_DEVICES=0)."
-            )
-        module = head_module(model)
-        self.watch(module)
-        capture = Capture(module)
-        before = self.hook.begin(capture)
-        # A hook on the output may behave differently at every call.
-        now = hooks_of(module), adapter_state(module)
-        checks = not torch.compiler.is_compiling() and (now != self.checked or now[0][-1])
-        try:
-            with without_dropout(module) if checks else nullcontext():
-                outputs = forward(model, **inputs, return_dict=True)
-        finally:
-            self.hook.begin(before)
-        hidden = capture.hidden  # [B, T, D], ProphetNet's [B, n, T, D]
-        if hidden is None:
-            raise UserError(
-                f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so "
-                "attach cannot read the head's input. Use compute_loss_func(...), or JointLoss on the logits."
-            )
-        head = head_of(model, module)
-        device, streams = head.weight.device, None
-        if hidden.ndim == 4 and not self.loss.loss_fn.needs.isdisjoint(STREAM_STATS):
-            streams = head_input(module, hidden[:, 1:].to(device))  # [B, n − 1, T, D]
-        hidden = hidden[:, 0] if hidden.ndim == 4 else hidden  # [B, T, D], ProphetNet's first stream
-        if checks:
-            with without_dropout(module):
-                raise_unless_equal(model, outputs.get("logits"), head_input(module, hidden[:, :1]), head)
-            self.checked = now
-        return outputs, head_input(module, hidden.to(device)), streams, head
+            return Made(outputs, outputs.logits, outputs.get("logits_ngram"), None)
+        return self.head.run(model, forward, inputs, streams=reads_streams(self.loss.loss_fn))
 
 
-def _call(model: Any, **inputs: Any) -> Outputs:
-    return model(**inputs)
+def _score(loss_fn: JointLoss, made: Made, positions: Tensor | None, given: dict[str, Any]) -> Callable[..., Any]:
+    """The joint loss as a function of labels and denominators.
+
+    Args:
+        loss_fn: the objective.
+        made: the rows of the references.
+        positions: that have labels, if not all, [N].
+        given: other arguments of the loss.
+    """
+    if made.head is None:
+        return functools.partial(loss_fn.with_parts, made.rows, **given)
+    if positions is not None:
+        positions = positions.to(made.rows.device)  # [N]
+    settings: dict[str, Any] = {**made.head._asdict(), "positions": positions, **given}
+    return functools.partial(loss_fn.from_hidden_with_parts, made.rows, settings.pop("weight"), **settings)
 
 
-def _is_traced(tensor: Tensor) -> bool:
-    """Whether this code is compiled or captured, so that nothing can be read on the host."""
-    return torch.compiler.is_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+def _outputs(model: Any, made: Made, loss: Tensor, wants_dict: bool | None) -> Outputs:
+    """The model's own outputs with this loss, and without logits of one position."""
+    fields = {name: value for name, value in made.outputs.items() if made.head is None or not name.startswith("logits")}
+    if made.head is None:
+        fields["logits"] = made.rows
+    replaced = type(made.outputs)(**{**fields, "loss": loss})
+    if wants_dict is None:
+        wants_dict = getattr(model.config, "return_dict", True)
+    return replaced if wants_dict else replaced.to_tuple()
 
 
 def _known_state(model: Module) -> _State:
@@ -508,10 +434,11 @@ def _attached_class(base: Any) -> Any:
         state = _state(self)
         if state is None:
             return base.forward(self, *args, **kwargs)
-        if expected(self, args, kwargs) is None:
-            _refuse_loss_made_elsewhere(state, labels=False)
+        inputs = named(args, kwargs)
+        if inputs.get("labels") is None:
+            state.caller(labels=False)
             return base.forward(self, *args, **kwargs)
-        return state.forward(self, base.forward, named(args, kwargs))
+        return state.forward(self, base.forward, inputs)
 
     # Not functools.wraps: Accelerate follows __wrapped__ to unwrap a model, and would find the original forward.
     forward.__name__, forward.__qualname__, forward.__doc__ = "forward", base.forward.__qualname__, base.forward.__doc__
@@ -561,21 +488,6 @@ def _shifts(model: Any) -> bool:
     )
 
 
-def _refuse_loss_made_elsewhere(state: _State, *, labels: bool) -> None:
-    setting = loss_made_elsewhere(state.ran.token, labels, step_loss_of)
-    if setting:
-        name, _, factor = setting.partition("=")
-        instead = (
-            f"and write it in the objective: ce(smoothing={factor})"
-            if factor
-            else ("or detach(model) and use compute_loss_func=ng.compute_loss_func(...)")
-        )
-        raise UserError(
-            f"the trainer's {name} computes the loss from the logits, so the attached objective "
-            f"{str(state.loss.loss_fn)!r} would not run. Remove {name}, {instead}."
-        )
-
-
 def _refuse_decoder_that_looks_ahead(model: Any) -> None:
     """Refuse UMT5 of some versions of transformers: every position sees the label that it should predict."""
     if getattr(model.config, "model_type", "") != "umt5" or not model.config.is_encoder_decoder:
@@ -587,20 +499,15 @@ def _refuse_decoder_that_looks_ahead(model: Any) -> None:
         )
 
 
-def _refuse_cut_logits(inputs: dict[str, Any]) -> None:
-    limit = inputs.get("logits_to_keep")
+def _refuse_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Refuse inputs of a call with labels in which these do not say what each position predicts."""
+    limit, ids, labels = inputs.get("logits_to_keep"), inputs.get("input_ids"), inputs["labels"]  # [B, T] each
     if isinstance(limit, Tensor) or limit:
         raise UserError("logits_to_keep removes positions before the loss. Do not pass it together with labels.")
-
-
-def _refuse_shared_prompts(inputs: dict[str, Any]) -> None:
+    if inputs.get(POSITIONS) is not None:
+        return
     if inputs.get(TEXT_NUMBERS) is not None:
         raise UserError(f"the inputs have `{TEXT_NUMBERS}`, but `{POSITIONS}` are missing: where texts are predicted.")
-
-
-def _refuse_other_lengths(model: Any, inputs: dict[str, Any], labels: Tensor) -> None:
-    """Refuse labels of a decoder-only model that are not beside its inputs."""
-    ids = inputs.get("input_ids")  # [B, T]
     if ids is not None and not has_encoder(model) and labels.shape != ids.shape:
         raise UserError(
             f"labels must have the shape of input_ids, {list(ids.shape)}, got {list(labels.shape)}: one for each "
@@ -615,175 +522,3 @@ def _refuse_z_loss(model: Any) -> None:
             f"{type(model).__name__} adds a loss of its own, z_loss_coefficient = {model.z_loss_coefficient}, and "
             "attach would drop it. Set model.z_loss_coefficient = 0 first."
         )
-
-
-def _refuse_router_loss(model: Any, inputs: dict[str, Any]) -> None:
-    """Refuse a router's loss if the model does not return it, as encoder-decoders of experts do not."""
-    if _asks_for_router_loss(model, inputs) and _router_weight(model) is None:
-        raise UserError(
-            f"{type(model).__name__} adds the loss of its router if `output_router_logits` is on, and attach would "
-            "drop it. Turn it off, or compute both: JointLoss on the logits, plus the model's `aux_loss`."
-        )
-
-
-def _asks_for_router_loss(model: Any, inputs: Mapping[str, Any]) -> bool:
-    asked = inputs.get("output_router_logits")
-    return bool(getattr(model.config, "output_router_logits", False) if asked is None else asked)
-
-
-def _router_weight(model: Any) -> float | None:
-    """The weight of the ``aux_loss`` of a decoder-only mixture of experts."""
-    if has_encoder(model):
-        return None
-    weights = (getattr(model, name, None) for name in ("router_aux_loss_coef", "aux_loss_coef"))
-    return next((float(weight) for weight in weights if weight is not None), None)
-
-
-def _router_loss(model: Any, outputs: Outputs, labels: Tensor, num_tokens: Any) -> Tensor | float:
-    """What a router adds to the loss: in a step of several micro-batches, weighted by its share of the labels."""
-    loss: Tensor | None = outputs.get("aux_loss")  # []
-    if loss is None:
-        return 0.0
-    if num_tokens is not None:
-        counted = (labels != IGNORE_INDEX).sum()  # []
-        loss = loss * (counted / num_tokens).to(loss.device)
-    return loss * float(_router_weight(model) or 0.0)
-
-
-def _candidate_stats(
-    loss_fn: JointLoss, candidates: CandidateRows, rows: Tensor, references: Tensor, head: Head | None
-) -> CandidateStats:
-    """The statistics of the candidates that the objective reads.
-
-    Args:
-        loss_fn: the objective.
-        candidates: of the batch.
-        rows: hidden states of the candidates, or logits if there is no head, [B·K, T', …].
-        references: labels, [B, T].
-        head: the output head.
-    """
-    labels, needs = candidates.labels.flatten(0, 1).to(rows.device), loss_fn.candidate_needs  # [B·K, T']
-    every = functools.partial(_row_stats, loss_fn, head=head, memory="lean")
-    if "greedy_cross_logp" not in needs or candidates.greedy is None:
-        return candidates.stats(every(rows, labels).label_logp, needs)
-    row = torch.arange(len(references), device=rows.device)  # [B]
-    texts = Texts(references.to(rows.device), row.unsqueeze(-1).expand(-1, labels.shape[-1]))  # [B, T], [B, T']
-    own = every(candidates.own(rows), candidates.own(labels), needs=("cross_logp",), texts=texts)
-    # Only greedy texts need `cross_logp`, which is large. If there are samples, too, the head runs twice for them.
-    of_all = own if candidates.labels.shape[1] == 1 else every(rows, labels)
-    return candidates.stats(of_all.label_logp, needs)._replace(greedy_cross_logp=own.cross_logp)
-
-
-def _row_stats(
-    loss_fn: JointLoss,
-    rows: Tensor,
-    labels: Tensor,
-    head: Head | None,
-    *,
-    memory: str,
-    needs: Collection[str] = (),
-    texts: Texts | None = None,
-) -> TokenStats:
-    """Statistics of further rows: candidates, or streams; from hidden states without ever having all logits.
-
-    Args:
-        loss_fn: has the settings of the head's computation.
-        rows: hidden states, or logits if there is no head, [N, T, …].
-        labels: ids, −100 where they do not count, [N, T].
-        head: the output head.
-        memory: as in :class:`JointLoss`.
-        needs: optional statistics.
-        texts: whose tokens ``cross_logp`` has, if not those of the rows themselves.
-    """
-    labels = labels.to(rows.device)  # [N, T]
-    if head is None:
-        return token_stats(rows, labels, needs=needs, check=loss_fn.check, texts=texts)
-    settings: dict[str, Any] = {"check": loss_fn.check, "backend": loss_fn.backend, "memory": memory, "texts": texts}
-    return token_stats_from_hidden(rows, labels=labels, **head._asdict(), needs=needs, **settings)
-
-
-STREAM_STATS = {"future_logp": "label_logp", "future_mean_logp": "mean_logp"}
-"""What objectives read of a ProphetNet's further streams → the statistic of each stream that it is the sum of."""
-
-
-def _stream_stats(loss_fn: JointLoss, streams: Tensor | None, labels: Tensor, head: Head | None) -> dict[str, Tensor]:
-    """What the objective reads of the further streams, summed over them, [B, T] each; nothing if it reads none.
-
-    Args:
-        loss_fn: the objective.
-        streams: hidden states, or logits if there is no head, [B, n − 1, T, …].
-        labels: ids, −100 where they do not count, [B, T].
-        head: the output head.
-    """
-    wanted = {name: own for name, own in STREAM_STATS.items() if name in loss_fn.needs}
-    if not wanted or streams is None:
-        return {}
-    further = streams.shape[1]
-    repeated = labels.repeat_interleave(further, 0)  # [B·(n − 1), T]
-    stats = _row_stats(
-        loss_fn, streams.flatten(0, 1), repeated, head, memory=loss_fn.memory, needs=[*wanted.values()]
-    )  # [B·(n − 1), T]
-    return {name: getattr(stats, own).unflatten(0, (-1, further)).sum(1) for name, own in wanted.items()}
-
-
-def _refuse_missing_streams(model: Any, loss_fn: JointLoss) -> None:
-    """Raise if the objective reads further streams, and the model has none."""
-    if loss_fn.needs.isdisjoint(STREAM_STATS):
-        return
-    config = model.config
-    if not ("prophetnet" in config.model_type and has_encoder(model) and config.ngram > 1):
-        raise UserError(
-            f"{str(loss_fn)!r} reads streams that look further ahead, which this {type(model).__name__} does not have. "
-            "future is for an encoder-decoder ProphetNet with an ngram of 2 or more, such as "
-            "microsoft/prophetnet-large-uncased. Leave it out for other models."
-        )
-
-
-def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
-    """The ``decoder_input_ids`` that an encoder-decoder derives from labels, [B, T]."""
-    model = bare(model)
-    labels = _with_a_label(labels, _pad(model))  # [B, T]
-    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", getattr(model, "_shift_right", None))
-    shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
-    ids: Tensor
-    if prepare is not None:
-        ids = prepare(labels)  # [B, T]
-    elif shift is not None and shift.__code__.co_argcount == 3:
-        ids = shift(labels, model.config.pad_token_id, model.config.decoder_start_token_id)  # [B, T]
-    else:
-        raise UserError(
-            f"{type(model).__name__} has no function that derives `decoder_input_ids` from labels. Pass them: the "
-            "labels shifted right by one, with the start token first and padding instead of -100."
-        )
-    return ids
-
-
-def _with_a_label(labels: Tensor, pad: int) -> Tensor:
-    """The same labels, with some id first in rows that have none: mBART's function fails for them, [B, T]."""
-    blank = (labels == IGNORE_INDEX).all(-1)  # [B]
-    first = labels[:, 0].masked_fill(blank, int(pad == 0))  # [B]
-    return torch.cat([first.unsqueeze(-1), labels[:, 1:]], -1)
-
-
-def _pad(model: Any) -> int:
-    """The id that pads the decoder's input."""
-    return int(getattr(model.config, "pad_token_id", None) or 0)
-
-
-def _add_decoder_inputs(
-    model: Any, inputs: dict[str, Any], labels: Tensor, candidates: CandidateRows | None = None
-) -> None:
-    """Add the inputs that an encoder-decoder derives from labels, because the labels are not passed to it."""
-    if inputs.get("use_cache") is None:
-        inputs["use_cache"] = False
-    if inputs.get("decoder_inputs_embeds") is not None:
-        return
-    given = inputs.get("decoder_input_ids")  # [B, T]
-    if given is not None and candidates is None:
-        return
-    ids = decoder_inputs(model, labels) if given is None else given  # [B, T]
-    if candidates is not None:
-        ids = candidates.beside(ids, _pad(model))  # [B·(1 + K), T'']
-    inputs["decoder_input_ids"] = ids  # [B, T], or with candidates
-    if model.config.model_type == "encoder-decoder" and inputs.get("decoder_attention_mask") is None:
-        inputs["decoder_attention_mask"] = (ids != model.config.pad_token_id).to(ids.dtype)  # [B, T]

@@ -37,8 +37,3 @@ def taken_beside(inputs: Mapping[str, Any], *, shift: bool) -> dict[str, Any]:
             "way. Leave shift_labels out."
         )
     return found
-
-
-def without_beside(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs without what a batch has beside its labels."""
-    return {name: value for name, value in inputs.items() if name not in KEYS}

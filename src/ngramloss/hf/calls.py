@@ -1,4 +1,4 @@
-"""one call of an attached model → the head's input, whether the objective made the loss, what the trainer wants.
+"""one call of an attached model → what the model made, the head's input above all, and whether the loss is ours.
 
 All of this belongs to the call and its thread, not to the model, so threads can share a model.
 """
@@ -6,13 +6,13 @@ All of this belongs to the call and its thread, not to the model, so threads can
 from __future__ import annotations
 
 import functools
-import inspect
 import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType, MethodType
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from types import MethodType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,11 @@ from torch.nn import Module
 from torch.nn.modules import module as torch_module
 
 from ngramloss.errors import UserError
-from ngramloss.hf.heads import bare
-from ngramloss.steps.twins import Twins
+from ngramloss.hf.adapted_heads import adapter_state, head_input, without_dropout
+from ngramloss.hf.heads import Head, head_module, head_of, raise_unless_equal
+
+Outputs = Any
+"""A ``transformers.utils.ModelOutput``, a dictionary with attributes. This module does not import transformers."""
 
 
 class _Thread(threading.local):
@@ -34,7 +37,13 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-# The head's input
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether this code is compiled or captured, so that nothing can be read on the host."""
+    return torch.compiler.is_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+# What the model made
 
 
 class Capture:
@@ -42,7 +51,19 @@ class Capture:
 
     def __init__(self, head: Module) -> None:
         self.head = head
-        self.hidden: Tensor | None = None
+        self.hidden: Tensor | None = None  # [B, T, D], ProphetNet's first stream
+        self.streams: Tensor | None = None  # its further ones, [B, n − 1, T, D]
+
+
+class Made(NamedTuple):
+    """What a model made of a batch."""
+
+    outputs: Outputs
+    rows: Tensor
+    """The head's whole input, or logits if there is no head, [B, T, …]."""
+    streams: Tensor | None
+    """That of the further streams of a ProphetNet, [B, n − 1, T, …]."""
+    head: Head | None
 
 
 class HeadHook:
@@ -68,8 +89,90 @@ class HeadHook:
         capture = _thread.capture if self.traced is None else self.traced
         if capture is None or capture.head is not module or capture.hidden is not None or not args:
             return None  # two models may share a head, which then has two hooks
-        capture.hidden = args[0]  # [B, T, D], ProphetNet's [B, n, T, D]
-        return (args[0][..., :1, :], *args[1:])
+        hidden = args[0]  # [B, T, D], ProphetNet's [B, n, T, D]
+        if hidden.ndim == 4:
+            capture.hidden, capture.streams = hidden[:, 0], hidden[:, 1:]  # [B, T, D], [B, n − 1, T, D]
+        else:
+            capture.hidden = hidden
+        return (hidden[..., :1, :], *args[1:])
+
+
+@contextmanager
+def capturing(head: Module) -> Iterator[Capture]:
+    """The head's input in a call inside, by a hook that is removed afterwards."""
+    capture, hook = Capture(head), HeadHook()
+    handle = head.register_forward_pre_hook(hook)
+    before = hook.begin(capture)
+    try:
+        yield capture
+    finally:
+        hook.begin(before)
+        handle.remove()
+
+
+class WatchedHead:
+    """The head of an attached model, with a hook that stays: torch.compile does not see hooks that are added later."""
+
+    def __init__(self) -> None:
+        self.hook = HeadHook()
+        self.head: Module | None = None
+        self.handle: Any = None
+        self.compared: tuple[object, ...] = ()
+        """What could change the logits when they were last compared with ours."""
+
+    def watch(self, head: Module | None) -> None:
+        """Hook this head instead of the previous one. Our hook runs last, so it captures what the head really gets."""
+        # While torch.compile traces, leave the hooks alone: it does not see hooks added later either.
+        if head is self.head and (head is None or torch.compiler.is_compiling() or self._is_last_hook(head)):
+            return
+        if self.handle is not None:
+            self.handle.remove()
+        self.head, self.handle = head, head and head.register_forward_pre_hook(self.hook)
+
+    def _is_last_hook(self, head: Module) -> bool:
+        return bool(next(reversed(head._forward_pre_hooks), None) == self.handle.id)
+
+    def run(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any], *, streams: bool) -> Made:
+        """What the model makes of these inputs, with logits of only one position.
+
+        Args:
+            model: the bare model.
+            forward: its own.
+            inputs: of that.
+            streams: whether further streams are read.
+        """
+        if getattr(model, "_is_replica", False):
+            raise UserError(
+                "attach does not support torch.nn.DataParallel, which runs copies of the model in threads. Start one "
+                "process for each GPU with torchrun, or use one GPU (CUDA_VISIBLE_DEVICES=0)."
+            )
+        module = head_module(model)
+        self.watch(module)
+        capture = Capture(module)
+        before = self.hook.begin(capture)
+        # A hook on the output may behave differently at every call.
+        now = hooks_of(module), adapter_state(module)
+        checks = not torch.compiler.is_compiling() and (now != self.compared or now[0][-1])
+        try:
+            with without_dropout(module) if checks else nullcontext():
+                outputs = forward(model, **inputs, return_dict=True)
+        finally:
+            self.hook.begin(before)
+        hidden, further = capture.hidden, None  # [B, T, D], [B, n − 1, T, D]
+        if hidden is None:
+            raise UserError(
+                f"{type(model).__name__} did not call its output head, {type(module).__name__}, in its forward, so "
+                "attach cannot read the head's input. Use compute_loss_func(...), or JointLoss on the logits."
+            )
+        head = head_of(model, module)
+        device = head.weight.device
+        if streams and capture.streams is not None:
+            further = head_input(module, capture.streams.to(device))  # [B, n − 1, T, D + r]
+        if checks:
+            with without_dropout(module):
+                raise_unless_equal(model, outputs.get("logits"), head_input(module, hidden[:, :1]), head)
+            self.compared = now
+        return Made(outputs, head_input(module, hidden.to(device)), further, head)
 
 
 def hooks_of(head: Module) -> tuple[object, ...]:
@@ -228,162 +331,3 @@ def _replaced(model: Module, replacement: Any) -> str:
         "with ng.NgramSFTTrainer(..., objective=...). With other libraries, turn off what replaces it: a fused or "
         "chunked loss, a Liger kernel."
     )
-
-
-# What the calling trainer wants
-
-
-def loss_made_elsewhere(token: str, labels: bool, is_ours: Callable[[Any], object]) -> str:
-    """The setting that makes the calling Hugging Face trainer compute the loss itself; empty if there is none.
-
-    Only the trainer's own methods are checked. A user's own ``compute_loss`` may do what its author wants.
-
-    Args:
-        token: of the called model's objective. A model that is not the trainer's, such as a teacher, may be called
-            without labels. Not the model itself: while torch.compile traces, arguments must be constants.
-        labels: whether this call has labels. ``Trainer`` removes them when it computes the loss itself.
-        is_ours: whether a ``compute_loss_func`` comes from this library.
-
-    Returns:
-        ``label_smoothing_factor=…`` or ``compute_loss_func``.
-    """
-    frame = next(_trainer_frames(), None)
-    if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] not in ("transformers", "trl"):
-        return ""
-    trained = frame.f_locals.get("model")
-    if isinstance(trained, Module) and _token(bare(trained)) != token:
-        return ""
-    trainer = frame.f_locals["self"]
-    smoothing = trainer.label_smoother is not None and f"label_smoothing_factor={trainer.args.label_smoothing_factor}"
-    if frame.f_code.co_name == "prediction_step":  # Seq2SeqTrainer, besides its generate
-        return smoothing or "" if labels else ""
-    if labels:
-        return ""
-    custom = trainer.compute_loss_func
-    return smoothing or ("compute_loss_func" if custom and not is_ours(custom) else "")
-
-
-def ignored_smoothing() -> float:
-    """The ``label_smoothing_factor`` of the calling Hugging Face trainer, which a ``compute_loss_func`` replaces."""
-    frame = next(_trainer_frames(), None)
-    arguments = None if frame is None else getattr(frame.f_locals["self"], "args", None)
-    return float(getattr(arguments, "label_smoothing_factor", 0.0) or 0.0)
-
-
-def packs_without_trace() -> str:
-    """How the calling trainer packs rows so that no input of the model shows it, as in :func:`lost_boundaries`."""
-    frame = next(_trainer_frames(), None)
-    return "" if frame is None else lost_boundaries(getattr(frame.f_locals["self"], "args", None))
-
-
-def lost_boundaries(args: Any) -> str:
-    """The setting of TRL by which rows are packed without saying where a document begins; empty if none is."""
-    packs = bool(getattr(args, "packing", False))
-    packs_evaluation = bool(getattr(args, "eval_packing", False))
-    if (packs or packs_evaluation) and getattr(args, "packing_strategy", "") == "wrapped":
-        return "packing_strategy='wrapped'"
-    return "eval_packing=True" if packs_evaluation and not packs and not getattr(args, "padding_free", False) else ""
-
-
-def calling_trainers(name: str) -> Any:
-    """An attribute of the Hugging Face trainer that calls, in whatever method; None if it has none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        trainer = frame.f_locals.get("self")
-        if hasattr(trainer, "callback_handler") or hasattr(trainer, "compute_loss_func"):
-            return getattr(trainer, name, None)
-        frame = frame.f_back
-    return None
-
-
-def put_first(callback: Any) -> None:
-    """Move a callback before those that report, so that they see what it logs: Trainer puts a user's callbacks last."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        callbacks = getattr(frame.f_locals.get("self"), "callbacks", None)
-        if isinstance(callbacks, list) and callback in callbacks:
-            callbacks.remove(callback)
-            callbacks.insert(0, callback)
-            return
-        frame = frame.f_back
-
-
-def _token(model: Any) -> str | None:
-    state = getattr(model, "_ngramloss", None)
-    return getattr(getattr(state, "ran", None), "token", None)
-
-
-def outputs_are_read(compiling: bool) -> bool:
-    """Whether the calling Hugging Face trainer reads more of the outputs than the loss.
-
-    Args:
-        compiling: a graph is being traced. It is used for every later call, so assume that everything may be read.
-    """
-    innermost = None
-    for frame in _trainer_frames():
-        if frame.f_code.co_name == "prediction_step":
-            only_loss = bool(_argument(frame, "prediction_loss_only", 3)) and not compiling
-            generates = getattr(frame.f_locals["self"].args, "predict_with_generate", False)
-            if not only_loss and not generates:
-                return True
-        elif innermost is None:
-            innermost = frame
-    if innermost is None or not _argument(innermost, "return_outputs", 3):
-        return False
-    above = innermost.f_back  # Trainer's prediction_step always asks for outputs, and is handled above
-    return above is None or above.f_code.co_name != "prediction_step"
-
-
-def refuse_predictions_of_twins() -> None:
-    """Raise if the calling trainer returns predictions of rows that a collator put into the batch twice."""
-    for frame in _trainer_frames():
-        if frame.f_code.co_name != "prediction_step" or _argument(frame, "prediction_loss_only", 3):
-            continue
-        trainer = frame.f_locals["self"]
-        collator: Any = getattr(trainer.callback_handler.eval_dataloader, "collate_fn", None)
-        while hasattr(collator, "data_collator"):  # transformers' own that removes columns
-            collator = collator.data_collator
-        if isinstance(collator, Twins):
-            raise UserError(
-                "the collator of ng.twins(...) puts every example into a batch twice, so there would be two "
-                "predictions for each. For an evaluation with predictions set trainer.data_collator to the collator "
-                "inside, trainer.data_collator.collator; NgramTrainer and NgramSFTTrainer do that themselves."
-            )
-
-
-def _argument(frame: FrameType, name: str, position: int) -> Any:
-    """An argument of a method by name, or by its position (including self) if the method takes ``*args, **kwargs``."""
-    code, variables = frame.f_code, frame.f_locals
-    if name in variables:
-        return variables[name]
-    named = code.co_argcount + code.co_kwonlyargcount
-    others = code.co_varnames[named:]
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        keywords = variables.get(others[bool(code.co_flags & inspect.CO_VARARGS)], {})
-        if name in keywords:
-            return keywords[name]
-    rest = variables.get(others[0], ()) if code.co_flags & inspect.CO_VARARGS else ()
-    return rest[position - code.co_argcount] if 0 <= position - code.co_argcount < len(rest) else None
-
-
-# While torch.compile traces, these run as plain Python and their result is a constant of the graph. This is what
-# torch.compiler.assume_constant_result does, but that would import the whole compiler here.
-for _constant in (
-    loss_made_elsewhere,
-    outputs_are_read,
-    ignored_smoothing,
-    packs_without_trace,
-    refuse_predictions_of_twins,
-):
-    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010
-
-
-def _trainer_frames() -> Iterator[FrameType]:
-    """Each ``compute_loss`` and ``prediction_step`` of a Hugging Face trainer in the call stack, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in ("compute_loss", "prediction_step"):
-            trainer = frame.f_locals.get("self")
-            if hasattr(trainer, "label_smoother") and hasattr(trainer, "compute_loss_func"):
-                yield frame
-        frame = frame.f_back

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.errors import UserError
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.hf.heads import has_encoder
 from ngramloss.hf.segments import POSITIONS
 from ngramloss.stats import IGNORE_INDEX, CandidateStats, at_positions, own_rows
@@ -102,17 +103,14 @@ class CandidateRows(NamedTuple):
         return stats._replace(tokens=labels, token_logp=token_logp) if "token_logp" in needs else stats
 
 
-def candidate_rows(
-    model: Any, inputs: dict[str, Any], references: Tensor, decoder_inputs: Callable[[Any, Tensor], Tensor]
-) -> CandidateRows | None:
+def candidate_rows(model: Any, inputs: dict[str, Any]) -> CandidateRows | None:
     """Take the candidates out of a model's inputs; None if it has none.
 
     Args:
         model: the bare model.
-        inputs: of its forward. The keys of candidates are removed.
-        references: labels, [B, T].
-        decoder_inputs: (model, labels [N, T]) → the decoder's input, [N, T]. Called if the inputs have none.
+        inputs: of its forward, with labels. The keys of candidates are removed.
     """
+    references = inputs["labels"]  # [B, T]
     labels, ready, positions, gains, greedy, baseline = (inputs.pop(name, None) for name in KEYS)
     if labels is None:
         if any(value is not None for value in (ready, positions, gains, greedy, baseline)):
@@ -161,11 +159,6 @@ def candidate_rows(
     if ready is None:
         ready = decoder_inputs(model, labels.flatten(0, 1)).view(labels.shape)  # [B, K, T']
     return CandidateRows(labels, ready, gains, None, greedy, baseline)
-
-
-def without_candidates(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch without its candidates."""
-    return {name: value for name, value in inputs.items() if name not in KEYS}
 
 
 def decoder_that_repeats(model: Any) -> Module:

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attached_step_loss
-from ngramloss.hf.calls import calling_trainers, put_first
+from ngramloss.hf.callers import calling_loss_func, put_first
 from ngramloss.hf.heads import bare
 from ngramloss.hf.step_loss import LastCall, StepLoss, see_inputs, step_loss_of
 from ngramloss.loss import JointLoss
@@ -106,18 +106,19 @@ class LogParts(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the terms to the logs and to ``state.log_history``."""
-        terms: dict[str, float] = {}
-        if "loss" in logs and self._steps:
-            terms = {name: value / _processes() / self._steps for name, value in _over_processes(self._trained).items()}
-            self._steps, self._trained = 0, {}
-        terms |= self._evaluation(logs)
-        logs |= terms
-        if state.log_history:
-            state.log_history[-1] |= terms
+        trains = "loss" in logs and self._steps
+        terms = self._of_training(kwargs["model"], args.device) if trains else {}
+        add_to_log(terms | self._evaluation(logs), logs, state)
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Add the terms to the metrics of ``predict``."""
         metrics |= self._evaluation(metrics)
+
+    def _of_training(self, model: Any, device: torch.device) -> dict[str, float]:
+        """The terms since the last log, as means over the steps."""
+        steps, self._steps = self._steps, 0
+        sums, self._trained = _over_processes(self._trained), {}
+        return {name: value / _processes() / steps for name, value in sums.items()}
 
     def take_evaluation(self) -> dict[str, float]:
         """The terms of the evaluation, which are then forgotten: exact means over the data set and all processes."""
@@ -129,7 +130,7 @@ class LogParts(TrainerCallback):
     def _begin(self, model: Any) -> None:
         """Find the objective, or raise. A ``compute_loss_func`` without a model sees the inputs of this one."""
         put_first(self)
-        self._function = self._function or calling_trainers("compute_loss_func")
+        self._function = self._function or calling_loss_func()
         self._step_loss(model)
         if step_loss_of(self._function) is not None:
             see_inputs(self._function, model)
@@ -151,6 +152,13 @@ class LogParts(TrainerCallback):
         if prefix in (None, "train"):
             return {}
         return {f"{prefix}_{name}": value for name, value in self.take_evaluation().items()}
+
+
+def add_to_log(values: dict[str, float], logs: dict[str, Any], state: Any) -> None:
+    """Add values to what a trainer is about to log, and to its history."""
+    logs |= values
+    if state.log_history:
+        state.log_history[-1] |= values
 
 
 def _processes() -> int:

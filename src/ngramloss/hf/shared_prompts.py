@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.hf.adapted_heads import head_input
-from ngramloss.hf.calls import Capture, HeadHook
+from ngramloss.hf.calls import capturing
 from ngramloss.hf.heads import TOLERANCES, bare, head_module, head_of
 from ngramloss.hf.unmasked import attention_named, takes_other_attention, unmasked
 from ngramloss.stats import at_positions, head_logits
@@ -44,6 +44,11 @@ class Rows(NamedTuple):
 
 
 _rows: ContextVar[Rows] = ContextVar("rows")
+
+
+def call(model: Any, **inputs: Any) -> Any:
+    """What a model returns, hooks and wrappers included."""
+    return model(**inputs)
 
 
 def on_the_right(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,19 +200,12 @@ def _logp(model: Any, batch: dict[str, Tensor]) -> Tensor:
     """Log-probabilities where the first and the last text of a batch are predicted, [2, SHORT, V]."""
     inner = bare(model)
     module = head_module(inner)
-    capture, hook = Capture(module), HeadHook()
     batch = {name: value.to(inner.device) for name, value in batch.items()}
     places = torch.stack([batch["label_positions"][0, :SHORT], batch["candidate_positions"][0, -1, :SHORT]])
     names = ("input_ids", "position_ids", TEXT_NUMBERS)
-    with ExitStack() as stack:
-        stack.callback(module.register_forward_pre_hook(hook).remove)
-        stack.callback(hook.begin, hook.begin(capture))
-        on_the_right(_call)(model, **{name: batch[name] for name in names if name in batch})
+    with capturing(module) as capture:
+        on_the_right(call)(model, **{name: batch[name] for name in names if name in batch})
     assert capture.hidden is not None, "attach has found the head"
     hidden = head_input(module, at_positions(capture.hidden, places))  # [2, SHORT, D]
     logits = head_logits(hidden, **head_of(inner, module)._asdict())  # [2, SHORT, V]
     return logits.float().log_softmax(-1)
-
-
-def _call(model: Any, **inputs: Any) -> Any:
-    return model(**inputs)

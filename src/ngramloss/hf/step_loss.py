@@ -12,18 +12,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Module
 
 from ngramloss.errors import UserError
 from ngramloss.hf.beside import KEYS, taken_beside
-from ngramloss.hf.calls import ignored_smoothing, packs_without_trace, refuse_predictions_of_twins
+from ngramloss.hf.callers import find_caller
+from ngramloss.hf.calls import Outputs, is_traced
 from ngramloss.hf.heads import bare, dropouts
 from ngramloss.hf.segments import KEY, Unit, check_unit, mixes_documents, segments_of_batch
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.stats import GIVEN, IGNORE_INDEX, Packing, packing
 from ngramloss.terms import Term
-
-Outputs = Any
-"""A ``transformers.utils.ModelOutput``, a dictionary with attributes. This module does not import transformers."""
 
 
 def compute_loss_func(
@@ -160,9 +159,11 @@ class StepLoss:
                 "the loss of each row, call JointLoss(..., reduction='none') in your own loop."
             )
         self.loss_fn = loss_fn
+        self._evaluated = {True: loss_fn.without("twins"), False: loss_fn.without("candidates", "twins")}
         self._warned: set[str] = set()
         self._looked_at: set[tuple[frozenset[str], bool]] = set()
         self._drops: bool | None = None
+        self._looked_for_padding = False
         self._thread = _ThreadsCall()
         self._newest, self._newest_was_traced = LastCall({}), False
 
@@ -171,13 +172,27 @@ class StepLoss:
         """The last call in this thread; in compiled code, of any thread: it cannot write thread-local values."""
         return self._newest if self._newest_was_traced or self._thread.call is None else self._thread.call
 
+    def objective(self, model: Module, *, has_candidates: bool) -> JointLoss:
+        """What a call computes: in evaluation, the terms that need no twins, and without candidates none of them."""
+        if has_candidates and not self.loss_fn.needs_candidates:
+            raise UserError(
+                f"the inputs have candidates, but no term of {str(self.loss_fn)!r} compares them. Leave them "
+                "out, or add a term such as rank."
+            )
+        if model.training:
+            if self.loss_fn.needs_twins:
+                self.warn_without_dropout(model)
+            return self.loss_fn
+        self._evaluated[has_candidates].progress = self.loss_fn.progress
+        return self._evaluated[has_candidates]
+
     def sums(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Each part of the last call as a sum over its tokens or sequences, and how many these are, [] each."""
         call, loss_fn = self.last, self.loss_fn
         if call.labels is None:
             return {}
         if call.parts.keys() != {part.name for part in loss_fn.parts}:
-            evaluated = (loss_fn.without("twins"), loss_fn.without("candidates", "twins"))
+            evaluated = self._evaluated.values()
             loss_fn = next(each for each in evaluated if call.parts.keys() == {part.name for part in each.parts})
         counts = loss_fn.denominators(call.labels, call.packed).float()  # [parts]
         denominators, sums = {"token": call.num_tokens, "sequence": call.num_sequences}, {}
@@ -226,13 +241,9 @@ class StepLoss:
         self._remember(LastCall(parts, labels, packed, **counts))
         return loss
 
-    def refuse_untraced_packing(self) -> None:
-        """Raise if the calling trainer packs rows without a trace, and a term reads whole texts."""
-        refuse_lost_boundaries(self.loss_fn, packs_without_trace())
-
     def warn_of_unseen_packing(self) -> None:
         """Warn once that packed rows would not be noticed, if a term reads whole texts."""
-        if all(part.by_position for part in self.loss_fn.parts):
+        if not term_of_whole_texts(self.loss_fn):
             return
         self._warn_once(
             "compute_loss_func sees only logits and labels. If the trainer packs several documents into a row, the "
@@ -259,6 +270,22 @@ class StepLoss:
                 "documents of a packed row. It keeps them apart only if the batch has `position_ids` that begin again "
                 "at 0, no `attention_mask`, and use_cache=False. Silence this warning with "
                 "warnings.filterwarnings('ignore', message='the attention of this')."
+            )
+
+    def warn_of_padding(self, model: Any, labels: Tensor) -> None:
+        """Warn if the first batch has labels that are padding: a model would learn to write it."""
+        if self._looked_for_padding or is_traced(labels):
+            return
+        self._looked_for_padding = True
+        config = model.config
+        pad, ends = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
+        own = [getattr(config, "bos_token_id", None), *(ends if isinstance(ends, list) else [ends])]
+        if pad is None or pad in own:  # then it is a token of texts, too
+            return
+        if count := int((labels == pad).sum()):
+            self._warn_once(
+                f"{count:,} of {labels.numel():,} labels of this batch are the padding token, {pad}, and are learnt. "
+                f"Labels of -100 do not count: labels.masked_fill(labels == {pad}, -100)."
             )
 
     def warn_without_dropout(self, model: Any) -> None:
@@ -290,9 +317,14 @@ class StepLoss:
             warnings.warn(message, stacklevel=3)
 
 
+def term_of_whole_texts(loss_fn: JointLoss) -> str:
+    """A term for which it matters where a text begins and ends; empty if there is none."""
+    return next((part.name for part in loss_fn.parts if not part.by_position), "")
+
+
 def refuse_lost_boundaries(loss_fn: JointLoss, setting: str) -> None:
     """Raise if a setting of the trainer loses where documents begin in packed rows, and a term reads whole texts."""
-    whole = next((part.name for part in loss_fn.parts if not part.by_position), "")
+    whole = term_of_whole_texts(loss_fn)
     if whole and setting:
         instead = {"packing_strategy='wrapped'": "'bfd'", "eval_packing=True": "eval_packing=False"}
         raise UserError(
@@ -313,13 +345,14 @@ def _loss_of_outputs(
     loss_scale: Tensor | None = None,
     trainer: Any = None,
 ) -> Tensor:
-    if factor := ignored_smoothing():
+    caller = find_caller()
+    if factor := caller.label_smoothing:
         raise UserError(
             f"label_smoothing_factor={factor} has no effect beside compute_loss_func. Remove it, and write it in the "
             f"objective: ce(smoothing={factor})."
         )
-    loss.refuse_untraced_packing()
-    refuse_predictions_of_twins()
+    refuse_lost_boundaries(loss.loss_fn, caller.lost_boundaries)
+    caller.refuse_predictions_of_twins()
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits  # [B, T, V]
     if labels is None or logits.shape[:2] != labels.shape:
         actual = "no labels" if labels is None else f"labels {list(labels.shape)}"
@@ -344,7 +377,7 @@ def _loss_of_outputs(
     if loss_scale is not None:  # ms-swift has aligned and flattened it
         beside = {"weights": loss_scale.reshape(aligned.shape)}  # [B, T]
     packed = None
-    if any(not part.by_position for part in loss.loss_fn.parts):
+    if term_of_whole_texts(loss.loss_fn):
         if given.get("logits_to_keep") is not None or getattr(
             getattr(trainer, "args", None), "use_logits_to_keep", False
         ):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from ngramloss.errors import UserError
-from ngramloss.hf.adapted_heads import head_input
-from ngramloss.hf.calls import Capture, HeadHook
+from ngramloss.hf.adapted_heads import evaluating, head_input
+from ngramloss.hf.calls import capturing
+from ngramloss.hf.decoder_inputs import add_decoder_inputs
 from ngramloss.hf.heads import bare, has_encoder, head_module, head_of, raise_unless_equal
+from ngramloss.hf.shared_prompts import call, on_the_right
 from ngramloss.loss import JointLoss
 from ngramloss.stats import Teacher, at_positions
 
@@ -58,33 +60,28 @@ class TeacherModel:
         other.model = copy.deepcopy(self.model, memo) if self.own else self.model
         return other
 
-    def predictions(
-        self, inputs: Mapping[str, Any], places: Tensor | None, run: Callable[..., Any], device: torch.device
-    ) -> Teacher:
+    def predictions(self, inputs: Mapping[str, Any], labels: Tensor, places: Tensor | None) -> Teacher:
         """What the teacher predicts for a batch.
 
         Args:
-            inputs: of the model's forward, without labels; those of an encoder-decoder with the decoder's.
+            inputs: of the model's forward, without labels and candidates.
+            labels: on the device of the model, [B, T].
             places: the positions that are read, if not all, [S, T].
-            run: (model, **inputs) → outputs.
-            device: of the model.
         """
-        inner = bare(self.model)
+        inner, device, given, run = bare(self.model), labels.device, dict(inputs), call
+        if has_encoder(inner):
+            add_decoder_inputs(inner, given, labels)
+        elif places is not None:
+            run = on_the_right(call)
         if not self.own and getattr(inner, "hf_device_map", None) is None and inner.device != device:
             self.model.to(device)
         module = head_module(inner)
-        capture, hook = Capture(module), HeadHook()
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            if self.own:
-                stack.enter_context(_as_it_began(self.model))
-            stack.callback(module.register_forward_pre_hook(hook).remove)
-            stack.callback(hook.begin, hook.begin(capture))
-            outputs = run(self.model, **inputs, return_dict=True)
-            hidden = capture.hidden  # [B, T, D'], ProphetNet's [B, n, T, D']
+        with torch.no_grad(), _as_it_began(self.model) if self.own else nullcontext():
+            with capturing(module) as capture:
+                outputs = run(self.model, **given, return_dict=True)
+            hidden = capture.hidden  # [B, T, D']
             if hidden is None:
                 raise UserError(f"the teacher, {type(inner).__name__}, did not call its output head in its forward.")
-            hidden = hidden[:, 0] if hidden.ndim == 4 else hidden  # [B, T, D']
             head = head_of(inner, module)
             if not self._checked:
                 raise_unless_equal(inner, outputs.get("logits"), head_input(module, hidden[:, :1]), head)
@@ -143,15 +140,8 @@ def _raise_unless_adapters(model: Any) -> None:
 @contextmanager
 def _as_it_began(model: Any) -> Iterator[None]:
     """Switch adapters and dropout off for a while."""
-    training = [part for part in model.modules() if part.training]
-    with model.disable_adapter():
-        for part in training:
-            part.training = False
-        try:
-            yield
-        finally:
-            for part in training:
-                part.training = True
+    with model.disable_adapter(), evaluating(model.modules()):
+        yield
 
 
 def _on(value: Any, device: torch.device) -> Any:

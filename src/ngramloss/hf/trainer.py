@@ -78,19 +78,19 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None, **settings: Any
     ) -> tuple[Any, Any, Any]:
         """As stock, without the labels of repeated rows."""
-        has_candidates, args = inputs.get("candidates") is not None, self.args
-        if getattr(args, "predict_with_generate", False) and not prediction_loss_only and not has_encoder(bare(model)):
+        has_candidates = inputs.get("candidates") is not None
+        generates = getattr(self.args, "predict_with_generate", False) and not prediction_loss_only
+        if generates and not has_encoder(bare(model)):
             raise UserError(
                 "predict_with_generate would show a decoder-only model the reference, which is in the same row. Remove "
                 "it, and add callbacks=[ng.ScoreTexts(examples)], which writes behind the prompts."
             )
-        if has_candidates and getattr(args, "predict_with_generate", False) and not prediction_loss_only:
+        if generates and has_candidates:
             raise UserError(
                 "predict_with_generate cannot generate from rows with candidates. Leave them out of the "
                 "rows for evaluation."
             )
-        beside = next((name for name in KEYS if name in inputs), "")
-        if beside and getattr(args, "predict_with_generate", False) and not prediction_loss_only:
+        if generates and (beside := next((name for name in KEYS if name in inputs), "")):
             raise UserError(
                 f"predict_with_generate cannot generate from rows with {beside}. Remove it, and add "
                 "callbacks=[ng.ScoreTexts(examples)], which writes from the sources alone."

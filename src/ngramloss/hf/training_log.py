@@ -48,15 +48,8 @@ class TrainingLog(LogParts):
         super().on_step_end(args, state, control, **kwargs)
         self._step_ended = time.perf_counter()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """As ``LogParts``, with the rest."""
-        if "loss" in logs and self._steps:
-            more = self._of_training(kwargs["model"], args.device)
-            logs |= more
-            state.log_history[-1] |= more
-        super().on_log(args, state, control, logs, **kwargs)
-
     def _of_training(self, model: Any, device: torch.device) -> dict[str, float]:
+        """As ``LogParts``, with the rest."""
         speed = float(self._sequences) / max(time.perf_counter() - self._began, 1e-9)
         more = {"docs_per_second": speed, "memory_gib": peak_memory(device)}
         if self.last_batch:
@@ -64,4 +57,5 @@ class TrainingLog(LogParts):
         self._loss_fn.progress = attached_loss(model).progress
         weights = zip(self._loss_fn.parts, self._loss_fn.weights, strict=True)
         self._sequences, self._began = 0, time.perf_counter()
-        return more | {f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None}
+        more |= {f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None}
+        return more | super()._of_training(model, device)

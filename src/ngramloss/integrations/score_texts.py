@@ -19,8 +19,9 @@ from ngramloss.generation.batches import Budget
 from ngramloss.generation.engines.hf import search_of
 from ngramloss.generation.search import Options
 from ngramloss.generation.writer import Writer
-from ngramloss.hf.calls import put_first
+from ngramloss.hf.callers import put_first
 from ngramloss.hf.heads import adds_tokens, bare
+from ngramloss.hf.log_parts import add_to_log
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.registry import checked_options
 from ngramloss.metrics.scores import Absent, corpus_score
@@ -123,10 +124,7 @@ class ScoreTexts(TrainerCallback):
             return
         self._last = (state.global_step, prefix)
         found = self._found(kwargs["model"], kwargs.get("processing_class"))
-        values = {f"{prefix}_{name}": value for name, value in found.items()}
-        logs |= values
-        if state.log_history:
-            state.log_history[-1] |= values
+        add_to_log({f"{prefix}_{name}": value for name, value in found.items()}, logs, state)
 
     def _found(self, model: Any, tokenizer: Any) -> dict[str, float]:
         """The scores, and the seconds that they took."""

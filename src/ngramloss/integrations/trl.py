@@ -14,7 +14,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from ngramloss.errors import UserError
 from ngramloss.hf.attach import attached_loss
 from ngramloss.hf.beside import KEYS
-from ngramloss.hf.calls import lost_boundaries
+from ngramloss.hf.callers import lost_boundaries
 from ngramloss.hf.exact_steps import ExactSteps
 from ngramloss.hf.heads import bare
 from ngramloss.hf.segments import KEY, Unit
@@ -62,11 +62,7 @@ class NgramSFTTrainer(ExactSteps, SFTTrainer):
         if args.loss_type == "dft":
             raise UserError("loss_type='dft' has no effect. Write it in the objective: objective='dft'.")
         refuse_lost_boundaries(JointLoss(objective), lost_boundaries(args))
-        evaluated = kwargs.get("eval_dataset")
-        for rows in [
-            kwargs.get("train_dataset"),
-            *(evaluated.values() if isinstance(evaluated, dict) else [evaluated]),
-        ]:
+        for rows in _data_sets(kwargs.get("train_dataset"), kwargs.get("eval_dataset")):
             if named := [name for name in (*KEYS, KEY) if name in _columns(rows)]:
                 raise UserError(
                     f"the rows have {named[0]}, and TRL's collator would drop them. Leave them out, or use "
@@ -75,8 +71,9 @@ class NgramSFTTrainer(ExactSteps, SFTTrainer):
         args = copy.copy(args)
         args.loss_type = "nll"  # before TRL 1.15 the default replaces the model's forward
         super().__init__(model=model, args=args, objective=objective, memory=memory, segments=segments, **kwargs)
-        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
-        if not self.padding_free and any(map(_is_packed, [self.train_dataset, *evaluated])):
+        # Rows that say how long their documents are, which TRL passes on only with `padding_free`.
+        packed = ("seq_lengths" in _columns(rows) for rows in _data_sets(self.train_dataset, self.eval_dataset))
+        if not self.padding_free and any(packed):
             refuse_lost_boundaries(self.loss_fn, "padding_free=False")
         inner = bare(self.model)
         if hasattr(inner, "router_aux_loss_coef"):  # TRL sets it in the configuration only
@@ -123,9 +120,8 @@ class NgramSFTTrainer(ExactSteps, SFTTrainer):
         return super().evaluation_loop(*args, **kwargs)
 
 
-def _is_packed(dataset: Any) -> bool:
-    """Whether rows say how long their documents are, which TRL passes on only with ``padding_free``."""
-    return "seq_lengths" in _columns(dataset)
+def _data_sets(trained: Any, evaluated: Any) -> list[Any]:
+    return [trained, *(evaluated.values() if isinstance(evaluated, dict) else [evaluated])]
 
 
 def _columns(dataset: Any) -> Iterable[str]:

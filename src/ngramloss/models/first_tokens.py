@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import decoder_inputs
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.hf.heads import bare
 from ngramloss.models.languages import codes
 from ngramloss.output.console import logger

@@ -28,7 +28,8 @@ from ngramloss.generation import shares
 from ngramloss.generation.job import Job, read_sources
 from ngramloss.generation.predictions import write_by_writer
 from ngramloss.generation.writer import load_model, writer_of
-from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_call
+from ngramloss.hf.attach import attach, attached_loss, last_call
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.metrics.oracle import greedy_oracle
 from ngramloss.models import loading

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ngramloss.hf.attach import attached_loss, decoder_inputs
+from ngramloss.hf.attach import attached_loss
+from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.hf.heads import has_encoder
 from ngramloss.hf.shared_prompts import why_not_shared
 from ngramloss.hf.unmasked import as_if_captured
