@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ngramloss import recipe
-from ngramloss.data import Example, Split, columns_of, load, split_many
+from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.examples import SHOWN
 from ngramloss.data.examples import fingerprint as examples_fingerprint
-from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise
 from ngramloss.errors import UserError
 from ngramloss.generation import shares
@@ -30,7 +29,6 @@ from ngramloss.generation.predictions import write_by_writer
 from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.hf.attach import attach, attached_loss, decoder_inputs, last_call
 from ngramloss.loss import JointLoss, Loss
-from ngramloss.metrics.oracle import greedy_oracle
 from ngramloss.models import loading
 from ngramloss.models.encoders import raise_unless_it_fits
 from ngramloss.models.first_tokens import align_start
@@ -38,16 +36,15 @@ from ngramloss.models.guided_bart import load_guided
 from ngramloss.models.languages import set_languages
 from ngramloss.models.prompts import shape_of
 from ngramloss.output.console import logger
-from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data, Recipe
 from ngramloss.steps.padding import Batch, Padder, padded
 from ngramloss.steps.plan import Size
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.systems.bertsum_ext import load_extraction
+from ngramloss.systems.bertsum_ext import load_extraction, oracle_places, split_documents
 from ngramloss.systems.registry import read_system
-from ngramloss.systems.task import SystemTask, batches
-from ngramloss.training.identity import base_made_of
-from ngramloss.training.prepare import read_splits
+from ngramloss.systems.task import SystemTask, batches, lost_ends
+from ngramloss.training.identity import base_made_of, data_made_of
+from ngramloss.training.prepare import note_splitting, read_splits, tokenizer_for
 from ngramloss.training.run import Run
 
 NAME = "gsum"
@@ -93,20 +90,10 @@ def make_guidance(split: Split, data: Data, task: str, options: Mapping[str, Any
 
 def oracle_guidance(examples: Sequence[Example], data: Data, *, most: int) -> list[str]:
     """The sentences of each document that the greedy oracle takes; empty if none shares a word with the target."""
-    documents = [example.source for example in examples]
-    for note in splitting_notes(documents[:LOOKED_AT], data.splitter, data.language, "--set data.language"):
-        logger.info(note)
-    with Progress("splitting sentences", total=len(documents), unit="documents") as progress:
-        split = split_many(
-            documents, data.splitter, language=data.language, progress=lambda done: progress.update(done)
-        )
-    texts = []
-    with Progress("choosing sentences", total=len(examples), unit="documents") as progress:
-        for example, sentences in zip(examples, split, strict=True):
-            places = greedy_oracle(sentences, [example.target], most=most)
-            texts.append(" ".join(sentences[place] for place in places))
-            progress.update(1)
-    return texts
+    note_splitting(examples, data)
+    documents = split_documents([example.source for example in examples], data)
+    chosen = oracle_places(documents, examples, most=most)
+    return [" ".join(map(document.__getitem__, places)) for document, places in zip(documents, chosen, strict=True)]
 
 
 def read_column(split: Split, data: Data, task: str, column: str) -> list[str]:
@@ -200,19 +187,13 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
     if options["extractor"]:  # it is needed after training only, which is too late to find that it cannot be used
         load_extraction(options["extractor"], trust_remote_code=trust_remote_code)
     splits = read_splits(settings)
-    tokenizer, _ = loading.load_tokenizer(
-        settings.model,
-        lambda: loading.iterate_texts(splits["train"].examples),
-        splits["train"].fingerprint,
-        trust_remote_code=trust_remote_code,
-    )
+    tokenizer, _ = tokenizer_for(settings.model, splits["train"], trust_remote_code=trust_remote_code)
     model = _ready(settings, tokenizer, trust_remote_code=trust_remote_code)
     rows, used, made_of = {}, [], {}
     for split, of_split in splits.items():
         shape = shape_of(settings.data, settings.task, settings.model, model.config, tokenizer, column=of_split.column)
         made = make_guidance(of_split, settings.data, settings.task, options)
         rows[split], made_of[f"{split} guidance"] = _tokenised(of_split, made, tokenizer, shape)
-        made_of[f"{split} data"] = of_split.fingerprint
         used += _used(split, rows[split], made, settings)
     padder = Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))
     pad = partial(pad_rows, padder)
@@ -227,10 +208,7 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         """The objective on validation data, with the weights that its terms have at the end: one measure for all."""
         before, objective.progress = objective.progress, 1.0
         counts = {"num_tokens": int(rows["validation"].target_lengths.sum()), "num_sequences": len(rows["validation"])}
-        found = [
-            float(model(**batch, **counts).loss)
-            for _, batch in batches(rows["validation"], pad, next(model.parameters()).device)
-        ]
+        found = [float(model(**batch, **counts).loss) for _, batch in batches(rows["validation"], pad, model)]
         objective.progress = before
         return {"loss": sum(found)}
 
@@ -240,11 +218,11 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         tokenizer,
         rows["train"],
         pad,
-        [part.name for part in objective.parts],
-        loss,
-        validate if "validation" in splits else None,
-        made_of | base_made_of(settings.model, config),
-        used,
+        terms=[part.name for part in objective.parts],
+        loss_of=loss,
+        scores=validate if "validation" in splits else None,
+        made_of=made_of | data_made_of(splits) | base_made_of(settings.model, config),
+        used=used,
         objective=objective,
     )
 
@@ -294,13 +272,8 @@ def _used(split: str, rows: Guided, guidance: Guidance, settings: Recipe) -> lis
     if empty:
         sentences.append(f"{split}: {empty:,} documents have an empty guidance.")
     cut = {"documents": rows.tokens.cut[0], "guidance texts": rows.guidance.cut[0]}
-    sentences += [
-        f"{split}: {number:,} of {count:,} {what} are longer than data.max_source = {settings.data.max_source} tokens "
-        "and lost their end."
-        for what, number in cut.items()
-        if number
-    ]
-    return sentences
+    longest = settings.data.max_source
+    return sentences + [f"{split}: {lost_ends(lost, count, what, longest)}" for what, lost in cut.items() if lost]
 
 
 # Writing
@@ -336,10 +309,7 @@ def generate(work: Job, folder: Path) -> Path:
     ids = sources(guidance.texts, tokenizer, writer.shape, separator_id(tokenizer, writer.shape.separator), None, lost)
     by_id = dict(zip((example.id for example in split.examples), ids, strict=True))
     if any(lost):
-        logger.info(
-            f"{sum(lost):,} of {len(lost):,} guidance texts are longer than data.max_source = {work.data.max_source} "
-            "tokens and lost their end."
-        )
+        logger.info(lost_ends(sum(lost), len(lost), "guidance texts", work.data.max_source))
 
     def more(examples: Sequence[Example]) -> Batch:
         return pad_guidance([by_id[example.id] for example in examples], len(examples), tokenizer.pad_token_id)

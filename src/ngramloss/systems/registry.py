@@ -128,7 +128,10 @@ _BUILTIN = {
             "optimizer": Setting("adagrad", choices=("adagrad", "adamw"), help="what changes the weights"),
             "accumulator": Setting(0.1, above=0, most=1000, help="where Adagrad's sums of squares begin"),
         },
-        not_used=("data.prefix", "data.candidates"),
+        not_used=(
+            *("data.prefix", "data.candidates", "model.architecture", "model.encoder_layers", "model.decoder_layers"),
+            *("model.heads", "model.feed_forward", "model.dropout", "model.init_std", "model.copying"),
+        ),
         bests={"ce": False, "loss": False},
         settable=(*affecting("documents"), "data.max_source", "data.language"),
         takes_objective=True,

@@ -137,6 +137,11 @@ def _described(name: str, before: Any, now: Any) -> str:
     return f"{name}: {before} → {now}. {advice}".rstrip()
 
 
+def data_made_of(splits: Mapping[str, Any]) -> dict[str, str]:
+    """Fingerprints of the splits that a training reads."""
+    return {f"{name} data": split.fingerprint for name, split in splits.items()}
+
+
 def base_made_of(model: Model, config: Any) -> dict[str, str]:
     """Fingerprints of the files that a recipe's model and its tokenizer are loaded from."""
     base = model.encoder or model.name

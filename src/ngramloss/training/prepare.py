@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +30,7 @@ from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
 from ngramloss.models.prompts import shape_of
 from ngramloss.output.console import logger
-from ngramloss.recipe import SOURCE, Model, Recipe, Train
+from ngramloss.recipe import SOURCE, Data, Model, Recipe, Train
 from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import object_or_empty, write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
@@ -42,6 +43,7 @@ from ngramloss.training.identity import (
     IDENTITY,
     PLUGIN,
     base_made_of,
+    data_made_of,
     files_made_of,
     objectives_made_of,
     raise_unless_same,
@@ -126,12 +128,7 @@ def prepare(
             "prompt and completion, or leave the section online out."
         )
     train = splits["train"]
-    tokenizer, tokenizer_folder = loading.load_tokenizer(
-        settings.model,
-        lambda: loading.iterate_texts(train.examples),
-        train.fingerprint,
-        trust_remote_code=trust_remote_code,
-    )
+    tokenizer, tokenizer_folder = tokenizer_for(settings.model, train, trust_remote_code=trust_remote_code)
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
     config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
     day = str(object_or_empty(newest / IDENTITY).get(DAY, "")) if newest is not None else ""
@@ -182,8 +179,7 @@ def prepare_system(
     for sentence in task.used:
         logger.info(sentence)
     code = {f"{PLUGIN} system {run.system.name}": run.system.code} if run.system.code else {}
-    objective = objectives_made_of(run.settings.objective) if run.system.entry.takes_objective else {}
-    made_of = {**task.made_of, **objective, **code}
+    made_of = {**task.made_of, **objectives_made_of(run.settings.objective), **code}
     if newest is not None:
         raise_unless_same(newest, record_of(made_of, run.settings), folder=folder.path)
     prepared = Prepared(
@@ -275,12 +271,28 @@ def _judged(run: Run, validation: Split | None) -> list[Example]:
     return validation.examples[: settings.train.best_limit or None]
 
 
+def tokenizer_for(model: Model, train: Any, *, trust_remote_code: bool) -> tuple[Any, Path | None]:
+    """The tokenizer of a recipe's model, and its folder if it was trained here.
+
+    Args:
+        model: the model section of the recipe.
+        train: the training split, with examples and their fingerprint: a tokenizer from scratch is trained on it.
+        trust_remote_code: whether code that comes with the model may run.
+    """
+    texts = partial(loading.iterate_texts, train.examples)
+    return loading.load_tokenizer(model, texts, train.fingerprint, trust_remote_code=trust_remote_code)
+
+
+def note_splitting(examples: Sequence[Example], data: Data) -> None:
+    """Log what the splitter of sentences does not know about the language of the sources."""
+    first = [example.source for example in examples[:LOOKED_AT]]
+    for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
+        logger.info(note)
+
+
 def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, shape: Shape) -> dict[str, Tokens]:
-    data = settings.data
     if shape.separator != "none":
-        first = [example.source for example in splits["train"].examples[:LOOKED_AT]]
-        for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
-            logger.info(note)
+        note_splitting(splits["train"].examples, settings.data)
     return {name: tokenise(split.examples, split.fingerprint, tokenizer, shape) for name, split in splits.items()}
 
 
@@ -402,8 +414,7 @@ def made_of_now(run: Run, *, trust_remote_code: bool) -> dict[str, str]:
 def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any, *, trust_remote_code: bool) -> dict[str, str]:
     """Fingerprints of data, models and the code of plugins."""
     settings = run.settings
-    found = {f"{name} data": split.fingerprint for name, split in splits.items()}
-    found |= base_made_of(settings.model, config)
+    found = data_made_of(splits) | base_made_of(settings.model, config)
     if run.loads_teacher:
         teacher = settings.train.teacher
         theirs = loading.load_config(Model(name=teacher), trust_remote_code=trust_remote_code)
