@@ -363,7 +363,8 @@ def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) ->
     settings = _read(name, ())
     for override in overrides:
         _override(settings, override)
-    return _build_recipe(_name(name), settings, name, objective=objective, overridden=bool(overrides))
+    own = Path(name).name.removesuffix(".toml")
+    return _build_recipe(own, settings, name, objective=objective, overridden=bool(overrides))
 
 
 def changed(recipe: Recipe, overrides: Sequence[str], *, objective: bool = True) -> Recipe:
@@ -443,10 +444,6 @@ def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     for section in SECTIONS:
         for key, value in dataclasses.asdict(getattr(recipe, section)).items():
             yield f"{section}.{key}", value
-
-
-def _name(name: str) -> str:
-    return Path(name).name.removesuffix(".toml")
 
 
 def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:

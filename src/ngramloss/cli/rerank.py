@@ -53,8 +53,8 @@ examples:
   ngramloss score first chosen best
 """
 
-COLUMNS = {"sources": "sources", "first": "first", "chosen": "chosen", "best": "best", "mean": "mean"}
-"""Part of a choice → the heading of its column."""
+COLUMNS = ("sources", "first", "chosen", "best", "mean")
+"""Parts of a choice that the table has."""
 
 
 def add(verbs: Verbs) -> None:
@@ -108,7 +108,7 @@ def _data_settings(options: argparse.Namespace) -> list[str]:
     from pathlib import Path
 
     from ngramloss.data.candidates import ADVICE
-    from ngramloss.systems.candidate_sets import data_of
+    from ngramloss.systems.candidate_sets import about_of
 
     given = recipe_settings(options)
     for name in (*options.candidates, *getattr(options, "validation", ())):
@@ -118,7 +118,7 @@ def _data_settings(options: argparse.Namespace) -> list[str]:
         return [f"data.name={json.dumps(options.data)}", *given]
     if any(setting.startswith("data.name=") for setting in given):
         return given
-    if name := data_of(Path(options.candidates[0])):
+    if name := str(about_of(Path(options.candidates[0])).get("data", "")):
         return [f"data.name={json.dumps(name)}", *given]
     raise UserError(
         f"{options.candidates[0]} does not name the data of its candidates. Name the data set or file with the "
@@ -200,12 +200,9 @@ def run_apply(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
     )
     logger.info(f"another text than the first was chosen for {found.changed:,} of {found.sources:,} sources.")
-    print_result(_json(found) if options.json else f"{found.path}\n{_table(found)}")
+    as_json = json.dumps(found._asdict(), indent=1, default=str)  # str for the path
+    print_result(as_json if options.json else f"{found.path}\n{_table(found)}")
     return 0
-
-
-def _json(found: simcls.Chosen) -> str:
-    return json.dumps({**found._asdict(), "path": str(found.path)}, indent=1)
 
 
 def _table(found: simcls.Chosen) -> str:
@@ -213,4 +210,4 @@ def _table(found: simcls.Chosen) -> str:
 
     values = found._asdict()
     cells = [f"{values[name]:,}" if name == "sources" else f"{values[name]:.4f}" for name in COLUMNS]
-    return "\n".join([*aligned([list(COLUMNS.values()), cells], left=()), f"gains: {found.metric}"])
+    return "\n".join([*aligned([list(COLUMNS), cells], left=()), f"gains: {found.metric}"])

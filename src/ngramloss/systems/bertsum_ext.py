@@ -279,15 +279,15 @@ def pad_rows(pad: int, rows: Sequence[Mapping[str, Any]], size: Size | None = No
 # Training
 
 
-def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
+def task(run: Run) -> SystemTask:
     """What ``ngramloss train bertsum-ext`` trains: documents with the oracle's labels, and the model."""
-    settings, options = run.settings, run.system.options
+    settings, options, trust = run.settings, run.system.options, run.trust_remote_code
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
-        config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
+        config = load_encoder_config(settings.model, trust_remote_code=trust)
     splits = read_splits(settings)
-    tokenizer, _ = tokenizer_for(settings.model, splits["train"], trust_remote_code=trust_remote_code)
-    model = Extractor(load_encoder(settings.model, tokenizer, trust_remote_code=trust_remote_code), options)
+    tokenizer, _ = tokenizer_for(run, splits["train"])
+    model = Extractor(load_encoder(settings.model, tokenizer, trust_remote_code=trust), options)
     raise_unless_it_fits(model.encoder, tokenizer, settings.model.name, longest=settings.data.max_source)
     note_splitting(splits["train"].examples, settings.data)
     marks = marks_of(tokenizer, settings.model.name)

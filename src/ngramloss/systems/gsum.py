@@ -177,18 +177,18 @@ def pad_guidance(ids: Sequence[Any], count: int, pad: int) -> Batch:
 # Training
 
 
-def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
+def task(run: Run) -> SystemTask:
     """What ``ngramloss train gsum`` trains: documents with their guidance, and the model."""
     settings, options = run.settings, run.system.options
     _check_objective(settings.objective)
     config = None
     if settings.model.name != "scratch" and not loading.is_guided(settings.model.name):  # a mistake is found early
-        config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
+        config = loading.load_config(settings.model, trust_remote_code=run.trust_remote_code)
     if options["extractor"]:  # it is needed after training only, which is too late to find that it cannot be used
-        load_extraction(options["extractor"], trust_remote_code=trust_remote_code)
+        load_extraction(options["extractor"], trust_remote_code=run.trust_remote_code)
     splits = read_splits(settings)
-    tokenizer, _ = tokenizer_for(settings.model, splits["train"], trust_remote_code=trust_remote_code)
-    model = _ready(settings, tokenizer, trust_remote_code=trust_remote_code)
+    tokenizer, _ = tokenizer_for(run, splits["train"])
+    model = _ready(run, tokenizer)
     rows, used, made_of = {}, [], {}
     for split, of_split in splits.items():
         shape = shape_of(settings.data, settings.task, settings.model, model.config, tokenizer, column=of_split.column)
@@ -239,11 +239,11 @@ def _check_objective(written: str) -> None:
         )
 
 
-def _ready(settings: Recipe, tokenizer: Any, *, trust_remote_code: bool) -> Any:
+def _ready(run: Run, tokenizer: Any) -> Any:
     """The model with its first weights, its objective and its settings of generation."""
-    name, data = settings.model.name, settings.data
+    settings, name, data = run.settings, run.settings.model.name, run.settings.data
     set_languages(tokenizer, data.source_language, data.target_language, model=name)
-    model = load_guided(settings.model, tokenizer, trust_remote_code=trust_remote_code)
+    model = load_guided(settings.model, tokenizer, trust_remote_code=run.trust_remote_code)
     raise_unless_it_fits(model, tokenizer, name, longest=max(data.max_source, data.max_target))
     align_start(model, tokenizer, name=name, training=True)
     loading.prepare_generation(model, settings.generation)

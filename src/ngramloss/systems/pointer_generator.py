@@ -7,6 +7,7 @@ tokens and windows, from its log-probabilities over the extended vocabulary: tho
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -26,7 +27,7 @@ from ngramloss.loss import JointLoss, Loss
 from ngramloss.models import loading
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
-from ngramloss.recipe import LAST, Recipe
+from ngramloss.recipe import LAST, Recipe, Train
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, padded
 from ngramloss.steps.plan import Size
@@ -110,7 +111,7 @@ def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any
 # Training
 
 
-def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
+def task(run: Run) -> SystemTask:
     """What ``ngramloss train pointer-generator`` trains: documents and summaries as words, and the model."""
     settings, options = run.settings, run.system.options
     _check(settings, options)
@@ -130,7 +131,7 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         made = list(_rows(tokenizer, vocabulary, split.readable, (data.max_source, data.max_target)))
         rows[name] = [{"input_ids": np.array(row.input_ids), "labels": np.array(row.labels)} for row in made]
         used.append(_described(name, made, settings, len(vocabulary)))
-    recommend_ce(settings)
+    recommend_ce(run)
     used += _coverage_remarks(settings, options)
     model = PointerGenerator(vocabulary=len(vocabulary), width=settings.model.width, embeddings=options["embeddings"])
 
@@ -201,22 +202,18 @@ def _adagrad(model: PointerGenerator, settings: Recipe, options: Mapping[str, An
 
 def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
     """Raise if settings ask for what the system does not have, all mistakes at once."""
-    name, plain = NAME, Recipe("")
     mistakes = []
     if settings.model.name != "scratch":
-        mistakes.append(f'model.name: {name} is trained from scratch. Set model.name = "scratch".')
+        mistakes.append(f'model.name: {NAME} is trained from scratch. Set model.name = "scratch".')
     if settings.data.separator not in ("auto", "none"):
-        mistakes.append(f"data.separator: {name} puts nothing between sentences. Leave it out.")
+        mistakes.append(f"data.separator: {NAME} puts nothing between sentences. Leave it out.")
     if options["optimizer"] == "adagrad":
+        allowed = dataclasses.replace(Train(), weight_decay=0.0)
         mistakes += [
-            f"train.{key}: is a setting of AdamW, and {name} trains with Adagrad. {instead}"
-            for key, value, instead in (
-                ("weight_decay", 0.0, "Set it to 0, or choose optimizer=adamw."),
-                ("beta1", plain.train.beta1, "Leave it out, or choose optimizer=adamw."),
-                ("beta2", plain.train.beta2, "Leave it out, or choose optimizer=adamw."),
-                ("epsilon", plain.train.epsilon, "Leave it out, or choose optimizer=adamw."),
-            )
-            if getattr(settings.train, key) != value
+            f"train.{key}: is a setting of AdamW, and {NAME} trains with Adagrad. "
+            f"{'Set it to 0' if key == 'weight_decay' else 'Leave it out'}, or choose optimizer=adamw."
+            for key in ("weight_decay", "beta1", "beta2", "epsilon")
+            if getattr(settings.train, key) != getattr(allowed, key)
         ]
     try:
         objective = JointLoss(settings.objective)
@@ -224,13 +221,13 @@ def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
         mistakes.append(f"objective: {mistake}")
     else:
         mistakes += [
-            f"objective: {part.name} compares candidates, which {name} does not have. Leave it out."
+            f"objective: {part.name} compares candidates, which {NAME} does not have. Leave it out."
             for part in objective.parts
             if part.reads == "candidates"
         ]
         if any(part.name == COVERAGE for part in objective.parts):
             mistakes.append(
-                f"objective: a term is called {COVERAGE}, which is the name of a part of {name}. Rename it."
+                f"objective: a term is called {COVERAGE}, which is the name of a part of {NAME}. Rename it."
             )
     if mistakes:
         raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))

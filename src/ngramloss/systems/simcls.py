@@ -149,9 +149,9 @@ def _states(encoder: Any, ids: Tensor, mask: Tensor, pooling: str) -> Tensor:
 # Training
 
 
-def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
+def task(run: Run) -> SystemTask:
     """What ``ngramloss rerank train`` trains: candidates read and tokenised, and the encoder."""
-    settings, options = run.settings, run.system.options
+    settings, options, trust = run.settings, run.system.options, run.trust_remote_code
     files = named_files(settings.data.candidates)
     if "train" not in files:
         raise UserError(
@@ -160,7 +160,7 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         )
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
-        config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
+        config = load_encoder_config(settings.model, trust_remote_code=trust)
     check_training(files)
     sets = {split: read_set(paths, settings.data, settings.task, split) for split, paths in files.items()}
     if settings.train.eval_every == 0:
@@ -168,9 +168,9 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
     check_apart(sets)
     metric = one_metric({f"the {split} candidates": of_split.metric for split, of_split in sets.items()})
     used = [*_used(sets), f"gains: {metric_text(metric)}."]
-    tokenizer, _ = tokenizer_for(settings.model, sets["train"], trust_remote_code=trust_remote_code)
+    tokenizer, _ = tokenizer_for(run, sets["train"])
     raise_unless_pooled(tokenizer, settings.model.name, options["pooling"])
-    encoder = load_encoder(settings.model, tokenizer, trust_remote_code=trust_remote_code)
+    encoder = load_encoder(settings.model, tokenizer, trust_remote_code=trust)
     longest = max(settings.data.max_source, settings.data.max_target)
     raise_unless_it_fits(encoder, tokenizer, settings.model.name, longest=longest)
     rows = {split: _rows(of_split, tokenizer, settings) for split, of_split in sets.items()}

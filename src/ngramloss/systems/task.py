@@ -93,8 +93,8 @@ class SystemTask(Task):
         """The system's own, or AdamW."""
         settings = self.run.settings.train
         made = self.optimiser_of or (lambda model: optimiser_of(model, settings, self.here.device))
-        self.updates = made(self.model)
-        return self.updates
+        self._optimiser = made(self.model)
+        return self._optimiser
 
     def plan(self) -> PlannedSteps:
         """The steps of the training. On a GPU, a step is cut by tokens, which does not change it."""
@@ -117,7 +117,7 @@ class SystemTask(Task):
     def before_step(self, step: int, total: int) -> Mapping[str, float]:
         """Set the weights of terms, and what the system changes."""
         weights = {} if self.objective is None else set_weights(self.objective, step, total)
-        return {**weights, **self.change(step, total, self.updates)}
+        return {**weights, **self.change(step, total, self._optimiser)}
 
     def loss(self, batch: Batch, counts: Tensor) -> Loss:
         """The batch's share of the step's loss."""

@@ -98,7 +98,7 @@ def raise_unless_same(
         logger.warning(f"warning: the {name} has changed since {folder} was started. From now on the new one is used.")
         del changed[name]
     if changed:
-        raise other_things(folder, changed, otherwise)
+        raise error_of_changes(folder, changed, otherwise)
 
 
 def read_record(checkpoint: Path, otherwise: str = ELSEWHERE) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple
     }
 
 
-def other_things(folder: Path, changed: Mapping[str, tuple[Any, Any]], otherwise: str = ELSEWHERE) -> UserError:
+def error_of_changes(folder: Path, changed: Mapping[str, tuple[Any, Any]], otherwise: str = ELSEWHERE) -> UserError:
     """The error that names everything that has changed, and what to do about each."""
     listed = "\n".join(f"  {_described(name, *values)}" for name, values in changed.items())
     return UserError(

@@ -65,7 +65,8 @@ class ObjectiveTask(Task):
 
     def begin(self, here: Processes) -> None:
         """Check and attach the objective, bring the model to its device, and lay out its rows."""
-        model, settings, objective = self.model, self.settings, JointLoss(self.run.terms)
+        model, settings = self.model, self.settings
+        objective = self.objective = JointLoss(self.run.terms)
         self.here, self.precision = here, self.run.on(here.count, here.device)
         if objective.needs_twins:
             raise_without_dropout(model, objective)
@@ -73,7 +74,7 @@ class ObjectiveTask(Task):
             raise UserError(NOT_SHARDED)
         # Before any checkpoint is read: a start is the model before training.
         self.teacher = frozen_start(model) if objective.compares_with_start else self.teacher
-        writes = None if self.own_texts is None else writing_copy(model, self.precision)
+        copied = None if self.own_texts is None else writing_copy(model, self.precision)
         attach(model, objective.with_ce().terms, memory=settings.memory, teacher=self.teacher)
         self.loss_fn = attached_loss(model)
         self.loss_fn.progress = 0.0
@@ -88,7 +89,7 @@ class ObjectiveTask(Task):
         self.why_not_captured = planning.why_not_captured(settings, here.device)
         if self.own_texts is not None:
             given = self.own_texts, model, self.tokenizer, self.examples, objective
-            self.rows = FreshTexts(*given, seed=settings.seed, here=here, writes=writes)
+            self.rows = FreshTexts(*given, seed=settings.seed, here=here, copied=copied)
         self.joined, self.lengths = planning.layout(self)
         self.compiled = planning.compiles(self)
         if self.compiled:
@@ -120,8 +121,7 @@ class ObjectiveTask(Task):
 
     def values(self, batch: Batch, spent: float) -> dict[str, float]:
         """What else is known of a batch and the model, and of the texts that it wrote."""
-        objective = JointLoss(self.run.terms)
-        found = diagnostics(self.model, objective, batch, lambda: autocast(self.precision, self.here.device))
+        found = diagnostics(self.model, self.objective, batch, lambda: autocast(self.precision, self.here.device))
         return found | self.rows.values(spent)
 
     def validate(self) -> dict[str, float]:
