@@ -262,20 +262,37 @@ class Online:
     """Options of the metric, such as ``["rouge.tokens=auto"]``."""
 
 
+class Words(NamedTuple):
+    """What messages and the page call the texts of a task."""
+
+    text: str
+    texts: str
+    source: str
+    sources: str
+
+
+WORDS = {
+    "summarisation": Words("summary", "summaries", "document", "documents"),
+    "translation": Words("translation", "translations", "source", "sources"),
+}
+TASKS = tuple(WORDS)
+"""The task decides which columns are found first, which metrics come first, and what the texts are called."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a run."""
 
     name: str
-    objective: str = "ce"
+    objective: str = setting("ce", "weights")
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     train: Train = field(default_factory=Train)
     generation: Generation = field(default_factory=Generation)
     online: Online = field(default_factory=Online)
-    task: str = "summarisation"
+    task: str = setting(TASKS[0], "documents tokens", choices=TASKS)
     """What the targets are, such as summaries: one of ``TASKS``."""
-    system: str = ""
+    system: str = setting("", "weights")
     """What is trained instead of a model that writes texts: a system and its options, such as ``simcls(margin=0.01)``;
     ``ngramloss list systems`` lists them."""
 
@@ -311,26 +328,7 @@ def _short(term: str) -> str:
     return re.sub(r"[^\w.+-]", "", re.sub(r"[(,]", joint, term))
 
 
-class Words(NamedTuple):
-    """What messages and the page call the texts of a task."""
-
-    text: str
-    texts: str
-    source: str
-    sources: str
-
-
-WORDS = {
-    "summarisation": Words("summary", "summaries", "document", "documents"),
-    "translation": Words("translation", "translations", "source", "sources"),
-}
-TASKS = tuple(WORDS)
-"""The task decides which columns are found first, which metrics come first, and what the texts are called."""
-TOP = {
-    "objective": Setting("ce", affects=frozenset({"weights"})),
-    "task": Setting(TASKS[0], choices=TASKS, affects=frozenset({"documents", "tokens"})),
-    "system": Setting("", affects=frozenset({"weights"})),
-}
+TOP = {own.name: own.metadata["setting"] for own in dataclasses.fields(Recipe) if own.metadata}
 """The settings outside sections."""
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation, "online": Online}
 
