@@ -291,7 +291,7 @@ def task(run: Run) -> SystemTask:
     raise_unless_it_fits(model.encoder, tokenizer, settings.model.name, longest=settings.data.max_source)
     note_splitting(splits["train"].examples, settings.data)
     marks = marks_of(tokenizer, settings.model.name)
-    pad = partial(pad_rows, tokenizer.pad_token_id)
+    pad, splitter = partial(pad_rows, tokenizer.pad_token_id), str(installed("sentencex"))
     documents, rows, used = {}, {}, []
     for split, of_split in splits.items():
         texts = [example.source for example in of_split.examples]
@@ -320,9 +320,7 @@ def task(run: Run) -> SystemTask:
         terms=("bce",),
         loss_of=lambda batch, counts: mean_over_rows({"bce": penalty(model(batch), batch["labels"])}, counts),
         scores=validate if "validation" in splits else None,
-        made_of=data_made_of(splits)
-        | base_made_of(settings.model, config)
-        | {"sentencex": str(installed("sentencex"))},
+        made_of={**data_made_of(splits), **base_made_of(settings.model, config), "sentencex": splitter},
         used=used,
     )
 

@@ -78,27 +78,25 @@ class SystemTask(Task):
     objective: JointLoss | None = None
 
     def __post_init__(self) -> None:
-        self.best, self.validates = self.run.best, self.scores is not None
+        self.settings, self.best, self.validates = self.run.settings.train, self.run.best, self.scores is not None
 
     def begin(self, here: Processes) -> None:
         """Bring the model to its device, with the same weights in all processes."""
-        settings = self.run.settings.train
-        self.here, self.precision = here, precision_of(settings, here.device)
-        self.why_not_captured = why_not_captured(settings, here.device, NOT_FIXED)
+        self.here, self.precision = here, precision_of(self.settings, here.device)
+        self.why_not_captured = why_not_captured(self.settings, here.device, NOT_FIXED)
         self.model.to(here.device).train()
         if here.count > 1:
             reduction.share_weights(self.model)
 
     def optimiser(self) -> torch.optim.Optimizer:
         """The system's own, or AdamW."""
-        settings = self.run.settings.train
-        made = self.optimiser_of or (lambda model: optimiser_of(model, settings, self.here.device))
-        self._optimiser = made(self.model)
+        own = self.optimiser_of
+        self._optimiser = own(self.model) if own else optimiser_of(self.model, self.settings, self.here.device)
         return self._optimiser
 
     def plan(self) -> PlannedSteps:
         """The steps of the training. On a GPU, a step is cut by tokens, which does not change it."""
-        settings, here, lengths = self.run.settings.train, self.here, lengths_of(self.examples)
+        settings, here, lengths = self.settings, self.here, lengths_of(self.examples)
         rows = settings.batch_size * settings.accumulate
         most = settings.max_tokens or (TOKENS if here.device.type == "cuda" else None)
         each = -(-(rows if most else settings.batch_size) // here.count)

@@ -126,10 +126,8 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
         logger.info(
             f"{run_folder.path} was stopped before its first checkpoint, so it starts again (train.save_every)."
         )
-    steps, saved_with = (
-        total_steps(settings.train, len(task.examples)),
-        {IDENTITY: record_of(prepared.made_of, settings)},
-    )
+    steps = total_steps(settings.train, len(task.examples))
+    saved_with = {IDENTITY: record_of(prepared.made_of, settings)}
     with open_logs(run, run_folder, here, terms=[*shown], steps=steps, since=began) as logs:
         around = loop.Around(run_folder.checkpoints, saved_with, newest, **logs)
         try:
