@@ -93,7 +93,7 @@ def oracle_guidance(examples: Sequence[Example], data: Data, *, most: int) -> li
     note_splitting(examples, data)
     documents = split_documents([example.source for example in examples], data)
     chosen = oracle_places(documents, examples, most=most)
-    return [" ".join(map(document.__getitem__, places)) for document, places in zip(documents, chosen, strict=True)]
+    return [" ".join(document[place] for place in places) for document, places in zip(documents, chosen, strict=True)]
 
 
 def read_column(split: Split, data: Data, task: str, column: str) -> list[str]:

@@ -171,7 +171,7 @@ class SavedRun(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is recorded of it with each text that it has part in."""
+        """What ``generation.json`` has of it: the system with its options, and what its model's files contain."""
         return {
             "system": self.settings.system,
             "weights": weights_mark(self.model, None),
