@@ -492,7 +492,7 @@ def overridden(name, value):
 def tokens_key(settings):
     """Where the tokens of a training are cached."""
     here = Processes(0, 1, torch.device("cpu"))
-    made, _ = prepare.prepare(run_of(settings), RunFolder(Path("new")), here, None, trust_remote_code=False)
+    made, _ = prepare.prepare(run_of(settings), RunFolder(Path("new")), here, None)
     return [made.candidates and made.candidates.tokens, *(split.tokens for split in made.splits.values())]
 
 

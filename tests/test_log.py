@@ -12,7 +12,7 @@ from ngramloss import JointLoss
 from ngramloss.output.progress import Progress
 from ngramloss.steps.padding import Step
 from ngramloss.training.log import Log, LogFile, show_lines
-from ngramloss.training.loop import scheduled_weights
+from ngramloss.training.objective_task import scheduled_weights
 from ngramloss.training.processes import Processes
 
 HERE = Processes(0, 1, torch.device("cpu"))

@@ -125,7 +125,7 @@ def test_a_model_trained_in_16_bits_writes_in_16_bits_with_its_present_weights(f
     data = rows(9)
     attach(model, OBJECTIVE).train()
     given = written(data, engine=engine, samples=4), model, Numbers(), data, attached_loss(model)
-    texts = FreshTexts(*given, seed=3, here=HERE, writes=copied)
+    texts = FreshTexts(*given, seed=3, here=HERE, copied=copied)
     assert (texts.sampler.engine.name, texts.sampler.engine.precision) == (engine, "bf16")
     before = drawn(texts)
     assert drawn(texts) == before
@@ -1063,7 +1063,7 @@ def test_a_corrected_plugin_continues_the_run_with_a_warning_unless_it_selects_w
 
 def test_each_process_reads_the_training_examples_that_were_prepared(place):
     settings = recipe.load("tiny.toml")
-    prepared, _ = prepare.prepare(run_of(settings), RunFolder(Path("new")), HERE, None, trust_remote_code=False)
+    prepared, _ = prepare.prepare(run_of(settings), RunFolder(Path("new")), HERE, None)
     assert len(prepare.read_scored(settings, prepared)) == 24
     with pytest.raises(UserError, match="the train data have changed since they were prepared"):
         prepare.read_scored(recipe.load("tiny.toml", ["data.limit=23"]), prepared)

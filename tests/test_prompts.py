@@ -673,13 +673,8 @@ def test_a_recipe_is_prepared_for_a_causal_model(saved, tmp_path, monkeypatch):
     settings = recipe.load(
         "sft", [f"data.name={name}", f"model.name={saved.name}", "train.eval_every=0", "data.max_target=3"]
     )
-    ready, _ = prepare.prepare(
-        run_of(settings),
-        RunFolder(tmp_path / "run"),
-        Processes(0, 1, torch.device("cpu")),
-        None,
-        trust_remote_code=False,
-    )
+    here = Processes(0, 1, torch.device("cpu"))
+    ready, _ = prepare.prepare(run_of(settings), RunFolder(tmp_path / "run"), here, None)
     assert ready.used[0] == "train: 4 rows; 4 completions cut to 3 tokens (data.max_target)."
     row = Tokens(ready.splits["train"].tokens)[2]
     tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")

@@ -262,20 +262,37 @@ class Online:
     """Options of the metric, such as ``["rouge.tokens=auto"]``."""
 
 
+class Words(NamedTuple):
+    """What messages and the page call the texts of a task."""
+
+    text: str
+    texts: str
+    source: str
+    sources: str
+
+
+WORDS = {
+    "summarisation": Words("summary", "summaries", "document", "documents"),
+    "translation": Words("translation", "translations", "source", "sources"),
+}
+TASKS = tuple(WORDS)
+"""The task decides which columns are found first, which metrics come first, and what the texts are called."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a run."""
 
     name: str
-    objective: str = "ce"
+    objective: str = setting("ce", "weights")
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     train: Train = field(default_factory=Train)
     generation: Generation = field(default_factory=Generation)
     online: Online = field(default_factory=Online)
-    task: str = "summarisation"
+    task: str = setting(TASKS[0], "documents tokens", choices=TASKS)
     """What the targets are, such as summaries: one of ``TASKS``."""
-    system: str = ""
+    system: str = setting("", "weights")
     """What is trained instead of a model that writes texts: a system and its options, such as ``simcls(margin=0.01)``;
     ``ngramloss list systems`` lists them."""
 
@@ -311,26 +328,7 @@ def _short(term: str) -> str:
     return re.sub(r"[^\w.+-]", "", re.sub(r"[(,]", joint, term))
 
 
-class Words(NamedTuple):
-    """What messages and the page call the texts of a task."""
-
-    text: str
-    texts: str
-    source: str
-    sources: str
-
-
-WORDS = {
-    "summarisation": Words("summary", "summaries", "document", "documents"),
-    "translation": Words("translation", "translations", "source", "sources"),
-}
-TASKS = tuple(WORDS)
-"""The task decides which columns are found first, which metrics come first, and what the texts are called."""
-TOP = {
-    "objective": Setting("ce", affects=frozenset({"weights"})),
-    "task": Setting(TASKS[0], choices=TASKS, affects=frozenset({"documents", "tokens"})),
-    "system": Setting("", affects=frozenset({"weights"})),
-}
+TOP = {own.name: own.metadata["setting"] for own in dataclasses.fields(Recipe) if own.metadata}
 """The settings outside sections."""
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation, "online": Online}
 
@@ -363,7 +361,8 @@ def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) ->
     settings = _read(name, ())
     for override in overrides:
         _override(settings, override)
-    return _build_recipe(_name(name), settings, name, objective=objective, overridden=bool(overrides))
+    own = Path(name).name.removesuffix(".toml")
+    return _build_recipe(own, settings, name, objective=objective, overridden=bool(overrides))
 
 
 def changed(recipe: Recipe, overrides: Sequence[str], *, objective: bool = True) -> Recipe:
@@ -448,10 +447,6 @@ def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     for section in SECTIONS:
         for key, value in dataclasses.asdict(getattr(recipe, section)).items():
             yield f"{section}.{key}", value
-
-
-def _name(name: str) -> str:
-    return Path(name).name.removesuffix(".toml")
 
 
 def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
@@ -618,9 +613,19 @@ def _unknown(key: str, known: Iterable[str]) -> str:
     return f"{key}: unknown key." + (f" Did you mean {every[names.index(close)]}?" if close else "")
 
 
-def _broken_averages(train: Train) -> Iterator[str]:
-    """What is wrong with ``train.average`` and ``train.ema``, in sentences."""
-    rules = [
+def _broken_rules(recipe: Recipe) -> list[str]:
+    """What is wrong with settings beside each other, in sentences."""
+    rules = (*_rules(recipe), *_rules_of_averages(recipe.train), *_rules_of_online(recipe))
+    return [text for holds, text in rules if not holds]
+
+
+Rule = tuple[bool, str]
+"""Whether it holds, and what to say if it does not."""
+
+
+def _rules_of_averages(train: Train) -> list[Rule]:
+    averages = bool(train.average or train.ema)
+    return [
         (train.average != 1, "train.average: the mean of one checkpoint is that checkpoint. Use 2 or more, or 0."),
         (
             train.keep >= train.average,
@@ -633,17 +638,16 @@ def _broken_averages(train: Train) -> Iterator[str]:
             "train.eval_every and another train.best.",
         ),
         (
-            not (train.fsdp and (train.average or train.ema)),
+            not (train.fsdp and averages),
             "train.fsdp: train.average and train.ema do not work with sharded weights. Leave them out.",
         ),
     ]
-    yield from (text for holds, text in rules if not holds)
 
 
-def _broken_online(recipe: Recipe) -> Iterator[str]:
-    """What is wrong with the section ``online``, in sentences."""
-    online = recipe.online
-    rules = [
+def _rules_of_online(recipe: Recipe) -> list[Rule]:
+    online, engines = recipe.online, (AUTO, *engines_with_groups())
+    draws_plainly = (online.temperature, online.top_p) == (1.0, 1.0)
+    return [
         (
             not (online.samples and recipe.data.candidates),
             "online.samples: the model writes its candidates while it is trained, and data.candidates names a file of "
@@ -655,7 +659,7 @@ def _broken_online(recipe: Recipe) -> Iterator[str]:
             "Leave one of them out.",
         ),
         (
-            not online.groups or online.groups > 1,
+            online.groups != 1,
             "online.groups: one group is a plain beam search, which has no diversity. Use 2 or more, or 0 for samples.",
         ),
         (
@@ -663,84 +667,80 @@ def _broken_online(recipe: Recipe) -> Iterator[str]:
             f"online.samples: must be a multiple of the {online.groups} groups of online.groups, got {online.samples}.",
         ),
         (
-            not online.groups or (online.temperature, online.top_p) == (1.0, 1.0),
+            not online.groups or draws_plainly,
             "online.temperature: this and online.top_p are of samples, and online.groups searches with beams. Leave "
             "one of them out.",
         ),
         (
-            online.samples > 0 or (online.temperature, online.top_p) == (1.0, 1.0),
+            online.samples > 0 or draws_plainly,
             "online.temperature: this and online.top_p are of samples, and online.samples is 0. Set that, too.",
         ),
         (
-            not online.groups or recipe.generation.engine in (AUTO, *engines_with_groups()),
-            f"online.groups: groups of beams need generation.engine = {' or '.join([AUTO, *engines_with_groups()])}, "
-            f"got {recipe.generation.engine}.",
+            not online.groups or recipe.generation.engine in engines,
+            f"online.groups: groups of beams need generation.engine = {' or '.join(engines)}, got "
+            f"{recipe.generation.engine}.",
         ),
         (
             online.groups > 0 or online.diversity == Online().diversity,
             "online.diversity: is of groups of beams, and online.groups is 0. Set that, too.",
         ),
     ]
-    yield from (text for holds, text in rules if not holds)
 
 
-def _broken_rules(recipe: Recipe) -> Iterator[str]:
-    rules: list[tuple[bool, str]] = [
+def _rules(recipe: Recipe) -> list[Rule]:
+    data, model, train = recipe.data, recipe.model, recipe.train
+    return [
+        (train.epochs > 0 or train.max_steps > 0, "train.epochs: this or train.max_steps must be above 0."),
+        (model.width % model.heads == 0, "model.width: must be a multiple of model.heads."),
         (
-            recipe.train.epochs > 0 or recipe.train.max_steps > 0,
-            "train.epochs: this or train.max_steps must be above 0.",
-        ),
-        (recipe.model.width % recipe.model.heads == 0, "model.width: must be a multiple of model.heads."),
-        (
-            recipe.train.early_stopping == 0 or recipe.train.eval_every > 0,
+            train.early_stopping == 0 or train.eval_every > 0,
             "train.early_stopping: needs validations, but train.eval_every is 0.",
         ),
         (
-            recipe.train.early_stopping == 0 or recipe.train.best != LAST,
+            train.early_stopping == 0 or train.best != LAST,
             f"train.early_stopping: needs something that becomes better, but train.best is {LAST}.",
         ),
-        *((False, text) for text in _broken_averages(recipe.train)),
-        (not (recipe.model.lora and recipe.train.fsdp), NOT_SHARDED),
+        (not (model.lora and train.fsdp), NOT_SHARDED),
         (
             recipe.generation.min_length <= recipe.generation.max_length,
             "generation.min_length: must not be above generation.max_length.",
         ),
-        (
-            recipe.train.warmup_steps < 1 or recipe.train.warmup_steps.is_integer(),
-            "train.warmup_steps: must be a whole number of steps, or a share of all steps below 1, got "
-            f"{recipe.train.warmup_steps:g}.",
+        *(
+            (
+                steps < 1 or steps.is_integer(),
+                f"train.{key}: must be a whole number of steps, or a share of all steps below 1, got {steps:g}.",
+            )
+            for key, steps in (
+                ("warmup_steps", train.warmup_steps),
+                ("encoder_warmup_steps", train.encoder_warmup_steps),
+            )
         ),
         (
-            recipe.train.encoder_warmup_steps < 1 or recipe.train.encoder_warmup_steps.is_integer(),
-            "train.encoder_warmup_steps: must be a whole number of steps, or a share of all steps below 1, got "
-            f"{recipe.train.encoder_warmup_steps:g}.",
-        ),
-        (
-            not recipe.train.encoder_warmup_steps or recipe.train.encoder_learning_rate > 0,
+            not train.encoder_warmup_steps or train.encoder_learning_rate > 0,
             "train.encoder_warmup_steps: is that of train.encoder_learning_rate. Set that, too.",
         ),
         (
-            not recipe.model.encoder or recipe.model.name == "scratch",
+            not model.encoder or model.name == "scratch",
             'model.encoder: is for a model with a new decoder. Set model.name = "scratch", too.',
         ),
         (
-            not recipe.model.tokenizer or (recipe.model.name == "scratch" and not recipe.model.encoder),
+            not model.tokenizer or (model.name == "scratch" and not model.encoder),
             'model.tokenizer: is for a model from scratch, model.name = "scratch" without model.encoder. Others have '
             "their own.",
         ),
         (
-            recipe.data.validation_fraction + recipe.data.test_fraction < 1,
+            data.validation_fraction + data.test_fraction < 1,
             "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on.",
         ),
         (
-            not recipe.data.leave_out or (part_of(recipe.data.leave_out) or (0, 0))[1] > 1,
+            not data.leave_out or (part_of(data.leave_out) or (0, 0))[1] > 1,
             "data.leave_out: must be K/N, such as 1/2 for the first of two parts of the training rows, got "
-            f"{recipe.data.leave_out!r}.",
+            f"{data.leave_out!r}.",
         ),
         (
-            recipe.data.prompt in ("", CHAT, NO_SOURCE) or recipe.data.prompt.count(SOURCE) == 1,
+            data.prompt in ("", CHAT, NO_SOURCE) or data.prompt.count(SOURCE) == 1,
             f'data.prompt: must have {SOURCE} once, where the source is put, or be "{CHAT}" or "{NO_SOURCE}", got '
-            f"{recipe.data.prompt!r}.",
+            f"{data.prompt!r}.",
         ),
         *(
             (
@@ -748,24 +748,22 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
                 f"data.{key}: has a backslash and an n where a line should end. On the command line, put it in quotes: "
                 """--set 'data.prompt="{source}\\n\\nSummary:"'.""",
             )
-            for key, text in (("prompt", recipe.data.prompt), ("instruction", recipe.data.instruction))
+            for key, text in (("prompt", data.prompt), ("instruction", data.instruction))
         ),
         *(
             (
-                recipe.model.lora > 0 or getattr(recipe.model, key) == getattr(Model(), key),
+                model.lora > 0 or getattr(model, key) == getattr(Model(), key),
                 f"model.{key}: is of adapters, and model.lora is 0. Set that, or leave it out.",
             )
             for key in ("lora_alpha", "lora_dropout", "lora_targets")
         ),
         (
-            not recipe.data.instruction or recipe.data.prompt == CHAT,
+            not data.instruction or data.prompt == CHAT,
             f'data.instruction: belongs to data.prompt = "{CHAT}". Set that, or write it into the template.',
         ),
-        *((False, text) for text in _broken_online(recipe)),
-        (bool(recipe.data.name), "data.name: must not be empty."),
-        (bool(recipe.model.name), "model.name: must not be empty."),
+        (bool(data.name), "data.name: must not be empty."),
+        (bool(model.name), "model.name: must not be empty."),
     ]
-    yield from (text for holds, text in rules if not holds)
 
 
 def _toml(value: Any) -> str:

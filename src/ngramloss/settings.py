@@ -152,30 +152,9 @@ class Setting:
             raise UserError(f"{key}: must be below {self.below:,}, got {value:,}.")
 
 
-def setting(
-    default: Any,
-    affects: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
-    kind: type | None = None,
-    systems: bool = True,
-) -> Any:
-    """A field of a dataclass with its default and what it affects, such as ``"tokens texts"``; see :class:`Setting`."""
-    described = Setting(
-        default,
-        kind or type(default),
-        least=least,
-        above=above,
-        most=most,
-        below=below,
-        choices=choices,
-        affects=frozenset(affects.split()),
-        systems=systems,
-    )
+def setting(default: Any, affects: str, **more: Any) -> Any:
+    """A field of a dataclass: its default, what it affects (``"tokens texts"``), and more of :class:`Setting`."""
+    described = Setting(default, affects=frozenset(affects.split()), **more)
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata={"setting": described})
     return dataclasses.field(default=default, metadata={"setting": described})

@@ -109,7 +109,7 @@ def _data_settings(options: argparse.Namespace) -> list[str]:
     from pathlib import Path
 
     from ngramloss.data.candidates import ADVICE
-    from ngramloss.systems.candidate_sets import data_of
+    from ngramloss.systems.candidate_sets import about_of
 
     given = recipe_settings(options)
     for name in (*options.candidates, *getattr(options, "validation", ())):
@@ -119,7 +119,7 @@ def _data_settings(options: argparse.Namespace) -> list[str]:
         return [f"data.name={json.dumps(options.data)}", *given]
     if any(setting.startswith("data.name=") for setting in given):
         return given
-    if name := data_of(Path(options.candidates[0])):
+    if name := str(about_of(Path(options.candidates[0])).get("data", "")):
         return [f"data.name={json.dumps(name)}", *given]
     raise UserError(
         f"{options.candidates[0]} does not name the data of its candidates. Name the data set or file with the "
@@ -201,8 +201,8 @@ def run_apply(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
     )
     logger.info(f"another text than the first was chosen for {found.changed:,} of {found.sources:,} sources.")
-    content = {**found._asdict(), "path": str(found.path)}
-    print_result(json.dumps(content, indent=1) if options.json else f"{found.path}\n{_table(found)}")
+    as_json = json.dumps(found._asdict(), indent=1, default=str)  # str for the path
+    print_result(as_json if options.json else f"{found.path}\n{_table(found)}")
     return 0
 
 

@@ -36,7 +36,7 @@ def fitting_tokens(
         device: a GPU.
         fewest: run this many rows, and two more, instead.
     """
-    longest = Size(1, grid.sources[-1], grid.targets[-1], grid.texts, grid.joined)
+    longest = grid.size(1, grid.sources[-1], grid.targets[-1])
     counts = (fewest, fewest, fewest + 2)
     try:
         peaks = [_peak(model, loss, padder([], longest._replace(rows=count)), device) for count in counts]

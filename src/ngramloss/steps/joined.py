@@ -12,6 +12,7 @@ each candidate is a row of its own, with the prompt before it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ def split_turns(labels: Any) -> tuple[Ids, list[range]]:
     return stored ^ (stored >> 63), [range(*pair) for pair in edges.reshape(-1, 2).tolist()]
 
 
+@dataclass
 class JoinedPadder:
     """Collate rows with ``input_ids``, the prompt, and ``labels``, what follows it.
 
@@ -55,7 +57,7 @@ class JoinedPadder:
     prompt, it has ``position_ids`` and ``text_numbers``, [R, L] each; otherwise their rows follow those of references.
     Numbers beside the labels of rows, ``lm_logp`` or ``weights``, are in the shape of the labels.
 
-    Args:
+    Attributes:
         pad: padding id.
         multiple: where no size is given, lengths are rounded up to a multiple of this.
         always_mask: whether a batch has an ``attention_mask``, which only experts with a router need.
@@ -64,18 +66,13 @@ class JoinedPadder:
         shared: where no size is given, whether candidates share their prompt.
     """
 
-    def __init__(
-        self,
-        pad: int,
-        *,
-        multiple: int = 1,
-        always_mask: bool = False,
-        beside: Collection[str] | None = None,
-        own: Collection[str] = (),
-        shared: bool = False,
-    ) -> None:
-        self.pad, self.multiple, self.always_mask, self.beside, self.own = pad, multiple, always_mask, beside, own
-        self.shared = shared
+    pad: int
+    _: KW_ONLY
+    multiple: int = 1
+    always_mask: bool = False
+    beside: Collection[str] | None = None
+    own: Collection[str] = ()
+    shared: bool = False
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them."""

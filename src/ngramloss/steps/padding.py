@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from struct import pack
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -30,6 +31,7 @@ class Pad(Protocol):
 Item = TypeVar("Item")
 
 
+@dataclass
 class Padder:
     """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
 
@@ -37,7 +39,7 @@ class Padder:
     there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K]. If they have numbers beside their labels,
     ``lm_logp`` or ``weights``, the batch has them in the shape of the labels, with 0 where there is none.
 
-    Args:
+    Attributes:
         pad: padding id for sources.
         decoder_inputs: labels [B, T] → the decoder's input, [B, T]. Some rows may have no labels.
         multiple: where no size is given, lengths are rounded up to a multiple of this.
@@ -52,20 +54,15 @@ class Padder:
         forced: whether the first token of candidates was forced and not drawn: it is read, but is no label.
     """
 
-    def __init__(
-        self,
-        pad: int,
-        decoder_inputs: Callable[[Tensor], Tensor],
-        *,
-        multiple: int = 1,
-        always_mask: bool = False,
-        beside: Collection[str] | None = None,
-        own: Collection[str] = (),
-        start: int | None = None,
-        forced: bool = False,
-    ) -> None:
-        self.pad, self.decoder_inputs, self.multiple, self.always_mask = pad, decoder_inputs, multiple, always_mask
-        self.beside, self.own, self.start, self.forced = beside, own, start, forced
+    pad: int
+    decoder_inputs: Callable[[Tensor], Tensor]
+    _: KW_ONLY
+    multiple: int = 1
+    always_mask: bool = False
+    beside: Collection[str] | None = None
+    own: Collection[str] = ()
+    start: int | None = None
+    forced: bool = False
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """Collate these rows into a batch of this size, or the smallest that holds them.

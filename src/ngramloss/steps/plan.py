@@ -134,6 +134,10 @@ class Grid:
         """The smallest that holds a target of this length."""
         return self.targets[int(np.searchsorted(self.targets, length))]
 
+    def size(self, rows: int, source: int, target: int) -> Size:
+        """The smallest that holds this many rows with sources and targets of these lengths."""
+        return Size(rows, self.source(source), self.target(target), self.texts, self.joined)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -172,7 +176,8 @@ class Plan:
             longest = int(self.sources[ordered[0]]) if ordered else 1
             taken = self._rows_at(longest, self.grid.targets[-1], len(rows)) if self.grid else self._fitting(ordered)
             piece, ordered = ordered[:taken], ordered[taken:]
-            batches.append(MicroBatch(piece, self._size(piece, longest, taken)))
+            target = int(self.targets[piece].max()) if piece else 1
+            batches.append(MicroBatch(piece, self.grid.size(taken, longest, target) if self.grid else None))
         return batches
 
     def with_lengths(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> Plan:
@@ -200,8 +205,7 @@ class Plan:
                 held, piece = grown, ordered[: self._rows_at(*grown, len(rows))]
                 longest = self._held(piece)
                 grown = max(held[0], longest[0]), max(held[1], longest[1])
-            size = Size(self._rows_at(*held, len(rows)), *held, self.grid.texts, self.grid.joined)
-            batches.append(MicroBatch(piece, size))
+            batches.append(MicroBatch(piece, self.grid.size(self._rows_at(*held, len(rows)), *held)))
             ordered = ordered[len(piece) :]
         return batches
 
@@ -215,9 +219,9 @@ class Plan:
     def sizes(self, step: int) -> list[Size]:
         """Every size that steps of this many rows can have, the largest first."""
         assert self.grid is not None
-        most, texts = self.grid.targets[-1], (self.grid.texts, self.grid.joined)
+        most = self.grid.targets[-1]
         sizes = [
-            Size(self._rows_at(source, target if self._by_cost else most, step), source, target, *texts)
+            self.grid.size(self._rows_at(source, target if self._by_cost else most, step), source, target)
             for source in self.grid.sources
             for target in self.grid.targets
         ]
@@ -228,9 +232,7 @@ class Plan:
         assert self.grid is not None
         fitting = self.most_rows
         if self.max_tokens is not None:
-            held = self.grid.source(source), self.grid.target(target)
-            largest = Size(1, *held, self.grid.texts, self.grid.joined)
-            fitting = min(fitting, max(1, self.max_tokens // largest.tokens))
+            fitting = min(fitting, max(1, self.max_tokens // self.grid.size(1, source, target).tokens))
         full = max(self.most_rows, step)
         return -(-full // -(-full // fitting))
 
@@ -244,12 +246,6 @@ class Plan:
             if count and size.tokens > self.max_tokens:
                 return count
         return len(ordered)
-
-    def _size(self, piece: Sequence[int], longest: int, rows: int) -> Size | None:
-        if self.grid is None:
-            return None
-        target = int(self.targets[piece].max()) if piece else 1
-        return Size(rows, self.grid.source(longest), self.grid.target(target), self.grid.texts, self.grid.joined)
 
     @property
     def _blank(self) -> Size | None:

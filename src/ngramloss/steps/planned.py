@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,10 +133,11 @@ class Epochs:
         return [rows[start : start + self.sampler.step] for start in range(0, len(rows), self.sampler.step)]
 
 
+@dataclass
 class PlannedSteps:
     """The steps of a training.
 
-    Args:
+    Attributes:
         examples: rows with ``input_ids`` and ``labels``.
         epochs: the order of the rows.
         plan: cuts a step into micro-batches.
@@ -149,25 +151,21 @@ class PlannedSteps:
         device: of the model. Of a GPU, batches are kept where it can copy them from.
     """
 
-    def __init__(
-        self,
-        examples: Any,
-        epochs: Epochs,
-        plan: Plan,
-        padder: Pad,
-        *,
-        lengths: ExampleLengths,
-        total: int,
-        process: int = 0,
-        processes: int = 1,
-        equally_many: bool = False,
-        copies: int = 1,
-        device: torch.device | None = None,
-    ) -> None:
-        self.examples, self.epochs, self.plan, self.padder, self.lengths = examples, epochs, plan, padder, lengths
-        self.total, self.process, self.processes = total, process, processes
-        self.equally_many, self.copies = equally_many, copies
-        self.gpu = device if device is not None and device.type == "cuda" else None
+    examples: Any
+    epochs: Epochs
+    plan: Plan
+    padder: Pad
+    _: KW_ONLY
+    lengths: ExampleLengths
+    total: int
+    process: int = 0
+    processes: int = 1
+    equally_many: bool = False
+    copies: int = 1
+    device: torch.device | None = None
+
+    def __post_init__(self) -> None:
+        self.gpu = self.device if self.device is not None and self.device.type == "cuda" else None
 
     def from_(self, done: int) -> Iterator[Step]:
         """The steps after those that are done, made in a thread ahead of their use."""

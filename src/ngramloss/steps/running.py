@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -22,32 +23,30 @@ and [1 + parts] numbers for the log: the loss, and each term."""
 NOT_CAPTURED = "steps are not captured as CUDA graphs: {}. Training is the same, but slower."
 
 
+@dataclass
 class StepRunner:
     """Runs forward and backward of whole steps.
 
-    Args:
+    Attributes:
         model: in training; gets the gradients.
         share: runs one micro-batch.
         device: of the model.
-        processes: how many processes share a step; gradients are averaged over them, unless the model is sharded.
+        processes: how many processes share a step; gradients are averaged over them.
+        sharded: whether the model is, which averages gradients itself.
         why_not_captured: why steps cannot be CUDA graphs; empty if they can.
         largest: a micro-batch of the largest shape, which is captured first; the others reuse its memory.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        share: Share,
-        *,
-        device: torch.device,
-        processes: int = 1,
-        sharded: bool = False,
-        why_not_captured: str = "",
-        largest: Batch | None = None,
-    ) -> None:
-        self.model, self.share, self.device = model, share, device
-        self.averages = processes > 1 and not sharded
-        self.why_not_captured, self.largest = why_not_captured, largest
+    model: Any
+    share: Share
+    _: KW_ONLY
+    device: torch.device
+    processes: int = 1
+    sharded: bool = False
+    why_not_captured: str = ""
+    largest: Batch | None = None
+
+    def __post_init__(self) -> None:
         self.captured: CapturedStep | None = None
         self.last_batch: Batch = {}
 
@@ -68,7 +67,7 @@ class StepRunner:
                 values, sent = captured(batch), captured.held(batch)
             total = values.clone() if total is None else total + values
             self.last_batch = {name: value for name, value in sent.items() if name != "counts"}
-        if self.averages:
+        if self.processes > 1 and not self.sharded:
             reduction.average_gradients(self.model, self.gradients)
         assert total is not None, "a step has a micro-batch"
         return total

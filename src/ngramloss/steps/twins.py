@@ -10,27 +10,19 @@ from ngramloss.stats import BESIDE_LABELS
 from ngramloss.steps.plan import Size
 
 
-def twins(collator: Callable[..., Any]) -> Twins:
+class Twins:
     """Wrap a collator such that rows 2i and 2i + 1 of a batch are the same example, each with its own dropout.
 
     For terms such as ``rdrop`` under any trainer. A batch has twice the rows that the trainer counts. In evaluation
     such terms are left out, but rows are there twice too, so a trainer that returns predictions is refused.
 
     Args:
-        collator: a list of examples → a batch, such as ``DataCollatorForSeq2Seq``.
+        collator: a list of examples → a batch, such as ``DataCollatorForSeq2Seq``. Around a :class:`Padder` or a
+            :class:`JoinedPadder` the wrapper takes a size, too.
 
     Example:
         >>> twins(lambda rows: [row["labels"] for row in rows])([{"labels": 1}, {"labels": 2}])
         [1, 1, 2, 2]
-    """
-    return Twins(collator)
-
-
-class Twins:
-    """What :func:`twins` returns; around a :class:`Padder` or a :class:`JoinedPadder` it takes a size, too.
-
-    Args:
-        collator: makes batches.
     """
 
     def __init__(self, collator: Callable[..., Any]) -> None:
@@ -52,6 +44,10 @@ class Twins:
             texts = [name for name in ("labels", "label_positions", *BESIDE_LABELS) if name in batch]
             batch |= {name: _neighbours(batch[name], batch["input_ids"]) for name in texts}
         return batch
+
+
+twins = Twins
+"""Its name in ``ngramloss``: ``ng.twins(collator)``."""
 
 
 def _neighbours(texts: Any, rows: Any) -> Any:

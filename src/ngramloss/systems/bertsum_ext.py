@@ -7,7 +7,8 @@ the document with a token before every sentence; layers over these tokens compar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,17 +19,13 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ngramloss import recipe
 from ngramloss.data import Example, split_many
-from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.word_ids import bare_ids
-from ngramloss.errors import MissingFileError, UserError
-from ngramloss.generation import shares
+from ngramloss.errors import UserError
 from ngramloss.generation.job import Job, read_sources
 from ngramloss.generation.predictions import write_texts
 from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
 from ngramloss.metrics.oracle import greedy_oracle, words
-from ngramloss.models import loading
 from ngramloss.models.encoders import load_encoder, load_encoder_config, marks_of, raise_unless_it_fits
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
@@ -36,12 +33,9 @@ from ngramloss.recipe import Data, Model, Recipe
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, padded
 from ngramloss.steps.plan import Size
-from ngramloss.storage.files import fingerprint
-from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
-from ngramloss.systems.registry import system_of
-from ngramloss.systems.task import SystemTask, batches, mean_over_rows
-from ngramloss.training.identity import base_made_of
-from ngramloss.training.prepare import read_splits
+from ngramloss.systems.task import SystemTask, batches, lost_ends, mean_over_rows, saved_run
+from ngramloss.training.identity import base_made_of, data_made_of
+from ngramloss.training.prepare import note_splitting, read_splits, tokenizer_for
 from ngramloss.training.run import Run
 from ngramloss.version import installed
 
@@ -213,8 +207,7 @@ def read_documents(
         marks: the ids before and after every sentence.
         min_words: words of the shortest sentence that may be taken.
     """
-    with Progress("splitting sentences", total=len(texts), unit="documents") as progress:
-        split = split_many(texts, data.splitter, language=data.language, progress=lambda done: progress.update(done))
+    split = split_documents(texts, data)
     kept = [
         [place for place, sentence in enumerate(of_text) if len(words(sentence)) >= min_words]
         or list(range(len(of_text)))
@@ -226,6 +219,22 @@ def read_documents(
         _document(of_text, places, [next(ids) for _ in places], marks, data.max_source)
         for of_text, places in zip(split, kept, strict=True)
     ]
+
+
+def split_documents(texts: Sequence[str], data: Data) -> list[list[str]]:
+    """The sentences of each document, as ``data.splitter`` finds them."""
+    with Progress("splitting sentences", total=len(texts), unit="documents") as progress:
+        return split_many(texts, data.splitter, language=data.language, progress=progress.update)
+
+
+def oracle_places(
+    documents: Sequence[Sequence[str]], examples: Sequence[Example], *, most: int
+) -> Iterator[Sequence[int]]:
+    """Which sentences of each document the greedy oracle takes, by their places. It reads the reference."""
+    with Progress("choosing sentences", total=len(examples), unit="documents") as progress:
+        for sentences, example in zip(documents, examples, strict=True):
+            yield greedy_oracle(sentences, [example.target], most=most)
+            progress.update(1)
 
 
 def _document(
@@ -270,39 +279,31 @@ def pad_rows(pad: int, rows: Sequence[Mapping[str, Any]], size: Size | None = No
 # Training
 
 
-def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
+def task(run: Run) -> SystemTask:
     """What ``ngramloss train bertsum-ext`` trains: documents with the oracle's labels, and the model."""
-    settings, options = run.settings, run.system.options
+    settings, options, trust = run.settings, run.system.options, run.trust_remote_code
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
-        config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
+        config = load_encoder_config(settings.model, trust_remote_code=trust)
     splits = read_splits(settings)
-    tokenizer, _ = loading.load_tokenizer(
-        settings.model,
-        lambda: loading.iterate_texts(splits["train"].examples),
-        splits["train"].fingerprint,
-        trust_remote_code=trust_remote_code,
-    )
-    model = Extractor(load_encoder(settings.model, tokenizer, trust_remote_code=trust_remote_code), options)
+    tokenizer, _ = tokenizer_for(run, splits["train"])
+    model = Extractor(load_encoder(settings.model, tokenizer, trust_remote_code=trust), options)
     raise_unless_it_fits(model.encoder, tokenizer, settings.model.name, longest=settings.data.max_source)
-    first = [example.source for example in splits["train"].examples[:LOOKED_AT]]
-    for note in splitting_notes(first, settings.data.splitter, settings.data.language, "--set data.language"):
-        logger.info(note)
+    note_splitting(splits["train"].examples, settings.data)
     marks = marks_of(tokenizer, settings.model.name)
+    pad, splitter = partial(pad_rows, tokenizer.pad_token_id), str(installed("sentencex"))
     documents, rows, used = {}, {}, []
     for split, of_split in splits.items():
         texts = [example.source for example in of_split.examples]
         documents[split] = read_documents(texts, tokenizer, settings.data, marks=marks, min_words=options["min_words"])
-        rows[split] = _labelled(of_split.examples, documents[split], options)
+        chosen = oracle_places([read.whole for read in documents[split]], of_split.examples, most=options["oracle"])
+        rows[split] = [row_of(*each) for each in zip(documents[split], chosen, strict=True)]
         used.append(_described(split, documents[split], rows[split], settings))
 
     def validate() -> dict[str, float]:
         """The loss, and the gain of the summaries that are taken."""
-        total, device = 0.0, next(model.parameters()).device
-        taken = [""] * len(rows["validation"])
-        for numbers, batch in batches(
-            rows["validation"], lambda *args: pad_rows(tokenizer.pad_token_id, *args), device
-        ):
+        total, taken = 0.0, [""] * len(rows["validation"])
+        for numbers, batch in batches(rows["validation"], pad, model):
             logits = model(batch)
             total += float(penalty(logits, batch["labels"]).sum())
             for number, values in zip(numbers, logits.tolist(), strict=True):
@@ -315,29 +316,13 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         model,
         tokenizer,
         rows["train"],
-        lambda *args: pad_rows(tokenizer.pad_token_id, *args),
-        ("bce",),
-        lambda batch, counts: mean_over_rows({"bce": penalty(model(batch), batch["labels"])}, counts),
-        validate if "validation" in splits else None,
-        {
-            **{f"{split} data": of_split.fingerprint for split, of_split in splits.items()},
-            **base_made_of(settings.model, config),
-            "sentencex": str(installed("sentencex")),
-        },
-        used,
+        pad,
+        terms=("bce",),
+        loss_of=lambda batch, counts: mean_over_rows({"bce": penalty(model(batch), batch["labels"])}, counts),
+        scores=validate if "validation" in splits else None,
+        made_of={**data_made_of(splits), **base_made_of(settings.model, config), "sentencex": splitter},
+        used=used,
     )
-
-
-def _labelled(
-    examples: Sequence[Example], documents: Sequence[Document], options: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Rows with the labels of the greedy oracle, which reads all sentences of a document."""
-    made = []
-    with Progress("choosing sentences", total=len(examples), unit="documents") as progress:
-        for example, document in zip(examples, documents, strict=True):
-            made.append(row_of(document, greedy_oracle(document.whole, [example.target], most=options["oracle"])))
-            progress.update(1)
-    return made
 
 
 def _described(split: str, documents: Sequence[Document], rows: Sequence[Mapping[str, Any]], settings: Recipe) -> str:
@@ -418,24 +403,19 @@ def load_extraction(folder: str, data: Data | None = None, *, trust_remote_code:
     Raises:
         UserError: the folder is not a finished run of this system.
     """
-    run = RunFolder(Path(folder))
-    system = system_of(folder)
-    if system is None or system.name != NAME:
-        raise UserError(f"{folder} is not a run of {NAME}. Train one with: ngramloss train bertsum-ext")
-    if not run.finished:
-        raise MissingFileError(
-            f"{folder} has no {run.model.name}/: its training is not finished. The same ngramloss train command "
-            "continues it."
-        )
-    settings = recipe.load(str(run.recipe), objective=False)
-    options, data = system.options, data or settings.data
-    named = Model(name=str(run.model))
-    tokenizer, _ = loading.load_tokenizer(named, lambda: (), "", trust_remote_code=trust_remote_code)
-    model = Extractor(load_encoder(named, tokenizer, trust_remote_code=trust_remote_code), options)
-    raise_unless_it_fits(model.encoder, tokenizer, folder, longest=data.max_source)
+    run = saved_run(
+        folder,
+        NAME,
+        noun=f"a run of {NAME}",
+        command="ngramloss train bertsum-ext",
+        trust_remote_code=trust_remote_code,
+    )
+    tokenizer, options, data = run.tokenizer, run.options, data or run.settings.data
+    encoder = load_encoder(Model(name=str(run.model)), tokenizer, trust_remote_code=trust_remote_code)
+    model = Extractor(encoder, options)
+    raise_unless_it_fits(encoder, tokenizer, folder, longest=data.max_source)
     model.load_state_dict(load_file(run.model / WEIGHTS))
-    device = torch.device(shares.device() or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model.to(device).eval()
+    model.to(run.device).eval()
     marks = marks_of(tokenizer, folder)
     lost: list[bool] = []
 
@@ -447,20 +427,13 @@ def load_extraction(folder: str, data: Data | None = None, *, trust_remote_code:
         some = [number for number, document in enumerate(documents) if document.sentences]
         written = [""] * len(documents)
         rows = [row_of(documents[number]) for number in some]
-        for numbers, batch in batches(rows, lambda *args: pad_rows(tokenizer.pad_token_id, *args), device):
+        for numbers, batch in batches(rows, partial(pad_rows, tokenizer.pad_token_id), model):
             for number, scores in zip(numbers, model(batch).tolist(), strict=True):
                 written[some[number]] = summary_of(documents[some[number]], scores, options)
         return written
 
-    facts = {
-        "system": settings.system,
-        "weights": fingerprint(weight_files(run.model)),
-        "model_files": model_files(run.model),
-        "sentences": data.splitter,
-        "language": data.language,
-        "max_source": data.max_source,
-    }
-    return Extraction(write, lost, facts)
+    read = {"sentences": data.splitter, "language": data.language, "max_source": data.max_source}
+    return Extraction(write, lost, run.facts | read)
 
 
 def generate(work: Job, folder: Path) -> Path:
@@ -472,9 +445,6 @@ def generate(work: Job, folder: Path) -> Path:
     """
     taken = load_extraction(work.model, work.data, trust_remote_code=work.trust_remote_code)
     path = write_texts(work, folder, read_sources(work), taken.write, taken.facts)
-    if lost := sum(taken.lost):
-        logger.info(
-            f"{lost:,} of {len(taken.lost):,} documents are longer than data.max_source = {work.data.max_source} "
-            "tokens and lost their end."
-        )
+    if any(taken.lost):
+        logger.info(lost_ends(sum(taken.lost), len(taken.lost), "documents", work.data.max_source))
     return path

@@ -226,11 +226,10 @@ def task_of(paths: Sequence[Path]) -> str:
     found = {}
     for path in paths:
         about = about_of(path)
-        run = RunFolder(Path(str(about.get("model", ""))))
         if "task" in about:
             found[str(about["task"])] = path
-        elif "model" in about and run.recipe.is_file():
-            found[recipe.load(str(run.recipe), objective=False).task] = path
+        elif writer := _writer_recipe(about):
+            found[writer.task] = path
     if len(found) > 1:
         listed = ", ".join(f"{task} ({path})" for task, path in found.items())
         raise UserError(f"expected candidates of one task, got {listed}. Give those of one task.")
@@ -290,17 +289,16 @@ def _data_of(about: Mapping[str, Any], data: Data) -> Data:
     """The data of candidates: those that they name, read as their writer's run reads them."""
     if "data" not in about:
         return data
-    name, run = str(about["data"]), RunFolder(Path(str(about.get("model", ""))))
-    if run.recipe.is_file():
-        theirs = recipe.load(str(run.recipe), objective=False).data
-        if theirs.name == name:
-            data = dataclasses.replace(data, **{key: getattr(theirs, key) for key in OF_THE_DATA})
+    name, writer = str(about["data"]), _writer_recipe(about)
+    if writer and writer.data.name == name:
+        data = dataclasses.replace(data, **{key: getattr(writer.data, key) for key in OF_THE_DATA})
     return dataclasses.replace(data, name=name)
 
 
-def data_of(path: Path) -> str:
-    """The data set of candidates; empty if they do not name it."""
-    return str(about_of(path).get("data", ""))
+def _writer_recipe(about: Mapping[str, Any]) -> recipe.Recipe | None:
+    """The recipe of the run that wrote candidates; None if no run did, or it is not here."""
+    file = RunFolder(Path(str(about["model"]))).recipe if "model" in about else None
+    return recipe.load(str(file), objective=False) if file and file.is_file() else None
 
 
 def with_whole_paths(run: Run) -> Run:

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ngramloss import recipe
-from ngramloss.data import Example, Split, columns_of, load, split_many
+from ngramloss.data import Example, Split, columns_of, load
 from ngramloss.data.examples import fingerprint as examples_fingerprint
 from ngramloss.data.rows import SHOWN
-from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise
 from ngramloss.errors import UserError
 from ngramloss.generation import shares
@@ -31,7 +30,6 @@ from ngramloss.generation.writer import load_model, writer_of
 from ngramloss.hf.attach import attach, attached_loss, last_call
 from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.loss import JointLoss, Loss
-from ngramloss.metrics.oracle import greedy_oracle
 from ngramloss.models import loading
 from ngramloss.models.encoders import raise_unless_it_fits
 from ngramloss.models.first_tokens import align_start
@@ -39,16 +37,15 @@ from ngramloss.models.guided_bart import load_guided
 from ngramloss.models.languages import set_languages
 from ngramloss.models.prompts import shape_of
 from ngramloss.output.console import logger
-from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data, Recipe
 from ngramloss.steps.padding import Batch, Padder, padded
 from ngramloss.steps.plan import Size
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.systems.bertsum_ext import load_extraction
+from ngramloss.systems.bertsum_ext import load_extraction, oracle_places, split_documents
 from ngramloss.systems.registry import read_system
-from ngramloss.systems.task import SystemTask, batches
-from ngramloss.training.identity import base_made_of
-from ngramloss.training.prepare import read_splits
+from ngramloss.systems.task import SystemTask, batches, lost_ends
+from ngramloss.training.identity import base_made_of, data_made_of
+from ngramloss.training.prepare import note_splitting, read_splits, tokenizer_for
 from ngramloss.training.run import Run
 
 NAME = "gsum"
@@ -94,20 +91,10 @@ def make_guidance(split: Split, data: Data, task: str, options: Mapping[str, Any
 
 def oracle_guidance(examples: Sequence[Example], data: Data, *, most: int) -> list[str]:
     """The sentences of each document that the greedy oracle takes; empty if none shares a word with the target."""
-    documents = [example.source for example in examples]
-    for note in splitting_notes(documents[:LOOKED_AT], data.splitter, data.language, "--set data.language"):
-        logger.info(note)
-    with Progress("splitting sentences", total=len(documents), unit="documents") as progress:
-        split = split_many(
-            documents, data.splitter, language=data.language, progress=lambda done: progress.update(done)
-        )
-    texts = []
-    with Progress("choosing sentences", total=len(examples), unit="documents") as progress:
-        for example, sentences in zip(examples, split, strict=True):
-            places = greedy_oracle(sentences, [example.target], most=most)
-            texts.append(" ".join(sentences[place] for place in places))
-            progress.update(1)
-    return texts
+    note_splitting(examples, data)
+    documents = split_documents([example.source for example in examples], data)
+    chosen = oracle_places(documents, examples, most=most)
+    return [" ".join(document[place] for place in places) for document, places in zip(documents, chosen, strict=True)]
 
 
 def read_column(split: Split, data: Data, task: str, column: str) -> list[str]:
@@ -191,29 +178,23 @@ def pad_guidance(ids: Sequence[Any], count: int, pad: int) -> Batch:
 # Training
 
 
-def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
+def task(run: Run) -> SystemTask:
     """What ``ngramloss train gsum`` trains: documents with their guidance, and the model."""
     settings, options = run.settings, run.system.options
     _check_objective(settings.objective)
     config = None
     if settings.model.name != "scratch" and not loading.is_guided(settings.model.name):  # a mistake is found early
-        config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
+        config = loading.load_config(settings.model, trust_remote_code=run.trust_remote_code)
     if options["extractor"]:  # it is needed after training only, which is too late to find that it cannot be used
-        load_extraction(options["extractor"], trust_remote_code=trust_remote_code)
+        load_extraction(options["extractor"], trust_remote_code=run.trust_remote_code)
     splits = read_splits(settings)
-    tokenizer, _ = loading.load_tokenizer(
-        settings.model,
-        lambda: loading.iterate_texts(splits["train"].examples),
-        splits["train"].fingerprint,
-        trust_remote_code=trust_remote_code,
-    )
-    model = _ready(settings, tokenizer, trust_remote_code=trust_remote_code)
+    tokenizer, _ = tokenizer_for(run, splits["train"])
+    model = _ready(run, tokenizer)
     rows, used, made_of = {}, [], {}
     for split, of_split in splits.items():
         shape = shape_of(settings.data, settings.task, settings.model, model.config, tokenizer, column=of_split.column)
         made = make_guidance(of_split, settings.data, settings.task, options)
         rows[split], made_of[f"{split} guidance"] = _tokenised(of_split, made, tokenizer, shape)
-        made_of[f"{split} data"] = of_split.fingerprint
         used += _used(split, rows[split], made, settings)
     padder = Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))
     pad = partial(pad_rows, padder)
@@ -228,10 +209,7 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         """The objective on validation data, with the weights that its terms have at the end: one measure for all."""
         before, objective.progress = objective.progress, 1.0
         counts = {"num_tokens": int(rows["validation"].target_lengths.sum()), "num_sequences": len(rows["validation"])}
-        found = [
-            float(model(**batch, **counts).loss)
-            for _, batch in batches(rows["validation"], pad, next(model.parameters()).device)
-        ]
+        found = [float(model(**batch, **counts).loss) for _, batch in batches(rows["validation"], pad, model)]
         objective.progress = before
         return {"loss": sum(found)}
 
@@ -241,11 +219,11 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         tokenizer,
         rows["train"],
         pad,
-        [part.name for part in objective.parts],
-        loss,
-        validate if "validation" in splits else None,
-        made_of | base_made_of(settings.model, config),
-        used,
+        terms=[part.name for part in objective.parts],
+        loss_of=loss,
+        scores=validate if "validation" in splits else None,
+        made_of=made_of | data_made_of(splits) | base_made_of(settings.model, config),
+        used=used,
         objective=objective,
     )
 
@@ -262,11 +240,11 @@ def _check_objective(written: str) -> None:
         )
 
 
-def _ready(settings: Recipe, tokenizer: Any, *, trust_remote_code: bool) -> Any:
+def _ready(run: Run, tokenizer: Any) -> Any:
     """The model with its first weights, its objective and its settings of generation."""
-    name, data = settings.model.name, settings.data
+    settings, name, data = run.settings, run.settings.model.name, run.settings.data
     set_languages(tokenizer, data.source_language, data.target_language, model=name)
-    model = load_guided(settings.model, tokenizer, trust_remote_code=trust_remote_code)
+    model = load_guided(settings.model, tokenizer, trust_remote_code=run.trust_remote_code)
     raise_unless_it_fits(model, tokenizer, name, longest=max(data.max_source, data.max_target))
     align_start(model, tokenizer, name=name, training=True)
     loading.prepare_generation(model, settings.generation)
@@ -295,13 +273,8 @@ def _used(split: str, rows: Guided, guidance: Guidance, settings: Recipe) -> lis
     if empty:
         sentences.append(f"{split}: {empty:,} documents have an empty guidance.")
     cut = {"documents": rows.tokens.cut[0], "guidance texts": rows.guidance.cut[0]}
-    sentences += [
-        f"{split}: {number:,} of {count:,} {what} are longer than data.max_source = {settings.data.max_source} tokens "
-        "and lost their end."
-        for what, number in cut.items()
-        if number
-    ]
-    return sentences
+    longest = settings.data.max_source
+    return sentences + [f"{split}: {lost_ends(lost, count, what, longest)}" for what, lost in cut.items() if lost]
 
 
 # Writing
@@ -337,10 +310,7 @@ def generate(work: Job, folder: Path) -> Path:
     ids = sources(guidance.texts, tokenizer, writer.shape, separator_id(tokenizer, writer.shape.separator), None, lost)
     by_id = dict(zip((example.id for example in split.examples), ids, strict=True))
     if any(lost):
-        logger.info(
-            f"{sum(lost):,} of {len(lost):,} guidance texts are longer than data.max_source = {work.data.max_source} "
-            "tokens and lost their end."
-        )
+        logger.info(lost_ends(sum(lost), len(lost), "guidance texts", work.data.max_source))
 
     def more(examples: Sequence[Example]) -> Batch:
         return pad_guidance([by_id[example.id] for example in examples], len(examples), tokenizer.pad_token_id)

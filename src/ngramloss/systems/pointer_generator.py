@@ -7,6 +7,7 @@ tokens and windows, from its log-probabilities over the extended vocabulary: tho
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -16,24 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ngramloss import recipe
 from ngramloss.data import Example
 from ngramloss.data.sentences import sentences
 from ngramloss.data.tokens import tokenizer_fingerprint
 from ngramloss.errors import UserError
-from ngramloss.generation import shares
 from ngramloss.generation.job import Job, read_sources
 from ngramloss.generation.predictions import write_texts
 from ngramloss.loss import JointLoss, Loss
 from ngramloss.models import loading
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
-from ngramloss.recipe import LAST, Model, Recipe
+from ngramloss.recipe import LAST, Recipe, Train
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, padded
 from ngramloss.steps.plan import Size
-from ngramloss.storage.files import fingerprint
-from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 from ngramloss.systems.pointer_model import (
     END_ID,
     PADDING_ID,
@@ -44,10 +41,12 @@ from ngramloss.systems.pointer_model import (
     search,
 )
 from ngramloss.systems.pointer_words import UNKNOWN, cached_tokenizer, extended_ids, join_words, split_words
-from ngramloss.systems.task import SystemTask, batches
+from ngramloss.systems.task import SystemTask, batches, lost_ends, saved_run
+from ngramloss.training.identity import data_made_of
 from ngramloss.training.prepare import read_splits, recommend_ce
 from ngramloss.training.run import Run
 
+NAME = "pointer_generator"
 COVERAGE = "coverage"
 """The part of the loss besides the objective's."""
 TOGETHER = 32
@@ -112,7 +111,7 @@ def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any
 # Training
 
 
-def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
+def task(run: Run) -> SystemTask:
     """What ``ngramloss train pointer-generator`` trains: documents and summaries as words, and the model."""
     settings, options = run.settings, run.system.options
     _check(settings, options)
@@ -132,7 +131,7 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         made = list(_rows(tokenizer, vocabulary, split.readable, (data.max_source, data.max_target)))
         rows[name] = [{"input_ids": np.array(row.input_ids), "labels": np.array(row.labels)} for row in made]
         used.append(_described(name, made, settings, len(vocabulary)))
-    recommend_ce(settings)
+    recommend_ce(run)
     used += _coverage_remarks(settings, options)
     model = PointerGenerator(vocabulary=len(vocabulary), width=settings.model.width, embeddings=options["embeddings"])
 
@@ -162,7 +161,7 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         labels = sum(len(row["labels"]) for row in rows["validation"])
         counts = torch.tensor([labels, len(rows["validation"])], dtype=torch.float32, device=device)  # [2]
         sums = torch.zeros(1 + len(objective.parts) + 1, device=device)  # [1 + parts]
-        for _, batch in batches(rows["validation"], pad, device, most=most):
+        for _, batch in batches(rows["validation"], pad, model, most=most):
             found = loss(batch, counts)
             sums += torch.stack([found.total, *found.parts.values()])  # [1 + parts]
         return dict(zip(["loss", *found.parts], sums.tolist(), strict=True))
@@ -173,17 +172,14 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         tokenizer,
         rows["train"],
         pad,
-        [*(part.name for part in objective.parts), COVERAGE],
-        loss,
-        validate if "validation" in splits else None,
-        {
-            **{f"{name} data": split.fingerprint for name, split in splits.items()},
-            "words": tokenizer_fingerprint(tokenizer),
-        },
-        used,
-        (lambda model: _adagrad(model, settings, options)) if options["optimizer"] == "adagrad" else None,
-        change,
-        objective,
+        terms=[*(part.name for part in objective.parts), COVERAGE],
+        loss_of=loss,
+        scores=validate if "validation" in splits else None,
+        made_of=data_made_of(splits) | {"words": tokenizer_fingerprint(tokenizer)},
+        used=used,
+        optimiser_of=(lambda model: _adagrad(model, settings, options)) if options["optimizer"] == "adagrad" else None,
+        change=change,
+        objective=objective,
     )
 
 
@@ -206,22 +202,18 @@ def _adagrad(model: PointerGenerator, settings: Recipe, options: Mapping[str, An
 
 def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
     """Raise if settings ask for what the system does not have, all mistakes at once."""
-    name, plain = "pointer_generator", Recipe("")
     mistakes: list[str] = []
     if settings.model.name != "scratch":
-        mistakes.append(f'model.name: {name} is trained from scratch. Set model.name = "scratch".')
+        mistakes.append(f'model.name: {NAME} is trained from scratch. Set model.name = "scratch".')
     if settings.data.separator not in ("auto", "none"):
-        mistakes.append(f"data.separator: {name} puts nothing between sentences. Leave it out.")
+        mistakes.append(f"data.separator: {NAME} puts nothing between sentences. Leave it out.")
     if options["optimizer"] == "adagrad":
+        allowed = dataclasses.replace(Train(), weight_decay=0.0)
         mistakes += [
-            f"train.{key}: is a setting of AdamW, and {name} trains with Adagrad. {instead}"
-            for key, value, instead in (
-                ("weight_decay", 0.0, "Set it to 0, or choose optimizer=adamw."),
-                ("beta1", plain.train.beta1, "Leave it out, or choose optimizer=adamw."),
-                ("beta2", plain.train.beta2, "Leave it out, or choose optimizer=adamw."),
-                ("epsilon", plain.train.epsilon, "Leave it out, or choose optimizer=adamw."),
-            )
-            if getattr(settings.train, key) != value
+            f"train.{key}: is a setting of AdamW, and {NAME} trains with Adagrad. "
+            f"{'Set it to 0' if key == 'weight_decay' else 'Leave it out'}, or choose optimizer=adamw."
+            for key in ("weight_decay", "beta1", "beta2", "epsilon")
+            if getattr(settings.train, key) != getattr(allowed, key)
         ]
     try:
         objective = JointLoss(settings.objective)
@@ -229,13 +221,13 @@ def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
         mistakes.append(f"objective: {mistake}")
     else:
         mistakes += [
-            f"objective: {part.name} compares candidates, which {name} does not have. Leave it out."
+            f"objective: {part.name} compares candidates, which {NAME} does not have. Leave it out."
             for part in objective.parts
             if part.reads == "candidates"
         ]
         if any(part.name == COVERAGE for part in objective.parts):
             mistakes.append(
-                f"objective: a term is called {COVERAGE}, which is the name of a part of {name}. Rename it."
+                f"objective: a term is called {COVERAGE}, which is the name of a part of {NAME}. Rename it."
             )
     if mistakes:
         raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
@@ -261,12 +253,10 @@ def _described(name: str, rows: Sequence[Row], settings: Recipe, vocabulary: int
         f"are {unknown / words:.1%} of their words and {(copied + lost) / max(len(labels), 1):.1%} of those of their "
         f"targets, of which {copied:,} can be copied and {lost:,} are {UNKNOWN}."
     )
-    for place, (key, longest) in enumerate(
-        (("max_source", settings.data.max_source), ("max_target", settings.data.max_target))
-    ):
+    longest = {"max_source": settings.data.max_source, "max_target": settings.data.max_target}
+    for place, (what, key) in enumerate((("documents", "max_source"), ("targets", "max_target"))):
         if cut := sum(row.cut[place] for row in rows):
-            what = ("documents", "targets")[place]
-            sentence += f" {cut:,} {what} are longer than data.{key} = {longest} and lost their end."
+            sentence += f" {cut:,} {what} are longer than data.{key} = {longest[key]} and lost their end."
     return sentence
 
 
@@ -293,13 +283,9 @@ def generate(work: Job, folder: Path) -> Path:
         work: a job whose model is a run of this system.
         folder: where the predictions go.
     """
-    run = RunFolder(Path(work.model))
-    settings = recipe.load(str(run.recipe), objective=False)
-    tokenizer, _ = loading.load_tokenizer(Model(name=str(run.model)), lambda: (), "")
-    model = load_model(run.model, tokenizer)
-    device = torch.device(shares.device() or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model.to(device).eval()
-    how = work.generation or settings.generation
+    run = saved_run(work.model, NAME, noun=f"a run of {NAME}", command="ngramloss train pointer-generator")
+    tokenizer, device, how = run.tokenizer, run.device, work.generation or run.settings.generation
+    model = load_model(run.model, tokenizer).to(device).eval()
     found = {"num_beams": how.num_beams, "min_length": how.min_length, "max_length": how.max_length}
     vocabulary, longest = tokenizer.get_vocab(), (work.data.max_source, 1)
     words = sorted(vocabulary, key=vocabulary.__getitem__)
@@ -316,9 +302,7 @@ def generate(work: Job, folder: Path) -> Path:
         return [_text(tokenizer, [*words, *row.unknown], text, work) for row, text in zip(rows, texts, strict=True)]
 
     facts = {
-        "system": settings.system,
-        "weights": fingerprint(weight_files(run.model)),
-        "model_files": model_files(run.model),
+        **run.facts,
         "max_source": work.data.max_source,
         "generation": found,
         "sentence_a_line": work.has_lines,
@@ -327,10 +311,7 @@ def generate(work: Job, folder: Path) -> Path:
     together = work._replace(batch_size=work.batch_size or TOGETHER)
     path = write_texts(together, folder, read_sources(work), write, facts, has_sentences=work.has_lines)
     if cut:
-        logger.info(
-            f"{cut:,} of {count:,} documents are longer than data.max_source = {work.data.max_source} words and lost "
-            "their end."
-        )
+        logger.info(lost_ends(cut, count, "documents", work.data.max_source, "words"))
     if unknown:
         logger.info(f"{unknown:,} of {count:,} texts have {UNKNOWN}: a word that the model neither knew nor copied.")
     return path

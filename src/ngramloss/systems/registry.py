@@ -2,7 +2,7 @@
 
 A new system is one file and one entry here. ``train``, ``generate`` and ``list`` look it up. The file has
 
-* ``task(run, *, trust_remote_code) → SystemTask``: what the loop trains (:mod:`ngramloss.systems.task`);
+* ``task(run) → SystemTask``: what the loop trains (:mod:`ngramloss.systems.task`);
 * ``generate(work, folder) → path``: a job whose model is a run of the system → predictions in a folder.
 """
 
@@ -246,19 +246,15 @@ def check_recipe(settings: Recipe) -> Written:
     system = read_system(settings.system)
     name, known = system.name, every_setting()
     absent = {key for key, described in known.items() if not described.systems} | {*system.entry.not_used}
-    mistakes = [
-        f"{key}: is not a setting of {name}. Leave it out."
-        for key, value in flat(settings)
-        if key in absent and value != known[key].default
-    ]
+    changed = [key for key, value in flat(settings) if value != known[key].default]
+    mistakes = [f"{key}: is not a setting of {name}. Leave it out." for key in changed if key in absent]
     if settings.objective != "ce" and not system.entry.takes_objective:
         mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
-    if system.entry.search:
-        plain_search, own = Generation(), system.entry.search
+    if read := system.entry.search:
         mistakes += [
-            f"generation.{key}: is not a setting of {name}, whose search reads {', '.join(own)}."
-            for key, value in dataclasses.asdict(settings.generation).items()
-            if key not in own and value != getattr(plain_search, key)
+            f"{key}: is not a setting of {name}, whose search reads {', '.join(read)}."
+            for key in changed
+            if key.startswith("generation.") and key.removeprefix("generation.") not in read
         ]
     if settings.train.best not in (*system.entry.bests, LAST):
         mistakes.append(f"train.best: must be one of {', '.join([*system.entry.bests, LAST])} for {name}.")

@@ -37,7 +37,7 @@ from ngramloss.recipe import Data, Model, Recipe
 from ngramloss.stats import IGNORE_INDEX
 from ngramloss.steps.padding import Batch, Padder
 from ngramloss.storage.files import inside, read_object
-from ngramloss.storage.run_folder import RunFolder, model_files, weights_mark
+from ngramloss.storage.run_folder import RunFolder, weights_mark
 from ngramloss.systems.candidate_sets import (
     OF_THE_DATA,
     CandidateSet,
@@ -49,9 +49,9 @@ from ngramloss.systems.candidate_sets import (
     one_metric,
     read_set,
 )
-from ngramloss.systems.registry import read_system
-from ngramloss.systems.task import SystemTask, batches, mean_over_rows
-from ngramloss.training.identity import IDENTITY, base_made_of
+from ngramloss.systems.task import SystemTask, batches, lost_ends, mean_over_rows, saved_run
+from ngramloss.training.identity import IDENTITY, base_made_of, data_made_of
+from ngramloss.training.prepare import tokenizer_for
 from ngramloss.training.run import Run
 
 NAME = "simcls"
@@ -149,9 +149,9 @@ def _states(encoder: Any, ids: Tensor, mask: Tensor, pooling: str) -> Tensor:
 # Training
 
 
-def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
+def task(run: Run) -> SystemTask:
     """What ``ngramloss rerank train`` trains: candidates read and tokenised, and the encoder."""
-    settings, options = run.settings, run.system.options
+    settings, options, trust = run.settings, run.system.options, run.trust_remote_code
     files = named_files(settings.data.candidates)
     if "train" not in files:
         raise UserError(
@@ -160,7 +160,7 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         )
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
-        config = load_encoder_config(settings.model, trust_remote_code=trust_remote_code)
+        config = load_encoder_config(settings.model, trust_remote_code=trust)
     check_training(files)
     sets = {split: read_set(paths, settings.data, settings.task, split) for split, paths in files.items()}
     if settings.train.eval_every == 0:
@@ -168,14 +168,9 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
     check_apart(sets)
     metric = one_metric({f"the {split} candidates": of_split.metric for split, of_split in sets.items()})
     used = [*_used(sets), f"gains: {metric_text(metric)}."]
-    tokenizer, _ = loading.load_tokenizer(
-        settings.model,
-        lambda: loading.iterate_texts(sets["train"].examples),
-        sets["train"].fingerprint,
-        trust_remote_code=trust_remote_code,
-    )
+    tokenizer, _ = tokenizer_for(run, sets["train"])
     raise_unless_pooled(tokenizer, settings.model.name, options["pooling"])
-    encoder = load_encoder(settings.model, tokenizer, trust_remote_code=trust_remote_code)
+    encoder = load_encoder(settings.model, tokenizer, trust_remote_code=trust)
     longest = max(settings.data.max_source, settings.data.max_target)
     raise_unless_it_fits(encoder, tokenizer, settings.model.name, longest=longest)
     rows = {split: _rows(of_split, tokenizer, settings) for split, of_split in sets.items()}
@@ -192,7 +187,7 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
     def validate() -> dict[str, float]:
         """The loss, and the gain of the texts that are chosen."""
         total, gain = 0.0, 0.0
-        for _, batch in batches(rows["validation"], _padder(tokenizer), next(encoder.parameters()).device):
+        for _, batch in batches(rows["validation"], _padder(tokenizer), encoder):
             scores = scores_of(batch)
             total += float(torch.stack([*parts_of(scores, batch["gains"]).values()]).sum())
             gain += float(batch["gains"].gather(-1, _choice(scores).unsqueeze(-1)).sum())
@@ -200,7 +195,7 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         return {"loss": total / count, "gain": gain / count}
 
     made_of = {
-        **{f"{split} data": of_split.fingerprint for split, of_split in sets.items()},
+        **data_made_of(sets),
         **{f"{split} candidates": of_split.candidates.fingerprint for split, of_split in sets.items()},
         METRIC: json.dumps(metric),
         **base_made_of(settings.model, config),
@@ -211,11 +206,11 @@ def task(run: Run, *, trust_remote_code: bool = False) -> SystemTask:
         tokenizer,
         rows["train"],
         _padder(tokenizer),
-        Penalties._fields,
-        lambda batch, counts: mean_over_rows(parts_of(scores_of(batch), batch["gains"]), counts),
-        validate if "validation" in sets else None,
-        made_of,
-        used,
+        terms=Penalties._fields,
+        loss_of=lambda batch, counts: mean_over_rows(parts_of(scores_of(batch), batch["gains"]), counts),
+        scores=validate if "validation" in sets else None,
+        made_of=made_of,
+        used=used,
     )
 
 
@@ -270,8 +265,7 @@ def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
 
 def _cut(rows: Mapping[str, WithCandidates], settings: Recipe) -> list[str]:
     return [
-        f"{split}: {cut:,} of {len(of_split):,} sources are longer than data.max_source = {settings.data.max_source} "
-        "tokens and lost their end."
+        f"{split}: {lost_ends(cut, len(of_split), 'sources', settings.data.max_source)}"
         for split, of_split in rows.items()
         if (cut := of_split.tokens.cut[0])
     ]
@@ -300,37 +294,23 @@ class Reranker:
                 f"{folder} is not a run: it has no {run.recipe.name}. Give the folder of ngramloss rerank train, "
                 f"{FIRST}, {BEST} or {MBR}."
             )
-        self.settings = recipe.load(str(run.recipe), objective=False)
-        system = read_system(self.settings.system) if self.settings.system else None
-        if system is None or system.name != NAME:
-            raise UserError(f"{folder} is not a reranker. Train one with: ngramloss rerank train CANDIDATES")
-        if not run.finished:
-            raise MissingFileError(
-                f"{folder} has no {run.model.name}/: its training is not finished. The same ngramloss rerank train "
-                "command continues it."
-            )
-        self.folder, self.pooling = run.model, system.options["pooling"]
+        command, trust = "ngramloss rerank train CANDIDATES", {"trust_remote_code": trust_remote_code}
+        self.run = saved_run(folder, NAME, noun="a reranker", command=command, **trust)
+        self.tokenizer, self.data = self.run.tokenizer, self.run.settings.data
+        self.pooling = self.run.options["pooling"]
         self.metric = metric_of(run)
-        model = Model(name=str(run.model))
-        self.tokenizer, _ = loading.load_tokenizer(model, lambda: (), "", trust_remote_code=trust_remote_code)
-        encoder = load_encoder(model, self.tokenizer, trust_remote_code=trust_remote_code)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.encoder = encoder.to(self.device).eval()
+        encoder = load_encoder(Model(name=str(run.model)), self.tokenizer, **trust)
+        self.encoder = encoder.to(self.run.device).eval()
 
     @property
     def facts(self) -> dict[str, Any]:
         """What is saved with its choices."""
-        return {
-            "system": self.settings.system,
-            "weights": weights_mark(self.folder, None),
-            "model_files": model_files(self.folder),
-            "lengths": [self.settings.data.max_source, self.settings.data.max_target],
-        }
+        return {**self.run.facts, "lengths": [self.data.max_source, self.data.max_target]}
 
     @torch.no_grad()
     def scores(self, documents: Sequence[str], texts: Sequence[Sequence[str]]) -> list[list[float]]:
         """The score of each text of each document, −1 to 1, in fp32; of an empty text −∞, so that it is not chosen."""
-        shape = Shape.of(self.settings.data)
+        shape = Shape.of(self.data)
         ids = prompt_ids(documents, self.tokenizer, shape)
         flat = [text for group in texts for text in group]
         encoded = iter(targets(flat, self.tokenizer, shape) if flat else [])
@@ -340,7 +320,7 @@ class Reranker:
         ]
         found: list[list[float]] = [[] for _ in rows]
         with Progress("scoring candidates", total=len(rows), unit="documents") as progress:
-            for numbers, batch in batches(rows, _padder(self.tokenizer), self.device):
+            for numbers, batch in batches(rows, _padder(self.tokenizer), self.encoder):
                 scores = score_batch(self.encoder, batch, pad=self.tokenizer.pad_token_id, pooling=self.pooling)
                 known = scores.candidates.where(scores.present, float("-inf"))
                 for number, values in zip(numbers, known.tolist(), strict=True):
@@ -350,7 +330,7 @@ class Reranker:
                     ]
                     if any(map(isnan, found[number])):
                         raise UserError(
-                            f"{self.folder} has a score that is NaN for a candidate of document {number + 1}: its "
+                            f"{self.run.model} has a score that is NaN for a candidate of document {number + 1}: its "
                             "weights are not usable. Train it again, with a lower train.learning_rate."
                         )
                 progress.update(len(numbers))

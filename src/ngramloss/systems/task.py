@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ngramloss import recipe
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.generation import shares
 from ngramloss.loss import JointLoss, Loss
+from ngramloss.models import loading
+from ngramloss.recipe import Model, Recipe
 from ngramloss.steps import reduction
 from ngramloss.steps.padding import Batch, Pad
 from ngramloss.steps.plan import Plan
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
-from ngramloss.training.objective_task import scheduled_weights
+from ngramloss.storage.run_folder import RunFolder, model_files, weights_mark
+from ngramloss.systems.registry import system_of
+from ngramloss.training.objective_task import set_weights
 from ngramloss.training.optimiser import optimiser_of
 from ngramloss.training.planning import total_steps, why_not_captured
 from ngramloss.training.precision import autocast, precision_of
@@ -70,27 +78,25 @@ class SystemTask(Task):
     objective: JointLoss | None = None
 
     def __post_init__(self) -> None:
-        self.best, self.validates = self.run.best, self.scores is not None
+        self.settings, self.best, self.validates = self.run.settings.train, self.run.best, self.scores is not None
 
     def begin(self, here: Processes) -> None:
         """Bring the model to its device, with the same weights in all processes."""
-        settings = self.run.settings.train
-        self.here, self.precision = here, precision_of(settings, here.device)
-        self.why_not_captured = why_not_captured(settings, here.device, NOT_FIXED)
+        self.here, self.precision = here, precision_of(self.settings, here.device)
+        self.why_not_captured = why_not_captured(self.settings, here.device, NOT_FIXED)
         self.model.to(here.device).train()
         if here.count > 1:
             reduction.share_weights(self.model)
 
     def optimiser(self) -> torch.optim.Optimizer:
         """The system's own, or AdamW."""
-        settings = self.run.settings.train
-        made = self.optimiser_of or (lambda model: optimiser_of(model, settings, self.here.device))
-        self.updates = made(self.model)
-        return self.updates
+        own = self.optimiser_of
+        self._optimiser = own(self.model) if own else optimiser_of(self.model, self.settings, self.here.device)
+        return self._optimiser
 
     def plan(self) -> PlannedSteps:
         """The steps of the training. On a GPU, a step is cut by tokens, which does not change it."""
-        settings, here, lengths = self.run.settings.train, self.here, lengths_of(self.examples)
+        settings, here, lengths = self.settings, self.here, lengths_of(self.examples)
         rows = settings.batch_size * settings.accumulate
         most = settings.max_tokens or (TOKENS if here.device.type == "cuda" else None)
         each = -(-(rows if most else settings.batch_size) // here.count)
@@ -108,12 +114,8 @@ class SystemTask(Task):
 
     def before_step(self, step: int, total: int) -> Mapping[str, float]:
         """Set the weights of terms, and what the system changes."""
-        weights: dict[str, float] = {}
-        if self.objective is not None:
-            self.objective.progress = (step - 1) / total
-            self.objective.refresh_weights()
-            weights = scheduled_weights(self.objective)
-        return weights | {**self.change(step, total, self.updates)}
+        weights = {} if self.objective is None else set_weights(self.objective, step, total)
+        return {**weights, **self.change(step, total, self._optimiser)}
 
     def loss(self, batch: Batch, counts: Tensor) -> Loss:
         """The batch's share of the step's loss."""
@@ -136,10 +138,67 @@ def mean_over_rows(parts: Mapping[str, Tensor], counts: Tensor) -> Loss:
     return Loss(shares.sum(), dict(zip(parts, shares.detach(), strict=True)))
 
 
-def batches(rows: Any, pad: Pad, device: torch.device, *, most: int = MOST_ROWS) -> Iterator[tuple[list[int], Batch]]:
-    """All rows in batches of similar length, of at most this many rows, on a device, with their numbers."""
-    lengths = lengths_of(rows)
+def batches(rows: Any, pad: Pad, model: Any, *, most: int = MOST_ROWS) -> Iterator[tuple[list[int], Batch]]:
+    """All rows in batches of similar length, of at most this many rows, on the model's device, with their numbers."""
+    lengths, device = lengths_of(rows), next(model.parameters()).device
     plan = Plan(lengths.sources, lengths.targets, most, TOKENS, texts=lengths.texts)
     for piece in plan.cut(range(len(rows))):
         batch = pad([rows[row] for row in piece.rows], piece.size)
         yield piece.rows, {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+
+
+def lost_ends(lost: int, count: int, what: str, longest: int, unit: str = "tokens") -> str:
+    """A sentence that says how many texts were cut to ``data.max_source``."""
+    return f"{lost:,} of {count:,} {what} are longer than data.max_source = {longest} {unit} and lost their end."
+
+
+class SavedRun(NamedTuple):
+    """A run of a system whose training is finished.
+
+    Attributes:
+        model: the folder of its model.
+        settings: its recipe.
+        options: of the system.
+        tokenizer: saved with the model.
+        device: on which this process computes.
+    """
+
+    model: Path
+    settings: Recipe
+    options: Mapping[str, Any]
+    tokenizer: Any
+    device: torch.device
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``generation.json`` has of it: the system with its options, and what its model's files contain."""
+        return {
+            "system": self.settings.system,
+            "weights": weights_mark(self.model, None),
+            "model_files": model_files(self.model),
+        }
+
+
+def saved_run(folder: str | Path, name: str, *, noun: str, command: str, trust_remote_code: bool = False) -> SavedRun:
+    """Load what a run of a system was trained with. Raises unless it is one, and finished.
+
+    Args:
+        folder: of the run.
+        name: of the system.
+        noun: what such a run is, for the message.
+        command: trains one; its last word is the recipe, or the data.
+        trust_remote_code: whether code that comes with the tokenizer may run.
+    """
+    run, system = RunFolder(Path(folder)), system_of(str(folder))
+    if system is None or system.name != name:
+        raise UserError(f"{folder} is not {noun}. Train one with: {command}")
+    if not run.finished:
+        raise MissingFileError(
+            f"{folder} has no {run.model.name}/: its training is not finished. The same {command.rpartition(' ')[0]} "
+            "command continues it."
+        )
+    tokenizer, _ = loading.load_tokenizer(
+        Model(name=str(run.model)), lambda: (), "", trust_remote_code=trust_remote_code
+    )
+    device = torch.device(shares.device() or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return SavedRun(run.model, recipe.load(str(run.recipe), objective=False), system.options, tokenizer, device)

@@ -72,9 +72,7 @@ def loss_note(best: Best, chosen: int, history: Iterable[Mapping[str, Any]]) -> 
         chosen: its step.
         history: the log of the training.
     """
-    losses = {
-        row["step"]: row["eval_loss"] for row in history if row.get("eval_loss", math.nan) == row.get("eval_loss")
-    }
+    losses = _validations(history, "eval_loss")
     lowest = min(losses, key=lambda step: losses[step], default=chosen)
     if best.metric or best.name == "loss" or chosen not in losses or losses[lowest] == losses[chosen]:
         return ""

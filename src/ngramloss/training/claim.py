@@ -13,7 +13,7 @@ from ngramloss.recipe import Recipe
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints
-from ngramloss.training.identity import changes, other_things, read_record
+from ngramloss.training.identity import changes, error_of_changes, read_record
 
 
 @contextmanager
@@ -104,6 +104,6 @@ def _raise_unless_same(
             now = made_of(started)
             changed |= changes({name: record[name] for name in now if name in record}, now)
     if changed:
-        raise other_things(run.path, changed)
+        raise error_of_changes(run.path, changed)
     for line in recipe.differences(started, settings) if record else ():
         logger.info(f"{line}, from now on.")

@@ -101,7 +101,7 @@ def raise_unless_same(
         logger.warning(f"warning: the {name} has changed since {folder} was started. From now on the new one is used.")
         del changed[name]
     if changed:
-        raise other_things(folder, changed, otherwise)
+        raise error_of_changes(folder, changed, otherwise)
 
 
 def read_record(checkpoint: Path, otherwise: str = ELSEWHERE) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple
     }
 
 
-def other_things(folder: Path, changed: Mapping[str, tuple[Any, Any]], otherwise: str = ELSEWHERE) -> UserError:
+def error_of_changes(folder: Path, changed: Mapping[str, tuple[Any, Any]], otherwise: str = ELSEWHERE) -> UserError:
     """The error that names everything that has changed, and what to do about each."""
     lines = (f"  {name}: {_change(name, *changed[name])} {_advice(name, changed)}" for name in changed)
     listed = "\n".join(map(str.rstrip, lines))
@@ -145,6 +145,11 @@ def _advice(name: str, changed: Collection[str]) -> str:
     if made in ("tokens", "guidance") and {source, f"{source} data"} & {*changed}:
         return "This is made from what has changed."
     return next((advice for part, advice in ADVICE.items() if name.startswith(part) or name.endswith(part)), "")
+
+
+def data_made_of(splits: Mapping[str, Any]) -> dict[str, str]:
+    """Fingerprints of the splits that a training reads."""
+    return {f"{name} data": split.fingerprint for name, split in splits.items()}
 
 
 def base_made_of(model: Model, config: Any) -> dict[str, str]:

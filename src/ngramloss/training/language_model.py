@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ngramloss.data.prompts import start_of_text
-from ngramloss.data.tokens import Tokens, same_ids, tokens_fingerprint
+from ngramloss.data.tokens import Tokens, tokens_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.generation.teacher_forced import joined_label_logp
 from ngramloss.models import loading
@@ -27,6 +27,7 @@ from ngramloss.recipe import Model
 from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import cache_folder, fingerprint
 from ngramloss.storage.run_folder import weight_files
+from ngramloss.training.teacher import load_frozen
 
 NAME = "lm_logp"
 FORMAT = 1
@@ -56,29 +57,24 @@ def load_language_model(name: str, tokenizer: Any, device: torch.device, *, trus
         device: where it runs.
         trust_remote_code: whether code that comes with it may run.
     """
-    named = Model(name=name)
-    config = loading.load_config(named, trust_remote_code=trust_remote_code)
+    config = loading.load_config(Model(name=name), trust_remote_code=trust_remote_code)
     if not loading.is_causal(config):
         raise UserError(
             f"data.language_model: {name} is an encoder-decoder, and a language model of the targets is decoder-only: "
             "it reads no source. Train one with ngramloss train lm."
         )
-    own, _ = loading.load_tokenizer(named, list, "", trust_remote_code=trust_remote_code)
-    if not same_ids(own, tokenizer):
-        raise UserError(
-            f"data.language_model: {name} has another tokenizer than the model, so it would be asked about other "
-            "words. Train one with the tokenizer of the model: ngramloss train lm --set model.tokenizer=MODEL. If both "
-            "are from scratch, their data and their model.vocabulary must be the same."
-        )
-    model = loading.load(named, own, trust_remote_code=trust_remote_code).to(device).eval()
+    otherwise = (
+        f"data.language_model: {name} has another tokenizer than the model, so it would be asked about other words. "
+        "Train one with the tokenizer of the model: ngramloss train lm --set model.tokenizer=MODEL. If both are from "
+        "scratch, their data and their model.vocabulary must be the same."
+    )
+    model, own = load_frozen(name, tokenizer, otherwise, trust_remote_code=trust_remote_code)
     files = [*weight_files(Path(name)), *Path(name).glob("config.json")]
     mark = fingerprint(files) if files else str(config._commit_hash)
-    return LanguageModel(name, model, start_of_text(own), int(own.pad_token_id), mark)
+    return LanguageModel(name, model.to(device), start_of_text(own), int(own.pad_token_id), mark)
 
 
-def prepare_numbers(
-    lm: LanguageModel, tokens: Mapping[str, Tokens], *, cache: Path | None = None
-) -> tuple[dict[str, Path], float]:
+def prepare_numbers(lm: LanguageModel, tokens: Mapping[str, Tokens]) -> tuple[dict[str, Path], float]:
     """The file of numbers of each split, one for each label, and the perplexity of the training split.
 
     Numbers of the same tokens and the same language model are read from the cache.
@@ -86,7 +82,6 @@ def prepare_numbers(
     Args:
         lm: the language model.
         tokens: split → its tokens.
-        cache: folder for prepared data, :func:`cache_folder` by default.
     """
     files = {}
     for split, rows in tokens.items():
@@ -97,7 +92,7 @@ def prepare_numbers(
             )
         what = [FORMAT, tokens_fingerprint(rows.folder), lm.fingerprint, lm.start]
         key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-        folder = (cache or cache_folder()) / "language_models" / key
+        folder = cache_folder() / "language_models" / key
         fill = partial(_write_numbers, lm, rows)
         files[split] = cached_folder(folder, fill, what="cache of a language model") / f"{NAME}.npy"
     numbers = np.load(files["train"])

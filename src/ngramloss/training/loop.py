@@ -142,7 +142,7 @@ def run(task: Task, settings: Train, here: Processes, around: Around) -> Outcome
 
     runner = StepRunner(model, share, device=here.device, processes=here.count, sharded=settings.fsdp)
     runner.why_not_captured, runner.largest = task.why_not_captured, task.largest
-    log = Log(around.logs if here.first else (), task.terms, steps, here, since=began)
+    log = Log(around.logs, task.terms, steps, here, since=began)
 
     def save(*, finished: bool) -> None:
         """Write a checkpoint, if there is a folder for it; at the end, the averages of the weights beside it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ from ngramloss.training.task import Task
 from ngramloss.training.validation import terms_on
 
 
+@dataclass
 class ObjectiveTask(Task):
     """A Hugging Face model that is trained on an objective.
 
-    Args:
+    Attributes:
         model: an encoder-decoder or decoder-only model, to which the objective is attached.
         tokenizer: pads, and is saved with each checkpoint.
         examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``, or ``lm_logp``, a
@@ -47,28 +49,24 @@ class ObjectiveTask(Task):
         own_texts: what the model writes while it is trained, if it does, for terms that compare candidates.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        examples: Any,
-        run: Run,
-        *,
-        validation: Any = None,
-        score: Callable[[Any], dict[str, float]] | None = None,
-        teacher: Any = None,
-        own_texts: OwnTexts | None = None,
-    ) -> None:
-        self.model, self.tokenizer, self.examples, self.run = model, tokenizer, examples, run
-        self.settings, self.best = run.settings.train, run.best
-        self.validation, self.score, self.teacher, self.own_texts = validation, score, teacher, own_texts
-        self.validates = validation is not None
-        self.compiled = False
-        self.rows = planning.Rows(examples)
+    model: Any
+    tokenizer: Any
+    examples: Any
+    run: Run
+    _: KW_ONLY
+    validation: Any = None
+    score: Callable[[Any], dict[str, float]] | None = None
+    teacher: Any = None
+    own_texts: OwnTexts | None = None
+
+    def __post_init__(self) -> None:
+        self.settings, self.best, self.validates = self.run.settings.train, self.run.best, self.validation is not None
+        self.rows, self.compiled = planning.Rows(self.examples), False
 
     def begin(self, here: Processes) -> None:
         """Check and attach the objective, bring the model to its device, and lay out its rows."""
-        model, settings, objective = self.model, self.settings, JointLoss(self.run.terms)
+        model, settings = self.model, self.settings
+        objective = self.objective = JointLoss(self.run.terms)
         self.here, self.precision = here, self.run.on(here.count, here.device)
         if objective.needs_twins:
             raise_without_dropout(model, objective)
@@ -76,7 +74,7 @@ class ObjectiveTask(Task):
             raise UserError(NOT_SHARDED)
         # Before any checkpoint is read: a start is the model before training.
         self.teacher = frozen_start(model) if objective.compares_with_start else self.teacher
-        writes = None if self.own_texts is None else writing_copy(model, self.precision)
+        copied = None if self.own_texts is None else writing_copy(model, self.precision)
         attach(model, objective.with_ce().terms, memory=settings.memory, teacher=self.teacher)
         self.loss_fn = attached_loss(model)
         self.loss_fn.progress = 0.0
@@ -91,7 +89,7 @@ class ObjectiveTask(Task):
         self.why_not_captured = planning.why_not_captured(settings, here.device)
         if self.own_texts is not None:
             given = self.own_texts, model, self.tokenizer, self.examples, objective
-            self.rows = FreshTexts(*given, seed=settings.seed, here=here, writes=writes)
+            self.rows = FreshTexts(*given, seed=settings.seed, here=here, copied=copied)
         self.joined, self.lengths = planning.layout(self)
         self.compiled = planning.compiles(self)
         if self.compiled:
@@ -114,9 +112,7 @@ class ObjectiveTask(Task):
 
     def before_step(self, step: int, total: int) -> Mapping[str, float]:
         """Set the weights of terms. Returns those that change in the training."""
-        self.loss_fn.progress = (step - 1) / total
-        self.loss_fn.refresh_weights()
-        return scheduled_weights(self.loss_fn)
+        return set_weights(self.loss_fn, step, total)
 
     def loss(self, batch: Batch, counts: Tensor) -> Loss:
         """The batch's share of the objective, and its terms, unweighted."""
@@ -125,8 +121,7 @@ class ObjectiveTask(Task):
 
     def values(self, batch: Batch, spent: float) -> dict[str, float]:
         """What else is known of a batch and the model, and of the texts that it wrote."""
-        objective = JointLoss(self.run.terms)
-        found = diagnostics(self.model, objective, batch, lambda: autocast(self.precision, self.here.device))
+        found = diagnostics(self.model, self.objective, batch, lambda: autocast(self.precision, self.here.device))
         return found | self.rows.values(spent)
 
     def validate(self) -> dict[str, float]:
@@ -159,6 +154,13 @@ def raise_without_dropout(model: Any, objective: JointLoss) -> None:
             "from comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for adapters, or "
             "dropout in the model's own config.json."
         )
+
+
+def set_weights(loss_fn: JointLoss, step: int, total: int) -> dict[str, float]:
+    """Give terms their weights in a step of this many. Returns those that change in the training."""
+    loss_fn.progress = (step - 1) / total
+    loss_fn.refresh_weights()
+    return scheduled_weights(loss_fn)
 
 
 def scheduled_weights(loss_fn: JointLoss) -> dict[str, float]:

@@ -14,6 +14,7 @@ import copy
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from math import isfinite
@@ -202,7 +203,7 @@ class FreshTexts(Rows):
         loss_fn: the objective.
         seed: of the training.
         here: this process; it writes texts of its own rows.
-        writes: what :func:`writing_copy` made of the model; by default the model itself writes.
+        copied: what :func:`writing_copy` made of the model; by default the model itself writes.
     """
 
     writes = True
@@ -217,7 +218,7 @@ class FreshTexts(Rows):
         *,
         seed: int,
         here: Processes,
-        writes: Any = None,
+        copied: Any = None,
     ) -> None:
         settings, self.needs = own.settings, own_needs(loss_fn.terms)
         self.samples = settings.samples if self.needs.samples else 0
@@ -227,7 +228,7 @@ class FreshTexts(Rows):
         super().__init__(examples)
         self.own, self.model, self.tokenizer = own, model, tokenizer
         self.seed, self.here = seed, here
-        self.copy = None if writes is None else writes.to(here.device)
+        self.copy = None if copied is None else copied.to(here.device)
         """A copy in another precision that writes; None if the model itself does."""
         self.sampler: _Writer | None = None
         self.greedy: _Writer | None = None
@@ -242,8 +243,9 @@ class FreshTexts(Rows):
         self.first = 0
         """Steps that were done when these texts were written."""
         self._warned: set[str] = set()
-        self._restart()
-        self._introduce(loss_fn)
+        self._sums: Any = Counter()
+        """What the next line of the log divides: gains, texts, seconds and so on."""
+        self._log_what_is_written(loss_fn)
 
     # Examples of the planned steps
 
@@ -345,8 +347,7 @@ class FreshTexts(Rows):
         except Exception as reason:  # of a metric or a function: any class
             return reason
         self.drawn |= {row: self._drawn(texts, values) for row, texts, values in zip(rows, found, scores, strict=True)}
-        self._seconds += time.perf_counter() - began
-        self._texts += sum(map(len, found))
+        self._sums.update(seconds=time.perf_counter() - began, texts=sum(map(len, found)))
         return None
 
     def _drawn(self, texts: Sequence[tuple[list[int], bool]], values: Sequence[float]) -> Drawn:
@@ -396,11 +397,13 @@ class FreshTexts(Rows):
     def _count(self, rows: Sequence[int], number: int) -> None:
         """Add up what the log has of a step."""
         drawn = [self.drawn[row] for row in rows]
-        self._gain += sum(sum(each["gains"]) for each in drawn)
-        self._trained += sum(len(each["gains"]) for each in drawn)
-        self._unended += sum(each["unended"] for each in drawn)
-        self._age += number - 1 - self.first
-        self._steps += 1
+        self._sums.update(
+            gain=sum(sum(each["gains"]) for each in drawn),
+            trained=sum(len(each["gains"]) for each in drawn),
+            unended=sum(each["unended"] for each in drawn),
+            age=number - 1 - self.first,
+            steps=1,
+        )
 
     def values(self, spent: float) -> dict[str, float]:
         """Numbers of the steps since the last call, for the log. Every process calls this.
@@ -408,7 +411,8 @@ class FreshTexts(Rows):
         Args:
             spent: seconds since the last line of the log.
         """
-        counted = [self._gain, self._unended, self._trained, self._texts, self._seconds]
+        sums, self._sums = self._sums, Counter()
+        counted = [sums[name] for name in ("gain", "unended", "trained", "texts", "seconds")]
         total = torch.tensor(counted, dtype=torch.float32, device=self.here.device)  # [5]
         gain, unended, trained, texts, seconds = self.here.total(total).tolist()
         seconds /= self.here.count
@@ -417,15 +421,10 @@ class FreshTexts(Rows):
         if texts:
             found["texts_per_second"] = texts / max(seconds, 1e-9)
         if self.own.settings.refresh > 1:
-            found["text_age"] = self._age / max(self._steps, 1)
-        self._restart()
+            found["text_age"] = sums["age"] / max(sums["steps"], 1)
         return found
 
-    def _restart(self) -> None:
-        self._gain = self._seconds = 0.0
-        self._unended = self._trained = self._age = self._steps = self._texts = 0
-
-    def _introduce(self, loss: JointLoss) -> None:
+    def _log_what_is_written(self, loss: JointLoss) -> None:
         """Say what is written, with what, and how old it becomes."""
         settings = self.own.settings
         one = "sample" + "s" * (self.samples != 1)

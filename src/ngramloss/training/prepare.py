@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +30,7 @@ from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
 from ngramloss.models.prompts import shape_of
 from ngramloss.output.console import logger
-from ngramloss.recipe import SOURCE, Model, Recipe, Train
+from ngramloss.recipe import SOURCE, Data, Model, Recipe, Train
 from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import object_or_empty, write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
@@ -42,6 +43,7 @@ from ngramloss.training.identity import (
     IDENTITY,
     PLUGIN,
     base_made_of,
+    data_made_of,
     files_made_of,
     objectives_made_of,
     raise_unless_same,
@@ -103,9 +105,7 @@ def wait_for_prepared(folder: RunFolder) -> Prepared:
     return Prepared.read(folder.prepared)
 
 
-def prepare(
-    run: Run, folder: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
-) -> tuple[Prepared, list[Example]]:
+def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -> tuple[Prepared, list[Example]]:
     """Read and tokenise the data, and check that the newest checkpoint was trained on the same.
 
     Returns:
@@ -126,24 +126,21 @@ def prepare(
             "prompt and completion, or leave the section online out."
         )
     train = splits["train"]
-    tokenizer, tokenizer_folder = loading.load_tokenizer(
-        settings.model,
-        lambda: loading.iterate_texts(train.examples),
-        train.fingerprint,
-        trust_remote_code=trust_remote_code,
-    )
+    tokenizer, tokenizer_folder = tokenizer_for(run, train)
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
-    config = loading.load_config(settings.model, trust_remote_code=trust_remote_code)
+    config = loading.load_config(settings.model, trust_remote_code=run.trust_remote_code)
     day = str(object_or_empty(newest / IDENTITY).get(DAY, "")) if newest is not None else ""
     shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column, day=day)
     tokens = _tokenise(settings, splits, tokenizer, shape)
-    weights = _weigh(splits, tokens, tokenizer, shape)
-    used = [*_overview(settings, splits, tokens, shape), *_about_weights(settings, splits["train"], weights)]
-    recommend_ce(settings)
-    compared = None if candidates is None else _compare(settings, candidates, train, tokenizer, shape)
-    lm, numbers = _ask_language_model(run, tokens, tokenizer, here, trust_remote_code=trust_remote_code)
+    weights = _label_weights(splits, tokens, tokenizer, shape)
+    used = [*_overview(settings, splits, tokens, shape), *_weight_sentences(settings, splits["train"], weights)]
+    for sentence in used:
+        logger.info(sentence)
+    recommend_ce(run)
+    compared = None if candidates is None else _prepare_candidates(settings, candidates, train, tokenizer, shape)
+    lm, numbers = _language_model_numbers(run, tokens, tokenizer, here)
     beside = {name: {**weights.get(name, {}), **numbers.get(name, {})} for name in tokens}
-    made_of = _made_of_files(run, splits, config, trust_remote_code=trust_remote_code)
+    made_of = _made_of_files(run, splits, config)
     made_of |= {f"{name} tokens": tokens_fingerprint(rows.folder) for name, rows in tokens.items()}
     if compared is not None:
         made_of |= {"candidates": compared.fingerprint, "candidates tokens": tokens_fingerprint(compared.tokens)}
@@ -152,7 +149,7 @@ def prepare(
     if shape.prompt is not None and shape.prompt.chat_template and (day := fix_date(tokenizer)):
         made_of[DAY] = day
     prepared = Prepared(
-        splits={name: _described(splits[name], rows, beside[name]) for name, rows in tokens.items()},
+        splits={name: _prepared_split(splits[name], rows, beside[name]) for name, rows in tokens.items()},
         used=tuple(used),
         candidates=compared,
         language_model=lm,
@@ -160,7 +157,7 @@ def prepare(
         tokenizer=str(tokenizer_folder or settings.model.tokenizer or settings.model.encoder or settings.model.name),
         column=train.column,
         continued_from=newest,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=run.trust_remote_code,
         machine=Machine(here.count, here.device_name, precision_of(settings.train, here.device)),
     )
     if newest is not None:
@@ -170,20 +167,17 @@ def prepare(
     return prepared, judged
 
 
-def prepare_system(
-    run: Run, folder: RunFolder, here: Processes, newest: Path | None, *, trust_remote_code: bool
-) -> tuple[Prepared, SystemTask]:
+def prepare_system(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -> tuple[Prepared, SystemTask]:
     """Read what a system trains on, and check that the newest checkpoint was trained on the same.
 
     Returns:
         What is prepared, and the task.
     """
-    task = system_task(run, trust_remote_code=trust_remote_code)
+    task = system_task(run)
     for sentence in task.used:
         logger.info(sentence)
     code = {f"{PLUGIN} system {run.system.name}": run.system.code} if run.system.code else {}
-    objective = objectives_made_of(run.settings.objective) if run.system.entry.takes_objective else {}
-    made_of = {**task.made_of, **objective, **code}
+    made_of = {**task.made_of, **objectives_made_of(run.settings.objective), **code}
     if newest is not None:
         raise_unless_same(newest, record_of(made_of, run.settings), folder=folder.path)
     prepared = Prepared(
@@ -195,16 +189,16 @@ def prepare_system(
         tokenizer="",
         column="",
         continued_from=newest,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=run.trust_remote_code,
         machine=Machine(here.count, here.device_name, precision_of(run.settings.train, here.device)),
     )
     return prepared, task
 
 
-def system_task(run: Run, *, trust_remote_code: bool) -> SystemTask:
+def system_task(run: Run) -> SystemTask:
     """What a system trains, with its first weights."""
     torch.manual_seed(run.settings.train.seed)
-    task: SystemTask = run.system.entry.function("task")(run, trust_remote_code=trust_remote_code)
+    task: SystemTask = run.system.entry.function("task")(run)
     return task
 
 
@@ -275,22 +269,37 @@ def _judged(run: Run, validation: Split | None) -> list[Example]:
     return validation.examples[: settings.train.best_limit or None]
 
 
+def tokenizer_for(run: Run, train: Any) -> tuple[Any, Path | None]:
+    """The tokenizer of a run's model; one from scratch, with its folder, is trained on these examples.
+
+    Args:
+        run: what is trained.
+        train: the training split: examples, and their fingerprint.
+    """
+    texts, trust = partial(loading.iterate_texts, train.examples), run.trust_remote_code
+    return loading.load_tokenizer(run.settings.model, texts, train.fingerprint, trust_remote_code=trust)
+
+
+def note_splitting(examples: Sequence[Example], data: Data) -> None:
+    """Log what the splitter of sentences does not know about the language of the sources."""
+    first = [example.source for example in examples[:LOOKED_AT]]
+    for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
+        logger.info(note)
+
+
 def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, shape: Shape) -> dict[str, Tokens]:
-    data = settings.data
     if shape.separator != "none":
-        first = [example.source for example in splits["train"].examples[:LOOKED_AT]]
-        for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
-            logger.info(note)
+        note_splitting(splits["train"].examples, settings.data)
     return {name: tokenise(split.examples, split.fingerprint, tokenizer, shape) for name, split in splits.items()}
 
 
-def _described(split: Split, tokens: Tokens, beside: Mapping[str, Path]) -> PreparedSplit:
+def _prepared_split(split: Split, tokens: Tokens, beside: Mapping[str, Path]) -> PreparedSplit:
     skipped = tuple(str(bad) for bad in split.skipped)
     return PreparedSplit(len(split.examples), skipped, split.fingerprint, tokens.folder.resolve(), beside)
 
 
 def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], shape: Shape) -> list[str]:
-    """What is used of the data, in sentences, which are also shown."""
+    """What is used of the data, in sentences."""
     test = {}
     if has_split(settings.data, "test"):
         try:
@@ -302,12 +311,10 @@ def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str
     if shape.prompt is not None and not (settings.data.prompt or shape.prompt.messages):
         template = template_of(settings.data, settings.task, splits["train"].column)
         sentences += [f"prompts: {json.dumps(template, ensure_ascii=False)} (data.prompt)."] * (template != SOURCE)
-    for sentence in sentences:
-        logger.info(sentence)
     return sentences
 
 
-def _weigh(
+def _label_weights(
     splits: Mapping[str, Split], tokens: Mapping[str, Tokens], tokenizer: Any, shape: Shape
 ) -> dict[str, dict[str, Path]]:
     """The weights beside the labels of each split that has them."""
@@ -319,8 +326,8 @@ def _weigh(
     }
 
 
-def _about_weights(settings: Recipe, train: Split, weights: Mapping[str, Mapping[str, Path]]) -> list[str]:
-    """What the weights of the training data are, in sentences, which are also shown."""
+def _weight_sentences(settings: Recipe, train: Split, weights: Mapping[str, Mapping[str, Path]]) -> list[str]:
+    """What the weights of the training data are, in sentences."""
     sentences = []
     if train.column == MESSAGES and (none := sum(example.weights.count(0) for example in train.examples)):
         sentences.append(f"{none:,} answers of the training data have the weight 0: they are read, but not learnt.")
@@ -333,22 +340,21 @@ def _about_weights(settings: Recipe, train: Split, weights: Mapping[str, Mapping
             f"{numbers.mean(dtype=np.float64):.3g} (data.weights = {settings.data.weights}). Losses are divided by the "
             "number of tokens or texts, not by the sum of the weights."
         )
-    for sentence in sentences:
-        logger.info(sentence)
     return sentences
 
 
-def recommend_ce(settings: Recipe) -> None:
+def recommend_ce(run: Run) -> None:
     """Say so if an objective has no term for each token."""
-    if not any(OBJECTIVES.entry(term.name).per == "token" for term in parse(settings.objective)):
+    objective = run.settings.objective
+    if not any(OBJECTIVES.entry(term.name).per == "token" for term in run.terms):
         logger.info(
-            f"{settings.objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to "
-            f"ce: alone, they teach little that the model does not write yet. Train on ce + {settings.objective}, or "
-            f"on 0*ce + {settings.objective}, which is the same as now, without this warning."
+            f"{objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to ce: alone, "
+            f"they teach little that the model does not write yet. Train on ce + {objective}, or on 0*ce + "
+            f"{objective}, which is the same as now, without this warning."
         )
 
 
-def _compare(
+def _prepare_candidates(
     settings: Recipe, candidates: Candidates, train: Split, tokenizer: Any, shape: Shape
 ) -> PreparedCandidates:
     """Check and tokenise the candidates of the training split."""
@@ -369,14 +375,14 @@ def _compare(
     )
 
 
-def _ask_language_model(
-    run: Run, tokens: Mapping[str, Tokens], tokenizer: Any, here: Processes, *, trust_remote_code: bool
+def _language_model_numbers(
+    run: Run, tokens: Mapping[str, Tokens], tokenizer: Any, here: Processes
 ) -> tuple[PreparedLanguageModel | None, dict[str, dict[str, Path]]]:
     """The language model, if a term reads one, and the numbers beside the labels of each split."""
     if not run.names(LM_LOGP):
         return None, {}
     name = run.settings.data.language_model
-    lm = load_language_model(name, tokenizer, here.device, trust_remote_code=trust_remote_code)
+    lm = load_language_model(name, tokenizer, here.device, trust_remote_code=run.trust_remote_code)
     files, perplexity = prepare_numbers(lm, tokens)
     logger.info(f"the language model {name} has a perplexity of {perplexity:.4g} on the training targets.")
     described = PreparedLanguageModel(name, lm.fingerprint, perplexity)
@@ -393,20 +399,19 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 # What the run is recognised by
 
 
-def made_of_now(run: Run, *, trust_remote_code: bool) -> dict[str, str]:
+def made_of_now(run: Run) -> dict[str, str]:
     """What a training would be made of now, as far as that is known before anything is tokenised."""
-    config = loading.load_config(run.settings.model, trust_remote_code=trust_remote_code)
-    return _made_of_files(run, read_splits(run.settings), config, trust_remote_code=trust_remote_code)
+    config = loading.load_config(run.settings.model, trust_remote_code=run.trust_remote_code)
+    return _made_of_files(run, read_splits(run.settings), config)
 
 
-def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any, *, trust_remote_code: bool) -> dict[str, str]:
+def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any) -> dict[str, str]:
     """Fingerprints of data, models and the code of plugins."""
     settings = run.settings
-    found = {f"{name} data": split.fingerprint for name, split in splits.items()}
-    found |= base_made_of(settings.model, config)
+    found = data_made_of(splits) | base_made_of(settings.model, config)
     if run.loads_teacher:
         teacher = settings.train.teacher
-        theirs = loading.load_config(Model(name=teacher), trust_remote_code=trust_remote_code)
+        theirs = loading.load_config(Model(name=teacher), trust_remote_code=run.trust_remote_code)
         found |= files_made_of("teacher", teacher, theirs)
     return found | objectives_made_of(settings.objective) | _metrics_made_of(run)
 

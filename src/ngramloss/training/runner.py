@@ -78,7 +78,7 @@ def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: boo
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     run_folder = RunFolder(folder)
-    run = run if run.system else in_folder(run, run_folder)
+    run = dataclasses.replace(run if run.system else in_folder(run, run_folder), trust_remote_code=trust_remote_code)
     settings = run.settings
     run.on(processes, torch.accelerator.current_accelerator() or torch.device("cpu"))
     check_trackers(settings.train.report_to)
@@ -87,8 +87,8 @@ def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: boo
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
 
     def now(saved: Recipe) -> Mapping[str, str]:
-        then = dataclasses.replace(run, settings=saved) if run.system else run_of(saved)
-        return made_of_now(then, trust_remote_code=trust_remote_code)
+        then = run if run.system else run_of(saved)
+        return made_of_now(dataclasses.replace(then, settings=saved, trust_remote_code=trust_remote_code))
 
     with locked(run_folder, rank, processes):
         check = partial(read_splits, settings)
@@ -98,8 +98,7 @@ def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: boo
         if run_folder.finished:
             logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
-        given: Any = {"trust_remote_code": trust_remote_code}
-        make = partial(prepare_system if run.system else prepare, run, run_folder, here, newest, **given)
+        make = partial(prepare_system if run.system else prepare, run, run_folder, here, newest)
         prepared, besides = prepare_once(run_folder, here, make)
         outcome = _run(run, run_folder, here, prepared, besides)
         if outcome.finished and rank == 0:
@@ -116,7 +115,7 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
     if newest is not None and checkpoints.facts(newest)["finished"]:
         return Outcome(run_folder.path, True, began, began)
     if run.system:
-        task: Task = besides or system_task(run, trust_remote_code=prepared.trust_remote_code)
+        task: Task = besides or system_task(run)
         shown = dict.fromkeys([*task.terms, *run.system.entry.bests])
     else:
         task = _objective_task(run, here, prepared, besides or ())
@@ -127,10 +126,8 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
         logger.info(
             f"{run_folder.path} was stopped before its first checkpoint, so it starts again (train.save_every)."
         )
-    steps, saved_with = (
-        total_steps(settings.train, len(task.examples)),
-        {IDENTITY: record_of(prepared.made_of, settings)},
-    )
+    steps = total_steps(settings.train, len(task.examples))
+    saved_with = {IDENTITY: record_of(prepared.made_of, settings)}
     with open_logs(run, run_folder, here, terms=[*shown], steps=steps, since=began) as logs:
         around = loop.Around(run_folder.checkpoints, saved_with, newest, **logs)
         try:
@@ -148,8 +145,7 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
 def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Sequence[Example]) -> ObjectiveTask:
     """The model, its rows, and what its objective compares with."""
     settings = run.settings
-    model, tokenizer = _load_model(settings, prepared, trust_remote_code=prepared.trust_remote_code)
-    teacher = load_teacher(run, tokenizer, trust_remote_code=prepared.trust_remote_code)
+    model, tokenizer = _load_model(run, prepared)
     examples, validation = _load_rows(prepared)
     return ObjectiveTask(
         model,
@@ -158,23 +154,19 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
         run,
         validation=validation,
         score=_generated_score(run, here, validation, tokenizer, judged),
-        teacher=teacher,
+        teacher=load_teacher(run, tokenizer),
         own_texts=own_texts(settings, run.gain, read_scored(settings, prepared)) if run.gain else None,
     )
 
 
-def _load_model(settings: Recipe, prepared: Prepared, *, trust_remote_code: bool) -> tuple[Any, Any]:
+def _load_model(run: Run, prepared: Prepared) -> tuple[Any, Any]:
     """The model with its first weights, and its tokenizer."""
-    tokenizer, _ = loading.load_tokenizer(
-        dataclasses.replace(settings.model, name=prepared.tokenizer, encoder="", tokenizer=""),
-        lambda: (),
-        "",
-        trust_remote_code=trust_remote_code,
-    )
-    data = settings.data
+    settings, data, trust = run.settings, run.settings.data, run.trust_remote_code
+    named = dataclasses.replace(settings.model, name=prepared.tokenizer, encoder="", tokenizer="")
+    tokenizer, _ = loading.load_tokenizer(named, lambda: (), "", trust_remote_code=trust)
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
     torch.manual_seed(settings.train.seed)
-    model = loading.load(settings.model, tokenizer, trust_remote_code=trust_remote_code)
+    model = loading.load(settings.model, tokenizer, trust_remote_code=trust)
     _raise_unless_it_fits(model, tokenizer, settings)
     loading.prepare_generation(model, settings.generation)
     given = {"column": prepared.column, "day": prepared.made_of.get(DAY, "")}

@@ -1,4 +1,4 @@
-"""``train.teacher`` of a recipe → the loaded teacher."""
+"""names of models that are read and not trained, a teacher or a language model → the loaded models."""
 
 from __future__ import annotations
 
@@ -11,23 +11,35 @@ from ngramloss.recipe import Model
 from ngramloss.training.run import Run
 
 
-def load_teacher(run: Run, tokenizer: Any, *, trust_remote_code: bool) -> Any:
+def load_teacher(run: Run, tokenizer: Any) -> Any:
     """The teacher that a recipe names; None if its objective has none, or compares with the model's start.
 
     Args:
         run: what is trained.
         tokenizer: of the model that is trained. The teacher must give the same ids to the same texts.
-        trust_remote_code: whether code that comes with the teacher may run.
     """
     if not run.loads_teacher:
         return None
     name = run.settings.train.teacher
+    otherwise = (
+        f"train.teacher: {name} has another tokenizer than the model, so that the same id is another word. Train "
+        "both with one tokenizer: give the model the teacher's folder as model.name, or if both are from scratch, "
+        "the same data and model.vocabulary."
+    )
+    return load_frozen(name, tokenizer, otherwise, trust_remote_code=run.trust_remote_code)[0]
+
+
+def load_frozen(name: str, tokenizer: Any, otherwise: str, *, trust_remote_code: bool) -> tuple[Any, Any]:
+    """A model that is not trained, and its tokenizer.
+
+    Args:
+        name: a folder or hub id.
+        tokenizer: of the model that is trained.
+        otherwise: the error if it gives other ids to the same texts.
+        trust_remote_code: whether code that comes with the model may run.
+    """
     named = Model(name=name)
     own, _ = loading.load_tokenizer(named, list, "", trust_remote_code=trust_remote_code)
     if not same_ids(own, tokenizer):
-        raise UserError(
-            f"train.teacher: {name} has another tokenizer than the model, so that the same id is another word. Train "
-            "both with one tokenizer: give the model the teacher's folder as model.name, or if both are from scratch, "
-            "the same data and model.vocabulary."
-        )
-    return loading.load(named, own, trust_remote_code=trust_remote_code).eval().requires_grad_(False)
+        raise UserError(otherwise)
+    return loading.load(named, own, trust_remote_code=trust_remote_code).eval().requires_grad_(False), own

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +34,7 @@ TRIED = 8
 """Examples on which the metric is tried before training."""
 
 
+@dataclass(frozen=True)
 class GeneratedScore:
     """The score of the texts that a model in training generates for the validation split.
 
@@ -50,37 +52,23 @@ class GeneratedScore:
         processes: how many there are.
     """
 
-    def __init__(
-        self,
-        best: Best,
-        sources: Sequence[Sequence[int]],
-        *,
-        examples: Sequence[Example],
-        settings: Recipe,
-        tokenizer: Any,
-        batch_size: int,
-        process: int = 0,
-        processes: int = 1,
-    ) -> None:
-        self.best, self.sources, self.examples = best, sources, examples
-        self.settings, self.tokenizer, self.batch_size = settings, tokenizer, batch_size
-        self.process, self.processes = process, processes
+    best: Best
+    sources: Sequence[Sequence[int]]
+    _: KW_ONLY
+    examples: Sequence[Example]
+    settings: Recipe
+    tokenizer: Any
+    batch_size: int
+    process: int = 0
+    processes: int = 1
 
     def __call__(self, model: Any) -> dict[str, float]:
         """The score, and the seconds that it took."""
-        began = time.perf_counter()
-        texts = self._texts(model)
-        score = from_first(lambda: score_of(self.best, self.examples, texts), self.process, self.processes)
+        began, here = time.perf_counter(), (self.process, self.processes)
+        how: Any = {"settings": self.settings, "tokenizer": self.tokenizer, "batch_size": self.batch_size}
+        texts = texts_of_all(lambda mine: write_texts(model, mine, **how), self.sources, *here)
+        score = from_first(lambda: score_of(self.best, self.examples, texts), *here)
         return {self.best.name: score, "generation_runtime": time.perf_counter() - began}
-
-    def _texts(self, model: Any) -> list[str]:
-        settings: dict[str, Any] = {"settings": self.settings, "tokenizer": self.tokenizer}
-        return texts_of_all(
-            lambda mine: write_texts(model, mine, batch_size=self.batch_size, **settings),
-            self.sources,
-            self.process,
-            self.processes,
-        )
 
 
 def texts_of_all(
