@@ -57,5 +57,5 @@ def trained_online(
     data = rows(22) if data is None else data
     own = written(data, gains=gains, **(online or {}))
     model = writing_model(family) if model is None else model
-    given = {"learning_rate": 1e-3} | changes
-    return trained(folder, model=model, objective=objective, data=data, own_texts=own, tokenizer=Numbers(), **given)
+    given = {"learning_rate": 1e-3, "tokenizer": Numbers()} | changes
+    return trained(folder, model=model, objective=objective, data=data, own_texts=own, **given)

@@ -333,7 +333,9 @@ def test_a_changed_guidance_is_not_continued_with(here, tmp_path, capsys):
     write_rows(tmp_path / "data" / "train.jsonl", rows["train"])
     capsys.readouterr()
     assert cli.main(short) == 2
-    assert "has changed since:\n  train guidance: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has changed since:\n  train guidance: " in said
+    assert "\n  train tokens: " in said, "what it is made of is known by itself, too"
 
 
 def test_any_bart_is_a_beginning(here, tmp_path):

@@ -33,6 +33,7 @@ from ngramloss.study.results import Result, _raise_unless_alike
 from ngramloss.training import prepare
 from ngramloss.training.identity import base_made_of, changes, python_made_of, record_of
 from ngramloss.training.online import OwnTexts
+from ngramloss.training.precision import PRECISION
 from ngramloss.training.processes import Processes
 from ngramloss.training.run import run_of
 
@@ -190,7 +191,7 @@ def test_results_of_a_study_are_not_compared_if_one_thing_has_changed(place, cha
     training = Training("news", run.settings.objective, (), 1, TEST)
     results = {}
     for seed in (1, 2):
-        made_of = prepare.made_of_now(run, trust_remote_code=False)
+        made_of = prepare.made_of_now(run)
         result = Result(training._replace(seed=seed), "greedy", dict(recipe.flat(run.settings)), made_of=made_of)
         results[result.key] = result
         if seed == 1:
@@ -207,15 +208,38 @@ def test_a_run_is_continued_with_settings_that_change_only_its_speed(place, caps
     assert "continuing run from step 1" in said
 
 
-@pytest.mark.parametrize("version", [None, 0])
-def test_a_run_of_another_version_is_not_continued(place, capsys, version):
-    """Of a version that is not there: earlier ones did not record it."""
-    for path in (place / "run" / "checkpoints").glob("*/data.json"):
-        record = {name: value for name, value in json.loads(path.read_text()).items() if name != "version"}
-        path.write_text(json.dumps(record | ({} if version is None else {"version": version})))
+def change_record(run, **changes):
+    """Change the record of a run's checkpoints. None takes a name out of it."""
+    for path in (run / "checkpoints").glob("*/data.json"):
+        record = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({name: value for name, value in record.items() if value is not None}))
         seal(
             path.parent, **{name: fact for name, fact in facts(path.parent).items() if name not in ("files", CHECKSUM)}
         )
+
+
+def test_a_run_that_began_in_another_precision_is_not_continued(place, capsys):
+    change_record(place / "run", **{PRECISION: "bf16"})
+    assert train() == 2
+    said = capsys.readouterr().err
+    assert f"{CHANGED}precision of training: bf16 → fp32. Continue on such a device as it began on." in said
+    assert train("train.precision=bf16") == 2
+    assert "train.precision: 'auto' → 'bf16'. Set it back." in capsys.readouterr().err
+
+
+def test_one_message_names_changed_candidates_and_a_changed_setting(place, capsys):
+    path = place / "compared" / "candidates.jsonl"
+    path.write_text(path.read_text().replace("eaeaea", "aeaeae"))
+    assert train(*RANKED, "train.seed=7", run="ranked") == 2
+    said = capsys.readouterr().err
+    assert "train.seed: " in said
+    assert "\n  candidates: " in said
+
+
+@pytest.mark.parametrize("version", [None, 0])
+def test_a_run_of_another_version_is_not_continued(place, capsys, version):
+    """Of a version that is not there: earlier ones did not record it."""
+    change_record(place / "run", version=version)
     assert train() == 2
     assert (
         "checkpoint-1 cannot be continued: another version of ngramloss saved it, which recorded other things. "
@@ -515,7 +539,7 @@ def study_key(settings):
 def python_key(settings):
     """What a training in Python agrees on: data and model are objects there."""
     own = OwnTexts(settings.online, list, settings.generation)
-    return python_made_of(tiny("bart"), [], settings.train, settings.objective, own_texts=own)
+    return python_made_of(tiny("bart"), [], settings.train, settings.objective, precision="fp32", own_texts=own)
 
 
 @pytest.fixture(scope="module")

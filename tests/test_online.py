@@ -999,7 +999,17 @@ GAINS = {
     "object": Length,
     "method": lambda most: Length(most).__call__,
 }
+
+
+class Reversed(Numbers):
+    """A tokenizer that writes the last token first."""
+
+    def batch_decode(self, rows, skip_special_tokens):
+        return super().batch_decode([row[::-1] for row in rows], skip_special_tokens)
+
+
 OTHER_TEXTS = {
+    "tokenizer": (lambda number: {"tokenizer": Numbers() if number == 3 else Reversed()}, "tokenizer: "),
     "samples": (lambda number: {"online": {"samples": number}}, "online.samples: 3 → 30"),
     "search": (lambda token: {"model": banning(token)}, r"generation_config.bad_words_ids: \[\[3\]\] → \[\[30\]\]"),
     **{how: (lambda most, made=made: {"gains": made(most)}, "gains: ") for how, made in GAINS.items()},

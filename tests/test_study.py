@@ -1041,7 +1041,9 @@ def test_trainings_on_machines_that_choose_another_precision_are_not_compared(
         real(self, *words)
         file = Path(words[3]) / "prepared.json"
         precision = "fp32" if "matches" in words[3] and asked == "auto" else "bf16"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"machine": {"precision": precision}}))
+        prepared = json.loads(file.read_text())
+        prepared["made_of"]["precision of training"] = precision
+        file.write_text(json.dumps(prepared))
 
     monkeypatch.setattr(Instant, "_train", train)
     code, _, err = shown(capsys)

@@ -19,9 +19,10 @@ from ngramloss.report.record import TrainingLog
 from ngramloss.report.tables import settings
 from ngramloss.scoring import provenance, significance
 from ngramloss.study.plan import DataSet, Study, Training
-from ngramloss.study.results import PRECISION, Results
+from ngramloss.study.results import Results
 from ngramloss.study.stages import Stages, is_done
 from ngramloss.study.tables import Comparison, SetTables, differences, plan_lines, texts_lines, untested, verdict
+from ngramloss.training.precision import PRECISION
 from ngramloss.version import __version__
 
 _SCRIPTS = ("page.js", "training.js")

@@ -28,6 +28,7 @@ from ngramloss.storage.files import inside, object_or_empty, read_object, write_
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.storage.typed import typed
 from ngramloss.study.plan import SYSTEM_ROW, TEST, VALIDATION, DataSet, Study, Training
+from ngramloss.training.precision import PRECISION
 from ngramloss.version import __version__
 
 MARKER, ALWAYS, CONFIRMED = "study.json", "always.json", "confirmed.json"
@@ -39,7 +40,6 @@ ADVICE = "Move it out of the folder. If this study wrote it, its texts are score
 DECIMALS = 4
 """Of the scores of documents."""
 OF_SCORES = " of the scores"
-PRECISION = "precision of training"
 MAY_DIFFER = {
     "train data": (*recipe.affecting("rows"), "data.weights"),
     "candidates tokens": ("data.", "model.", "task"),
@@ -187,7 +187,7 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
             pooled = scores.pooled.get(data.primary)
             documents = pooled.statistics.tolist() if pooled else scores.values[data.primary]
     prepared = object_or_empty(run.prepared)
-    trained, machine = prepared.get("made_of"), prepared.get("machine")
+    trained = prepared.get("made_of")
     if not isinstance(trained, dict):
         raise UserError(
             f"{run.path} does not say what it was trained on, so it cannot be compared: an earlier version trained it. "
@@ -195,8 +195,6 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         )
     code = {f"plugin metric {name}{OF_SCORES}": METRICS.source(name) for name in data.metrics if METRICS.origin(name)}
     made_of = {training.split: str(about.generation.get("fingerprint", "")), **trained, **code}
-    if isinstance(machine, dict) and "precision" in machine:  # where it is auto, the device decides
-        made_of[PRECISION] = str(machine["precision"])
     return Result(
         training,
         writing,

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ngramloss import recipe
+from ngramloss.data.tokens import tokenizer_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.hf.heads import bare, dropouts
 from ngramloss.loss import JointLoss
@@ -28,6 +29,7 @@ from ngramloss.storage.files import fingerprint, read_object
 from ngramloss.storage.run_folder import model_files, weight_files
 from ngramloss.terms.parser import parse
 from ngramloss.terms.term import plugin_sources
+from ngramloss.training.precision import PRECISION
 
 if TYPE_CHECKING:
     from ngramloss.training.online import OwnTexts
@@ -51,6 +53,8 @@ ADVICE = {
     "teacher": "Use the same teacher.",
     "model: ": "Restore the folder of the base model.",
     "tokenizer: ": "Restore the folder of model.tokenizer.",
+    "tokenizer": "Use the same tokenizer, in the same version.",
+    PRECISION: "Continue on such a device as it began on.",
     "generation_config.": "Give the model with the same settings of generation.",
     "config.": "Give the model with the same configuration.",
     "weights before training": "Give the model as it was before training.",
@@ -142,7 +146,8 @@ def _advice(name: str, changed: Collection[str]) -> str:
     if name in recipe.every_setting():
         return "Set it back."
     source, _, made = name.rpartition(" ")
-    if made in ("tokens", "guidance") and {source, f"{source} data"} & {*changed}:
+    of_settings = name == PRECISION and "train.precision" in changed
+    if of_settings or (made in ("tokens", "guidance") and {source, f"{source} data"} & {*changed}):
         return "This is made from what has changed."
     return next((advice for part, advice in ADVICE.items() if name.startswith(part) or name.endswith(part)), "")
 
@@ -179,6 +184,8 @@ def python_made_of(
     settings: Train,
     objective: str,
     *,
+    precision: str,
+    tokenizer: Any = None,
     validation: Any = None,
     teacher: Any = None,
     own_texts: OwnTexts | None = None,
@@ -188,10 +195,11 @@ def python_made_of(
     found: dict[str, Any] = {"objective": objective} | objectives_made_of(objective)
     kept = recipe.affecting("weights", "scores", section="train")
     found |= {f"train.{name}": getattr(settings, name) for name in kept}
-    found |= {"rows": _rows_mark(examples), "validation rows": _rows_mark(validation)}
+    found |= {"rows": rows_mark(examples), "validation rows": rows_mark(validation)}
     found |= {f"config.{name}": value for name, value in _config_of(model).items()}
     found["dropout"] = {str(p): count for p, count in sorted(Counter(dropouts(model)).items())}
     trained = {name: weight.numel() for name, weight in model.named_parameters() if weight.requires_grad}
+    found[PRECISION] = precision
     found["trained weights"] = f"{sum(trained.values()):,} ({_mark(trained)})"
     if has_adapters(model):
         kinds = {name: config.to_dict() for name, config in model.peft_config.items()}
@@ -205,10 +213,11 @@ def python_made_of(
         found |= {f"generation.{name}": value for name, value in dataclasses.asdict(own_texts.generation).items()}
         found |= {f"generation_config.{name}": value for name, value in _search_of(model).items()}
         found["gains"] = _function_mark(own_texts.gains)
+        found["tokenizer"] = _tokenizer_mark(tokenizer)
     return found
 
 
-def _rows_mark(rows: Any) -> str:
+def rows_mark(rows: Any) -> str:
     """The number of rows, and a hash of every column of every row."""
     if rows is None:
         return "none"
@@ -321,6 +330,14 @@ def _function_mark(function: Callable[..., Any]) -> str:
     digest = hashlib.sha256()
     _add(digest, function)
     return digest.hexdigest()[:12]
+
+
+def _tokenizer_mark(tokenizer: Any) -> str:
+    """A hash of what a tokenizer does; of one that is not Hugging Face's, of its code."""
+    try:
+        return tokenizer_fingerprint(tokenizer)
+    except (AttributeError, TypeError):
+        return _mark(_source_of(type(tokenizer)))
 
 
 def _mark(content: Any) -> str:

@@ -69,9 +69,14 @@ def load_language_model(name: str, tokenizer: Any, device: torch.device, *, trus
         "scratch, their data and their model.vocabulary must be the same."
     )
     model, own = load_frozen(name, tokenizer, otherwise, trust_remote_code=trust_remote_code)
-    files = [*weight_files(Path(name)), *Path(name).glob("config.json")]
-    mark = fingerprint(files) if files else str(config._commit_hash)
+    mark = language_model_mark(name, config)
     return LanguageModel(name, model.to(device), start_of_text(own), int(own.pad_token_id), mark)
+
+
+def language_model_mark(name: str, config: Any) -> str:
+    """A hash of the configuration and weights of a folder; of a model on the hub, its commit."""
+    files = [*weight_files(Path(name)), *Path(name).glob("config.json")]
+    return fingerprint(files) if files else str(config._commit_hash)
 
 
 def prepare_numbers(lm: LanguageModel, tokens: Mapping[str, Tokens]) -> tuple[dict[str, Path], float]:

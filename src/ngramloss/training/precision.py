@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 
+PRECISION = "precision of training"
+"""What the record of a training calls it: where ``train.precision`` is auto, the device decides."""
+
+
 def precision_of(settings: Train, device: torch.device) -> str:
     """``bf16``, ``fp16`` or ``fp32``; raises if this device cannot."""
     import torch

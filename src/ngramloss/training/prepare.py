@@ -48,10 +48,11 @@ from ngramloss.training.identity import (
     objectives_made_of,
     raise_unless_same,
     record_of,
+    rows_mark,
 )
 from ngramloss.training.language_model import NAME as LM_LOGP
-from ngramloss.training.language_model import load_language_model, prepare_numbers
-from ngramloss.training.precision import precision_of
+from ngramloss.training.language_model import language_model_mark, load_language_model, prepare_numbers
+from ngramloss.training.precision import PRECISION, precision_of
 from ngramloss.training.prepared import Machine, Prepared, PreparedCandidates, PreparedLanguageModel, PreparedSplit
 from ngramloss.training.processes import Processes
 from ngramloss.training.run import Run
@@ -112,7 +113,7 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
         What is prepared, and the validation examples for which texts are generated.
     """
     settings = run.settings
-    candidates = read_candidates(Path(settings.data.candidates)) if run.reads_candidates else None
+    candidates = _candidates(run)
     splits = read_splits(settings)
     judged = _judged(run, splits.get("validation"))
     if judged and splits["train"].column == MESSAGES:
@@ -140,12 +141,11 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
     compared = None if candidates is None else _prepare_candidates(settings, candidates, train, tokenizer, shape)
     lm, numbers = _language_model_numbers(run, tokens, tokenizer, here)
     beside = {name: {**weights.get(name, {}), **numbers.get(name, {})} for name in tokens}
-    made_of = _made_of_files(run, splits, config)
+    machine = _machine(run, here)
+    made_of = _made_of_files(run, splits, config, candidates) | {PRECISION: machine.precision}
     made_of |= {f"{name} tokens": tokens_fingerprint(rows.folder) for name, rows in tokens.items()}
     if compared is not None:
-        made_of |= {"candidates": compared.fingerprint, "candidates tokens": tokens_fingerprint(compared.tokens)}
-    if lm is not None:
-        made_of["language model"] = lm.fingerprint
+        made_of["candidates tokens"] = tokens_fingerprint(compared.tokens)
     if shape.prompt is not None and shape.prompt.chat_template and (day := fix_date(tokenizer)):
         made_of[DAY] = day
     prepared = Prepared(
@@ -158,7 +158,7 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
         column=train.column,
         continued_from=newest,
         trust_remote_code=run.trust_remote_code,
-        machine=Machine(here.count, here.device_name, precision_of(settings.train, here.device)),
+        machine=machine,
     )
     if newest is not None:
         gains = {run.gain.metric} if run.gain else set()
@@ -177,7 +177,9 @@ def prepare_system(run: Run, folder: RunFolder, here: Processes, newest: Path | 
     for sentence in task.used:
         logger.info(sentence)
     code = {f"{PLUGIN} system {run.system.name}": run.system.code} if run.system.code else {}
+    machine = _machine(run, here)
     made_of = {**task.made_of, **objectives_made_of(run.settings.objective), **code}
+    made_of |= {PRECISION: machine.precision, "train tokens": rows_mark(task.examples)}
     if newest is not None:
         raise_unless_same(newest, record_of(made_of, run.settings), folder=folder.path)
     prepared = Prepared(
@@ -190,9 +192,13 @@ def prepare_system(run: Run, folder: RunFolder, here: Processes, newest: Path | 
         column="",
         continued_from=newest,
         trust_remote_code=run.trust_remote_code,
-        machine=Machine(here.count, here.device_name, precision_of(run.settings.train, here.device)),
+        machine=machine,
     )
     return prepared, task
+
+
+def _machine(run: Run, here: Processes) -> Machine:
+    return Machine(here.count, here.device_name, precision_of(run.settings.train, here.device))
 
 
 def system_task(run: Run) -> SystemTask:
@@ -402,17 +408,27 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 def made_of_now(run: Run) -> dict[str, str]:
     """What a training would be made of now, as far as that is known before anything is tokenised."""
     config = loading.load_config(run.settings.model, trust_remote_code=run.trust_remote_code)
-    return _made_of_files(run, read_splits(run.settings), config)
+    return _made_of_files(run, read_splits(run.settings), config, _candidates(run))
 
 
-def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any) -> dict[str, str]:
-    """Fingerprints of data, models and the code of plugins."""
+def _candidates(run: Run) -> Candidates | None:
+    return read_candidates(Path(run.settings.data.candidates)) if run.reads_candidates else None
+
+
+def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any, candidates: Candidates | None) -> dict[str, str]:
+    """Fingerprints of data, candidates, models and the code of plugins."""
     settings = run.settings
     found = data_made_of(splits) | base_made_of(settings.model, config)
     if run.loads_teacher:
         teacher = settings.train.teacher
         theirs = loading.load_config(Model(name=teacher), trust_remote_code=run.trust_remote_code)
         found |= files_made_of("teacher", teacher, theirs)
+    if candidates is not None:
+        found["candidates"] = candidates.fingerprint
+    if run.names(LM_LOGP):
+        name = settings.data.language_model
+        theirs = loading.load_config(Model(name=name), trust_remote_code=run.trust_remote_code)
+        found["language model"] = language_model_mark(name, theirs)
     return found | objectives_made_of(settings.objective) | _metrics_made_of(run)
 
 

@@ -75,8 +75,9 @@ def train(
     newest, record = None, ""
     if checkpoint_folder is not None:
         newest = _newest(checkpoint_folder, here)
-        given = {"validation": validation, "teacher": teacher, "own_texts": own_texts}
-        record = record_of(python_made_of(model, examples, settings, objective, **given))
+        given = {"validation": validation, "teacher": teacher, "own_texts": own_texts, "tokenizer": tokenizer}
+        precision = asked.on(here.count, here.device)
+        record = record_of(python_made_of(model, examples, settings, objective, precision=precision, **given))
     if newest is not None:
         raise_unless_same(newest, record, folder=newest.parent, otherwise="choose another folder")
         logger.info(f"continuing {folder} from step {checkpoints.step(newest)}.")
