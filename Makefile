@@ -68,7 +68,7 @@ test-fuzz: setup
 test-site: .venv/ready .venv/site
 	$(PYTEST) -m "site and not (docs or adopt or fuzz or ray or package)"
 
-# On a machine with a GPU: in order, in random order, and eight processes at once. docs/dev/gpu.md has the last log.
+# On a machine with a GPU: in order, in random order, and eight processes at once. Its log belongs into docs/dev/gpu.md.
 test-gpu: setup
 	$(BIN)/pytest tests/gpu
 	SHUFFLE=1 $(BIN)/pytest tests/gpu

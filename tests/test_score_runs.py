@@ -825,7 +825,14 @@ def test_every_difference_in_decoding_is_named_above_the_table(tmp_path, capsys)
     template = {"before": "Text:\n", "after": "\nTL;DR:", "lead": None}
     folders = [
         decoded(tmp_path / "run", search),
-        decoded(tmp_path / "base", {"max_new_tokens": 20}, max_source=1024, prompt=template, precision="bf16"),
+        decoded(
+            tmp_path / "base",
+            {"max_new_tokens": 20},
+            max_source=1024,
+            prompt=template,
+            precision="bf16",
+            objective="bag(2)",
+        ),
     ]
     warning = (
         "warning: decoded differently, which may change scores by itself: max_source 512 (run) against 1024 (base); "
@@ -839,7 +846,8 @@ def test_every_difference_in_decoding_is_named_above_the_table(tmp_path, capsys)
         assert getattr(capsys.readouterr(), stream).startswith(f"{warning}\n")
     assert cli.main(["report", *map(str, folders), "--samples", "20", "-o", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page" / "index.html").read_text()
-    assert page.index(warning) < page.index("Table of results")
+    as_in_table = warning.replace("(run)", "(ce)").replace("(base)", "(bag(2))")
+    assert page.index(as_in_table) < page.index("Table of results")
     (shown,) = re.findall(r"<tr><th[^>]*>generation.generation.num_beams</th>(.*?)</tr>", page)
     assert re.findall("<td[^>]*>(.*?)</td>", shown) == ["4", "1"]
 

@@ -67,11 +67,12 @@ def build_record(
     groups = _groups(result)
     systems = [_system(result, index, label, groups[index]) for index, label in enumerate(labels)]
     warnings = dict.fromkeys(sentence for system in systems for sentence in system.used if sentence.startswith(WARNING))
+    differently = result._replace(names=labels).decoded_differently
     known = {str(run.generation["data"]) for run in result.runs if run is not None and "data" in run.generation}
     beside = paper_of or next((name for name in paper.TABLE2 if name in known), None)
     return Report(
         title=title or _title(result, groups),
-        notes=[*(notes or [_first_note(result, labels)]), *result.decoded_differently, *warnings],
+        notes=[*(notes or [_first_note(result, labels)]), *differently, *warnings],
         version=__version__,
         made=date.today().isoformat(),
         task=_task(result),
