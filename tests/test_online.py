@@ -57,11 +57,11 @@ def moved(model):
     return {name: value for name, value in weights.items() if not name.endswith("k_proj.bias")}
 
 
-def planned(texts, **settings):
+def planned(texts, here=HERE, **settings):
     """The steps that train on these texts."""
     given = Train(**{"batch_size": 4, "accumulate": 1} | settings)
     task = ObjectiveTask(texts.model, Numbers(), texts.examples, python_run(OBJECTIVE, given))
-    task.here, task.rows = HERE, texts
+    task.here, task.rows = here, texts
     task.joined, task.lengths = planning.layout(task)
     return task.plan()
 
@@ -96,6 +96,16 @@ def drawn(texts, numbers=range(9), done=0):
 
 
 # What is drawn
+
+
+@pytest.mark.parametrize("family", ["bart", "llama"])
+def test_on_a_gpu_shapes_hold_texts_of_the_greatest_length(family, messages):
+    texts = fresh(family)
+    gpu = Processes(0, 1, torch.device("cuda"))  # where nothing runs: plans are made on the host
+    grid = planned(texts, gpu, max_tokens=4096).plan.grid
+    assert grid.targets[-1] >= texts.search.max_length - 1
+    assert grid.sources[-1] >= max(len(row["input_ids"]) for row in texts.examples)
+    assert "a step of 4 sequences is up to 1 micro-batch of up to " in messages[-1]
 
 
 def test_micro_batches_are_as_long_as_what_was_drawn():
