@@ -168,7 +168,9 @@ def test_checkpoints_of_stops_and_of_good_validations_are_not_averaged(tmp_path)
 def test_a_moving_average_of_other_weights_is_refused(change, tmp_path):
     average = averaging.MovingAverage(tiny(), 0.9)
     torch.save(change(average.values), tmp_path / "ema.pt")
-    with pytest.raises(UserError, match=r"ema\.pt has not the shapes of the model's weights\. Delete the checkpoint"):
+    with pytest.raises(
+        UserError, match=r"ema\.pt does not have the shapes of the model's weights\. Delete the checkpoint"
+    ):
         average.restore(tmp_path)
 
 

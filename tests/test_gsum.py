@@ -576,7 +576,11 @@ def test_a_long_guidance_is_cut_and_an_empty_one_is_counted_and_both_are_said(he
         ("data.max_target=1025", "scratch reads at most 1024 tokens, and the recipe asks for 1025. Lower"),
         ("data.prefix=a", "data.prefix: is not a setting of gsum. Leave it out."),
         ("data.candidates=x", "data.candidates: is not a setting of gsum. Leave it out."),
-        ("objective=ce + rank", "objective: rank compares candidates, and gsum trains on the references alone."),
+        ("objective=ce + rank", "objective: rank needs candidates, which gsum does not have. Leave it out; terms of "),
+        ("objective=ce + rewards(2):twin", "objective: rewards(2):twin needs twins, which gsum does not have."),
+        ("objective=ce + keep", "objective: keep needs a teacher, which gsum does not have."),
+        ("objective=margin", "objective: margin needs a language model of the targets, which gsum does not have."),
+        ("objective=ce + nothing", "objective: unknown objective 'nothing'"),
         ("objective=eaft:released", "gsum cannot compute eaft:released: it needs the 20 largest logits"),
         (
             "model.architecture=mbart",

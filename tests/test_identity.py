@@ -222,7 +222,7 @@ def test_a_run_that_began_in_another_precision_is_not_continued(place, capsys):
     change_record(place / "run", **{PRECISION: "bf16"})
     assert train() == 2
     said = capsys.readouterr().err
-    assert f"{CHANGED}precision of training: bf16 → fp32. Continue on such a device as it began on." in said
+    assert f"{CHANGED}precision of training: bf16 → fp32. Continue on a device with the old precision." in said
     assert train("train.precision=bf16") == 2
     assert "train.precision: 'auto' → 'bf16'. Set it back." in capsys.readouterr().err
 

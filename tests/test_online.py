@@ -1,9 +1,14 @@
 """Texts that a model writes while it is trained: drawn with its present weights, scored, trained on, continued exactly."""
 
 import dataclasses
+import functools
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -699,8 +704,8 @@ def test_what_waits_is_no_part_of_the_model(tmp_path):
     assert FILE not in {path.name for path in (tmp_path / "model").iterdir()}
 
 
-FAILS_AT = []
-"""The call at which a metric fails, in this process."""
+PROCESS = SimpleNamespace(fails_at=0)
+"""The call at which a metric fails in this process; 0 for none."""
 
 
 def overlap_or_error(data):
@@ -709,7 +714,7 @@ def overlap_or_error(data):
 
     def gains(numbers, texts):
         calls.append(numbers)
-        if len(calls) in FAILS_AT:
+        if len(calls) == PROCESS.fails_at:
             raise ValueError("no verb")
         return score(numbers, texts)
 
@@ -719,7 +724,7 @@ def overlap_or_error(data):
 def work(folder, fails_after=None, **changes):
     """What one process of two does: train, and save the log in the first, or an error of the second's metric."""
     rank = start_processes().rank
-    FAILS_AT[:] = [fails_after] if rank == 1 else []
+    PROCESS.fails_at = fails_after if rank == 1 else 0
     try:
         gains = overlap_or_error(changes["data"])
         found = trained_online(Path(folder) / "checkpoints", gains=gains, **changes).log
@@ -1054,6 +1059,76 @@ def test_a_function_is_known_by_all_that_decides_what_it_returns(monkeypatch):
     assert _function_mark(count_down) != mark
     assert _function_mark(partial(length, most=object())) == _function_mark(partial(length, most=object()))
     assert _function_mark(list) != _function_mark(tuple)
+
+
+class Scorer:
+    def __init__(self, option):
+        self.option = option
+
+
+def closing(value):
+    def gains(rows, texts):
+        return value
+
+    return gains
+
+
+def linear(weight):
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(layer.weight, weight)
+    return layer
+
+
+WORDS = ["a", "b"]
+
+
+@functools.lru_cache
+def from_words(rows, texts):
+    return [word in WORDS for word in texts]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (closing({"a", "b"}), closing({"b", "a", "c"})),
+        (closing(Scorer(1)), closing(Scorer(2))),
+        (closing(linear(1.0)), closing(linear(2.0))),
+        (closing(["a", "b"]), closing(["a", "c"])),
+        (closing([["a"], ["b" * 100]]), closing([["a"], ["c" * 100]])),
+        (lambda rows, texts: 1, lambda rows, texts: 2),
+    ],
+    ids=["set", "object", "module", "texts", "lists of texts", "lambda"],
+)
+def test_what_a_function_closes_over_counts(one, other):
+    assert _function_mark(one) == _function_mark(one)
+    assert _function_mark(one) != _function_mark(other)
+
+
+def test_lists_of_its_module_count_also_behind_a_cache(monkeypatch):
+    mark = _function_mark(from_words)
+    monkeypatch.setattr(f"{__name__}.WORDS", ["a", "c"])
+    assert _function_mark(from_words) != mark
+
+
+def test_the_order_of_a_set_and_texts_of_any_length_do_not_matter():
+    """Sets have another order in each process; an array of texts would be as wide as the longest one."""
+    program = "from test_online import _function_mark, closing; print(_function_mark(closing({'a', 'b', 'c', 'd'})))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert len(found) == 1
+    tracemalloc.start()
+    _function_mark(closing(["a"] * 2000 + ["b" * 20_000]))
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("best", [[], ["train.best=counted", "train.eval_every=2"]], ids=["gains", "selects, too"])

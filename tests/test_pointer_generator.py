@@ -577,7 +577,7 @@ def test_a_training_is_not_continued_on_other_words(undisturbed, here, tmp_path,
 @pytest.mark.parametrize(
     ("changes", "sentences"),
     [
-        (["objective=ce + rank"], ["objective: rank compares candidates, which pointer_generator does not have."]),
+        (["objective=ce + rank"], ["objective: rank needs candidates, which pointer_generator does not have."]),
         (["model.heads=2"], ["model.heads: is not a setting of pointer_generator. Leave it out."]),
         (["model.name=facebook/bart-base"], ["model.name: pointer_generator is trained from scratch."]),
         (["data.separator=<s>"], ["data.separator: pointer_generator puts nothing between sentences."]),

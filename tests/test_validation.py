@@ -99,8 +99,7 @@ import sys
 sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})
 import torch, tiny_tokenizers
 from ngramloss.training.sharding import shard
-from ngramloss.training.best import Best
-from ngramloss.training.validation import GeneratedScore
+from ngramloss.training.validation import texts_of_all, write_texts
 from searches import ids, real_model
 from test_validation import settings, written
 
@@ -113,8 +112,8 @@ alone = written(alone, settings())
 shard(model)
 model(torch.tensor([ids()[0]]), decoder_input_ids=torch.tensor([[2]]))   # as training did
 model.reshard()
-score = GeneratedScore(Best("chrf", "chrf", True), ids()[:5], examples=(), settings=settings(), tokenizer=tiny_tokenizers.ours(), batch_size=1, process=rank, processes=2)
-assert score._texts(model) == alone[:5]
+how = dict(settings=settings(), tokenizer=tiny_tokenizers.ours(), batch_size=1)
+assert texts_of_all(lambda mine: write_texts(model, mine, **how), ids()[:5], rank, 2) == alone[:5]
 assert "_is_fsdp_managed_module" not in model.__dict__
 torch.distributed.destroy_process_group()
 """

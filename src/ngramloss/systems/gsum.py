@@ -181,7 +181,7 @@ def pad_guidance(ids: Sequence[Any], count: int, pad: int) -> Batch:
 def task(run: Run) -> SystemTask:
     """What ``ngramloss train gsum`` trains: documents with their guidance, and the model."""
     settings, options = run.settings, run.system.options
-    _check_objective(settings.objective)
+    JointLoss(settings.objective).refuse_terms_of_logits(NAME)
     config = None
     if settings.model.name != "scratch" and not loading.is_guided(settings.model.name):  # a mistake is found early
         config = loading.load_config(settings.model, trust_remote_code=run.trust_remote_code)
@@ -226,18 +226,6 @@ def task(run: Run) -> SystemTask:
         used=used,
         objective=objective,
     )
-
-
-def _check_objective(written: str) -> None:
-    """Raise if the objective reads what this system does not have."""
-    objective = JointLoss(written)
-    objective.refuse_terms_of_logits(NAME)
-    if objective.needs_candidates:
-        name = next(part.name for part in objective.parts if part.reads == "candidates")
-        raise UserError(
-            f"objective: {name} compares candidates, and {NAME} trains on the references alone. Leave it out; terms of "
-            "tokens and windows, such as ce and matches, can be used."
-        )
 
 
 def _ready(run: Run, tokenizer: Any) -> Any:

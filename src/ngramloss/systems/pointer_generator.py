@@ -215,20 +215,8 @@ def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
             for key in ("weight_decay", "beta1", "beta2", "epsilon")
             if getattr(settings.train, key) != getattr(allowed, key)
         ]
-    try:
-        objective = JointLoss(settings.objective)
-    except UserError as mistake:
-        mistakes.append(f"objective: {mistake}")
-    else:
-        mistakes += [
-            f"objective: {part.name} compares candidates, which {NAME} does not have. Leave it out."
-            for part in objective.parts
-            if part.reads == "candidates"
-        ]
-        if any(part.name == COVERAGE for part in objective.parts):
-            mistakes.append(
-                f"objective: a term is called {COVERAGE}, which is the name of a part of {NAME}. Rename it."
-            )
+    if any(part.name == COVERAGE for part in JointLoss(settings.objective).parts):
+        mistakes.append(f"objective: a term is called {COVERAGE}, which is the name of a part of {NAME}. Rename it.")
     if mistakes:
         raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
 

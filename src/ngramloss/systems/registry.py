@@ -241,6 +241,30 @@ def run_of(settings: Recipe) -> Run:
     return run.Run(settings, tuple(parse(settings.objective)), Best(best, higher=higher), system=system)
 
 
+LACKING = {
+    "candidates": "candidates",
+    "twins": "twins",
+    "teacher": "a teacher",
+    "lm_logp": "a language model of the targets",
+    "future_logp": "the streams of a ProphetNet",
+}
+"""What terms may need that no system has."""
+
+
+def _unusable_terms(objective: str, name: str) -> list[str]:
+    """A sentence for each term that a system cannot train."""
+    try:
+        terms = parse(objective)
+    except UserError as mistake:
+        return [f"objective: {mistake}"]
+    return [
+        f"objective: {term.names[0]} needs {what}, which {name} does not have. Leave it out; terms of tokens and "
+        "n-grams, such as ce and matches, can be used."
+        for term in terms
+        for what in [what for need, what in LACKING.items() if need in {*term.requires, *term.needs}][:1]
+    ]
+
+
 def check_recipe(settings: Recipe) -> Written:
     """The system of a recipe. Raises if its settings ask for what it does not have, all mistakes at once."""
     system = read_system(settings.system)
@@ -250,6 +274,7 @@ def check_recipe(settings: Recipe) -> Written:
     mistakes = [f"{key}: is not a setting of {name}. Leave it out." for key in changed if key in absent]
     if settings.objective != "ce" and not system.entry.takes_objective:
         mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
+    mistakes += _unusable_terms(settings.objective, name)
     if read := system.entry.search:
         mistakes += [
             f"{key}: is not a setting of {name}, whose search reads {', '.join(read)}."

@@ -22,7 +22,7 @@ from ngramloss.models import loading
 from ngramloss.recipe import Model, Recipe
 from ngramloss.steps import reduction
 from ngramloss.steps.padding import Batch, Pad
-from ngramloss.steps.plan import Plan
+from ngramloss.steps.plan import Plan, Size
 from ngramloss.steps.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.storage.run_folder import RunFolder, model_files, weights_mark
 from ngramloss.systems.registry import system_of
@@ -38,6 +38,8 @@ from ngramloss.training.validation import from_first
 TOKENS = 2**15
 """The most tokens of a micro-batch on a GPU, unless ``train.max_tokens`` says another number."""
 NOT_FIXED = "the batches of systems have no fixed shapes"
+BLANK = "blank"
+"""What a batch has besides if its row does not count."""
 MOST_ROWS = 512
 """Rows that are scored at a time outside of training, however short they are."""
 
@@ -104,13 +106,19 @@ class SystemTask(Task):
             self.examples,
             Epochs(lengths.sources, step=rows, seed=settings.seed, grouped=settings.group_by_length),
             Plan(lengths.sources, lengths.targets, each, most, texts=lengths.texts),
-            self.pad,
+            self._padded,
             lengths=lengths,
             total=total_steps(settings, len(lengths.sources)),
             process=here.rank,
             processes=here.count,
             device=here.device,
         )
+
+    def _padded(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
+        """A batch of these rows. Of none, as a process may have in a short step, one row that does not count."""
+        if rows:
+            return self.pad(rows, size)
+        return {**self.pad([self.examples[0]], None), BLANK: torch.ones(())}
 
     def before_step(self, step: int, total: int) -> Mapping[str, float]:
         """Set the weights of terms, and what the system changes."""
@@ -119,7 +127,10 @@ class SystemTask(Task):
 
     def loss(self, batch: Batch, counts: Tensor) -> Loss:
         """The batch's share of the step's loss."""
-        return self.loss_of(batch, counts)
+        found = self.loss_of({name: value for name, value in batch.items() if name != BLANK}, counts)
+        if BLANK in batch:
+            return Loss(found.total * 0, {name: value * 0 for name, value in found.parts.items()})
+        return found
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:

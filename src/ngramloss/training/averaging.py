@@ -100,7 +100,7 @@ class MovingAverage:
             ) from reason
         alike = type(saved) is list and len(saved) == len(self.values)
         if not alike or not all(map(checkpoints.is_dense, saved, (own.shape for own in self.values))):
-            raise UserError(f"{path} has not the shapes of the model's weights. {checkpoints.AGAIN}")
+            raise UserError(f"{path} does not have the shapes of the model's weights. {checkpoints.AGAIN}")
         for own, value in zip(self.values, saved, strict=True):
             own.copy_(value)
 

@@ -115,6 +115,8 @@ def save(
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a model that is no checkpoint, such as a mean of several, and seal it when it is complete."""
+    from safetensors import SafetensorError
+
     from ngramloss.models import adapters
 
     try:
@@ -124,7 +126,7 @@ def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         seal(folder)
-    except OSError as reason:
+    except (OSError, RuntimeError, SafetensorError) as reason:
         raise CheckpointError(f"cannot write {folder}: {' '.join(str(reason).split())}.") from reason
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import inspect
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -54,7 +53,7 @@ ADVICE = {
     "model: ": "Restore the folder of the base model.",
     "tokenizer: ": "Restore the folder of model.tokenizer.",
     "tokenizer": "Use the same tokenizer, in the same version.",
-    PRECISION: "Continue on such a device as it began on.",
+    PRECISION: "Continue on a device with the old precision.",
     "generation_config.": "Give the model with the same settings of generation.",
     "config.": "Give the model with the same configuration.",
     "weights before training": "Give the model as it was before training.",
@@ -62,10 +61,10 @@ ADVICE = {
     "adapters": "Use the same adapters.",
     "dropout": "Give the model with the same dropout.",
     PLUGIN: "Restore the code of the plugin.",
-    DAY: "Set NGRAMLOSS_TODAY to the day before the arrow: the chat template writes the date.",
-    "gains": "Give the same function.",
+    DAY: "The chat template writes the date: set NGRAMLOSS_TODAY to the old one, left of the arrow.",
+    "gains": "Pass the same function, with the same values around it.",
     "metric": "Score the candidates with the same metric.",
-    "sentencex": "Install the version before the arrow.",
+    "sentencex": "Install the old version, left of the arrow.",
     "words": "Use the same tokenizer, in the same version.",
 }
 """How names of what a training is made of begin or end → what to do if it has changed."""
@@ -198,7 +197,7 @@ def python_made_of(
     found |= {"rows": rows_mark(examples), "validation rows": rows_mark(validation)}
     found |= {f"config.{name}": value for name, value in _config_of(model).items()}
     found["dropout"] = {str(p): count for p, count in sorted(Counter(dropouts(model)).items())}
-    trained = {name: weight.numel() for name, weight in model.named_parameters() if weight.requires_grad}
+    trained = {name: weight.numel() for name, weight in bare(model).named_parameters() if weight.requires_grad}
     found[PRECISION] = precision
     found["trained weights"] = f"{sum(trained.values()):,} ({_mark(trained)})"
     if has_adapters(model):
@@ -239,10 +238,24 @@ def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
             digest.update(f"{name}:".encode())
             _add(digest, each, within)
         return
-    if callable(value) and not isinstance(value, type | torch.nn.Module):
+    value = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+    if isinstance(value, torch.nn.Module):
+        digest.update(_weights_mark(value).encode())
+        return
+    if hasattr(value, "all_special_tokens"):  # what it has seen is in its attributes
+        digest.update(_tokenizer_mark(value).encode())
+        return
+    if callable(value) and not isinstance(value, type):
         if id(value) not in within:  # functions may call each other
             for part in _parts_of(value):
                 _add(digest, part, (*within, id(value)))
+        return
+    if isinstance(value, list | tuple) and isinstance(
+        _first_of(value), str
+    ):  # an array would be as wide as the longest
+        digest.update(f"[{len(value)}".encode())
+        for each in value:
+            _add(digest, each, within)
         return
     try:
         array = np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value)
@@ -255,26 +268,39 @@ def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
         digest.update(f"[{len(value)}".encode())
         for each in value:
             _add(digest, each, within)
-    else:
-        digest.update(re.sub(r" at 0x[0-9a-f]+", "", f"{value!r},").encode())  # other addresses in each process
+    elif " at 0x" not in repr(value):
+        digest.update(f"{value!r},".encode())
+    elif id(value) not in within:
+        _add(digest, [_source_of(type(value)), _public(value)], (*within, id(value)))
 
 
-def _parts_of(function: Callable[..., Any]) -> Iterator[Any]:
-    """All that decides what a function returns: its source, arguments of a partial, public attributes of an object, and
-    the values and functions of its own module that its code names."""
+def _first_of(value: Any) -> Any:
+    """The first value in lists of lists."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return value
+
+
+def _parts_of(function: Any) -> Iterator[Any]:
+    """All that decides what a function returns: its source, arguments of a partial, the class and public attributes of
+    an object, and the values, functions and classes of its own module that its code names."""
+    function = inspect.unwrap(function)
     if isinstance(function, partial):
         yield from (function.func, function.args, function.keywords)
     elif inspect.ismethod(function):
         yield function.__func__
+        yield _source_of(type(function.__self__))
         yield _public(function.__self__)
     elif inspect.isfunction(function):
         yield _source_of(function)
         yield from (function.__defaults__, function.__kwdefaults__)
-        yield from (cell.cell_contents for cell in function.__closure__ or ())
+        yield from inspect.getclosurevars(function).nonlocals.items()
         for name in _names_in(function.__code__):
             value = function.__globals__.get(name)
-            is_own = inspect.isfunction(value) and value.__module__ == function.__module__
-            if is_own or isinstance(value, bool | int | float | str):
+            is_own = getattr(value, "__module__", None) == function.__module__
+            if is_own and inspect.isclass(value):
+                yield from (name, _source_of(value))
+            elif (is_own and callable(value)) or isinstance(value, _PLAIN):
                 yield from (name, value)
     else:
         yield _source_of(type(function))
@@ -294,8 +320,14 @@ def _public(thing: Any) -> dict[str, Any]:
     return {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
 
 
+_PLAIN = (bool, int, float, str, list, tuple, dict, set, frozenset)
+
+
 def _source_of(thing: Any) -> str:
-    """The source of a function or a class; the name of one that has none."""
+    """The source of a function or a class; of a lambda, whose line has more than it, its code; else the name."""
+    if getattr(thing, "__name__", "") == "<lambda>":
+        constants = [str(each) for each in thing.__code__.co_consts if not isinstance(each, CodeType)]
+        return f"{thing.__code__.co_code.hex()} {constants} {[*_names_in(thing.__code__)]}"
     try:
         return inspect.getsource(thing)
     except (TypeError, OSError):

@@ -2,9 +2,9 @@
 
 A step is planned (:mod:`ngramloss.steps`), run (eager, or one CUDA graph for each shape), averaged over processes,
 clipped and applied. Then, if it is time: a line in the log, a validation, a checkpoint. Everything that must survive a
-stop is in :class:`State`, in the optimiser and in what the task saves; a checkpoint has all of it, and a continued
-training has the losses of one that was never stopped. Random numbers are drawn from seed, step and process, so they
-need not be saved.
+stop is in the model, the optimiser, :class:`State`, the moving average and what the task saves; a checkpoint has all of
+it, and a continued training has the losses of one that was never stopped. Random numbers are drawn from seed, step and
+process, so they need not be saved.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def run(task: Task, settings: Train, here: Processes, around: Around) -> Outcome
                 if stops or state.ended_early:
                     break
         except CannotMakeStep as reason:
-            if state.step > saved_at:
+            if state.step > saved_at:  # what was trained since the last checkpoint is not lost
                 save(finished=False)
             raise reason.reason from None
     task.end()
@@ -207,7 +207,7 @@ def restored(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> 
     state: State = typed(State, saved, path, checkpoints.AGAIN)
     in_order = state.step >= state.updates >= 0 and state.scale > 0 and state.scale_grows_in >= 0
     if not in_order or state.step != checkpoints.facts(checkpoint)["step"]:
-        raise UserError(f"{path} is not of this checkpoint: step {state.step}. {checkpoints.AGAIN}")
+        raise UserError(f"{path} does not belong to this checkpoint: it says step {state.step}. {checkpoints.AGAIN}")
     return state
 
 

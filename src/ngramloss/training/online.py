@@ -389,7 +389,7 @@ class FreshTexts(Rows):
                 and all(token in tokens for text in texts for token in text)
                 and ("baseline" in drawn) == self.needs.baseline
             ):
-                raise UserError(f"{path}: rows.{row} has not the texts of this training. {AGAIN}")
+                raise UserError(f"{path}: rows.{row} does not have the outputs of this training. {AGAIN}")
         self.first, self.drawn = saved.first, saved.rows
 
     # The log

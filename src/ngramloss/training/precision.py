@@ -30,7 +30,7 @@ def precision_of(settings: Train, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> Any:
-    """Computes what is inside in this precision. Weights stay as they are."""
+    """Autocast to this precision. Weights keep theirs."""
     import torch
 
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)

@@ -67,17 +67,19 @@ T = TypeVar("T")
 
 
 def prepare_once(
-    folder: RunFolder, here: Processes, make: Callable[[], tuple[Prepared, T]]
+    folder: RunFolder, here: Processes, make: Callable[[], tuple[Prepared, T]], elsewhere: Callable[[], T | None]
 ) -> tuple[Prepared, T | None]:
     """Prepare in the first process, and write ``prepared.json`` or the error; wait for it in the others.
 
     Args:
         folder: of the run.
         here: this process.
-        make: → what is prepared, and what the first process alone has besides.
+        make: → what is prepared, and what the first process has besides.
+        elsewhere: → what the others have besides; they make it while the first one prepares.
     """
     if not here.first:
-        return wait_for_prepared(folder), None
+        besides = elsewhere()
+        return wait_for_prepared(folder), besides
     with heartbeat(folder.beat(0)) if here.count > 1 else nullcontext():
         try:
             prepared, besides = make()

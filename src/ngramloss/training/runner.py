@@ -87,8 +87,9 @@ def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: boo
         loading.load_config(settings.model, trust_remote_code=trust_remote_code)
 
     def now(saved: Recipe) -> Mapping[str, str]:
-        then = run if run.system else run_of(saved)
-        return made_of_now(dataclasses.replace(then, settings=saved, trust_remote_code=trust_remote_code))
+        if run.system:  # only its task knows
+            return {}
+        return made_of_now(dataclasses.replace(run_of(saved), settings=saved, trust_remote_code=trust_remote_code))
 
     with locked(run_folder, rank, processes):
         check = partial(read_splits, settings)
@@ -99,7 +100,8 @@ def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: boo
             logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return Outcome(folder, True, 0, 0)
         make = partial(prepare_system if run.system else prepare, run, run_folder, here, newest)
-        prepared, besides = prepare_once(run_folder, here, make)
+        elsewhere = partial(system_task, run) if run.system else lambda: None
+        prepared, besides = prepare_once(run_folder, here, make, elsewhere)
         outcome = _run(run, run_folder, here, prepared, besides)
         if outcome.finished and rank == 0:
             why = _finish(run, run_folder, prepared)
@@ -115,7 +117,7 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
     if newest is not None and checkpoints.facts(newest)["finished"]:
         return Outcome(run_folder.path, True, began, began)
     if run.system:
-        task: Task = besides or system_task(run)
+        task: Task = besides
         shown = dict.fromkeys([*task.terms, *run.system.entry.bests])
     else:
         task = _objective_task(run, here, prepared, besides or ())
@@ -124,7 +126,8 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
         logger.info(f"continuing {run_folder.path} from step {began}.")
     elif run_folder.log.exists() and run_folder.log.stat().st_size:
         logger.info(
-            f"{run_folder.path} was stopped before its first checkpoint, so it starts again (train.save_every)."
+            f"{run_folder.path} was stopped before its first checkpoint, so it starts from step 0. Lower "
+            "train.save_every to save earlier."
         )
     steps = total_steps(settings.train, len(task.examples))
     saved_with = {IDENTITY: record_of(prepared.made_of, settings)}

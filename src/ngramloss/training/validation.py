@@ -92,7 +92,7 @@ def texts_of_all(
 
 
 def from_first(compute: Callable[[], V], process: int, processes: int) -> V:
-    """What the first process computes, in all processes."""
+    """Compute on rank 0 and broadcast."""
     found: list[Any] = [compute() if process == 0 else None]
     if processes > 1:
         torch.distributed.broadcast_object_list(found)
