@@ -189,6 +189,20 @@ def undisturbed(place):
     return place / "undisturbed"
 
 
+def test_a_changed_setting_is_named_alone_if_only_some_sources_have_candidates(here, tmp_path, capsys):
+    some = (here / "train.jsonl").read_text().splitlines()[:20]
+    (tmp_path / "train.jsonl").write_text("\n".join(some) + "\n")
+    arguments = ["train", "tiny.toml", "--run", str(tmp_path / "run"), "--set", "train.eval_every=0"]
+    arguments += ["--set", f"data.candidates=train={tmp_path / 'train.jsonl'}", "--set", "train.best=last"]
+    assert cli.main([*arguments, "--set", "train.max_steps=2"]) == 0
+    shutil.rmtree(tmp_path / "run" / "model")
+    capsys.readouterr()
+    assert cli.main([*arguments, "--set", "train.seed=7"]) == 2
+    said = capsys.readouterr().err
+    assert "train.seed: " in said
+    assert "data: " not in said
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one(here, tmp_path):
     settings = "model.dropout=0.0", "model.init_std=0.5", "train.epsilon=1e-3"  # AdamW does not divide by rounding
