@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
@@ -408,6 +409,18 @@ def test_a_checkpoint_that_cannot_be_written_is_a_sentence_and_not_sealed(tmp_pa
     with pytest.raises(checkpoints.CheckpointError, match=rf"cannot write .*checkpoint-3: .*{reason.args[-1]}\.$"):
         save(tmp_path, *in_training(), keep=1)
     assert find(tmp_path) == (before, {tmp_path / "checkpoint-3": "writing it did not finish"})
+
+
+@pytest.mark.parametrize("reason", [OSError(28, "No space left on device"), SafetensorError("file write failed")])
+def test_an_average_that_cannot_be_written_is_a_sentence_and_not_sealed(tmp_path, monkeypatch, reason):
+    def full(*_, **__):
+        raise reason
+
+    model, _ = in_training()
+    monkeypatch.setattr(type(model), "save_pretrained", full)
+    with pytest.raises(checkpoints.CheckpointError, match=rf"cannot write .*average: .*{reason.args[-1]}\.$"):
+        checkpoints.save_model(tmp_path / "average", model, None)
+    assert not (tmp_path / "average" / SEAL).exists()
 
 
 class Payload:

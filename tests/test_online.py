@@ -1096,12 +1096,23 @@ def from_words(rows, texts):
         (closing(["a", "b"]), closing(["a", "c"])),
         (closing([["a"], ["b" * 100]]), closing([["a"], ["c" * 100]])),
         (lambda rows, texts: 1, lambda rows, texts: 2),
+        (lambda rows, texts: [1 for _ in texts], lambda rows, texts: [2 for _ in texts]),
+        (closing(torch.nn.Tanh()), closing(torch.nn.Sigmoid())),
     ],
-    ids=["set", "object", "module", "texts", "lists of texts", "lambda"],
+    ids=["set", "object", "module", "texts", "lists of texts", "lambda", "code in a lambda", "class of a module"],
 )
 def test_what_a_function_closes_over_counts(one, other):
     assert _function_mark(one) == _function_mark(one)
     assert _function_mark(one) != _function_mark(other)
+
+
+def test_a_name_that_has_no_value_yet_is_no_error():
+    def gains(rows, texts):
+        return later
+
+    assert _function_mark(gains)
+    later = 1
+    assert gains((), ()) == later
 
 
 def test_lists_of_its_module_count_also_behind_a_cache(monkeypatch):
@@ -1112,7 +1123,10 @@ def test_lists_of_its_module_count_also_behind_a_cache(monkeypatch):
 
 def test_the_order_of_a_set_and_texts_of_any_length_do_not_matter():
     """Sets have another order in each process; an array of texts would be as wide as the longest one."""
-    program = "from test_online import _function_mark, closing; print(_function_mark(closing({'a', 'b', 'c', 'd'})))"
+    program = (
+        "from test_online import _function_mark as mark, closing\n"
+        "print(mark(closing({'a', 'b', 'c', 'd'})), mark(lambda rows, texts: rows in {'a', 'b', 'c', 'd'}))"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found = {
         subprocess.run(

@@ -5,10 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from run_folders import PREPARED
 
 from ngramloss.errors import UserError
+from ngramloss.storage.run_folder import RunFolder
+from ngramloss.training.prepare import prepare_once
 from ngramloss.training.prepared import Prepared, PreparedCandidates, Stopped
+from ngramloss.training.processes import Processes
 
 COMPARED = PreparedCandidates(Path("c.jsonl"), "00ff", 3, 12, 1, Path("cache/candidates"), "rouge1, rouge2")
 WHOLE = replace(
@@ -30,6 +34,19 @@ def test_the_file_has_these_names():
     ]  # fmt: skip
     assert content["continue"] == "checkpoint-3"
     assert content["splits"]["train"]["skipped"] == ["a.jsonl:3: blank"]
+
+
+def test_other_processes_make_what_they_need_while_the_first_prepares(tmp_path):
+    folder, order = RunFolder(tmp_path), []
+
+    def elsewhere():
+        order.append(folder.prepared.exists())
+        folder.prepared.write_text(PREPARED.to_json())  # by the first process, meanwhile
+        return "task"
+
+    second = Processes(1, 2, torch.device("cpu"))
+    assert prepare_once(folder, second, lambda: order.append("made"), elsewhere) == (PREPARED, "task")
+    assert order == [False]
 
 
 DAMAGED = {

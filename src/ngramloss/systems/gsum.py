@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from ngramloss import recipe
@@ -27,9 +26,9 @@ from ngramloss.generation import shares
 from ngramloss.generation.job import Job, read_sources
 from ngramloss.generation.predictions import write_by_writer
 from ngramloss.generation.writer import load_model, writer_of
-from ngramloss.hf.attach import attach, attached_loss, last_call
+from ngramloss.hf.attach import attach, attached_loss
 from ngramloss.hf.decoder_inputs import decoder_inputs
-from ngramloss.loss import JointLoss, Loss
+from ngramloss.loss import JointLoss
 from ngramloss.models import loading
 from ngramloss.models.encoders import raise_unless_it_fits
 from ngramloss.models.first_tokens import align_start
@@ -45,6 +44,7 @@ from ngramloss.systems.bertsum_ext import load_extraction, oracle_places, split_
 from ngramloss.systems.registry import read_system
 from ngramloss.systems.task import SystemTask, batches, lost_ends
 from ngramloss.training.identity import base_made_of, data_made_of
+from ngramloss.training.objective_task import attached_share
 from ngramloss.training.prepare import note_splitting, read_splits, tokenizer_for
 from ngramloss.training.run import Run
 
@@ -200,11 +200,6 @@ def task(run: Run) -> SystemTask:
     pad = partial(pad_rows, padder)
     objective = attached_loss(model)
 
-    def loss(batch: Batch, counts: Tensor) -> Loss:
-        """The batch's share of the objective, and of each term, unweighted."""
-        total: Tensor = model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
-        return Loss(total, last_call(model).parts)
-
     def validate() -> dict[str, float]:
         """The objective on validation data, with the weights that its terms have at the end: one measure for all."""
         before, objective.progress = objective.progress, 1.0
@@ -220,7 +215,7 @@ def task(run: Run) -> SystemTask:
         rows["train"],
         pad,
         terms=[part.name for part in objective.parts],
-        loss_of=loss,
+        loss_of=partial(attached_share, model),
         scores=validate if "validation" in splits else None,
         made_of=made_of | data_made_of(splits) | base_made_of(settings.model, config),
         used=used,

@@ -257,11 +257,12 @@ def _unusable_terms(objective: str, name: str) -> list[str]:
         terms = parse(objective)
     except UserError as mistake:
         return [f"objective: {mistake}"]
+    needs = {term.names[0]: term.requires | term.needs for term in terms}
+    lacking = {term: what for term, own in needs.items() for need, what in LACKING.items() if need in own}
     return [
-        f"objective: {term.names[0]} needs {what}, which {name} does not have. Leave it out; terms of tokens and "
-        "n-grams, such as ce and matches, can be used."
-        for term in terms
-        for what in [what for need, what in LACKING.items() if need in {*term.requires, *term.needs}][:1]
+        f"objective: {term} needs {what}, which {name} does not have. Leave it out; terms of tokens and n-grams, such "
+        "as ce and matches, can be used."
+        for term, what in lacking.items()
     ]
 
 

@@ -8,7 +8,8 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -84,7 +85,6 @@ def save(
         finished: whether the training ends here.
     """
     import torch
-    from safetensors import SafetensorError
 
     from ngramloss.models import adapters
     from ngramloss.training.sharding import whole_optimiser, whole_weights
@@ -94,7 +94,7 @@ def save(
     moments = whole_optimiser(model, optimiser) if settings.fsdp else optimiser.state_dict()
     if here.first:
         checkpoint = folder / f"checkpoint-{state.step}"
-        try:
+        with _writing(checkpoint):
             remove(checkpoint)  # one that was not completed
             adapters.save(model, checkpoint, weights)
             if tokenizer is not None:
@@ -106,8 +106,6 @@ def save(
                 (checkpoint / name).write_text(text, encoding="utf-8")
             facts = {"step": state.step, "best_step": state.best_step, "best": state.best, "finished": finished}
             seal(checkpoint, **facts, **({"averages": state.averages} if state.averages else {}))
-        except (OSError, RuntimeError, SafetensorError) as reason:
-            raise CheckpointError(f"cannot write {checkpoint}: {' '.join(str(reason).split())}.") from reason
         needed = {step(path) for path in regular(folder, settings.save_every)[: settings.average]}
         prune(folder, keep=settings.keep, best=state.best_step, besides=needed)
     here.wait()
@@ -115,19 +113,26 @@ def save(
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a model that is no checkpoint, such as a mean of several, and seal it when it is complete."""
-    from safetensors import SafetensorError
-
     from ngramloss.models import adapters
 
-    try:
+    with _writing(folder):
         if folder.exists():
             delete(folder)
         adapters.save(model, folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         seal(folder)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what a full disk raises into an error that names the path."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except (OSError, RuntimeError, SafetensorError) as reason:
-        raise CheckpointError(f"cannot write {folder}: {' '.join(str(reason).split())}.") from reason
+        raise CheckpointError(f"cannot write {path}: {' '.join(str(reason).split())}.") from reason
 
 
 def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -240,7 +241,7 @@ def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
         return
     value = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
     if isinstance(value, torch.nn.Module):
-        digest.update(_weights_mark(value).encode())
+        digest.update(f"{_source_of(type(value))} {_weights_mark(value)}".encode())
         return
     if hasattr(value, "all_special_tokens"):  # what it has seen is in its attributes
         digest.update(_tokenizer_mark(value).encode())
@@ -250,17 +251,10 @@ def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
             for part in _parts_of(value):
                 _add(digest, part, (*within, id(value)))
         return
-    if isinstance(value, list | tuple) and isinstance(
-        _first_of(value), str
-    ):  # an array would be as wide as the longest
-        digest.update(f"[{len(value)}".encode())
-        for each in value:
-            _add(digest, each, within)
-        return
-    try:
-        array = np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value)
-    except ValueError:  # rows of different lengths
-        array = np.empty(0, object)
+    array = np.empty(0, object)
+    if not isinstance(_first_of(value), str):  # an array of texts would be as wide as the longest
+        with suppress(ValueError):  # rows of different lengths
+            array = np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value)
     if array.dtype.kind in "biuf":
         number = np.float64 if array.dtype.kind == "f" else np.int64
         digest.update(f"{list(array.shape)}".encode() + array.astype(number).tobytes())
@@ -294,7 +288,9 @@ def _parts_of(function: Any) -> Iterator[Any]:
     elif inspect.isfunction(function):
         yield _source_of(function)
         yield from (function.__defaults__, function.__kwdefaults__)
-        yield from inspect.getclosurevars(function).nonlocals.items()
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # nothing was assigned to it yet
+                yield cell.cell_contents
         for name in _names_in(function.__code__):
             value = function.__globals__.get(name)
             is_own = getattr(value, "__module__", None) == function.__module__
@@ -326,12 +322,20 @@ _PLAIN = (bool, int, float, str, list, tuple, dict, set, frozenset)
 def _source_of(thing: Any) -> str:
     """The source of a function or a class; of a lambda, whose line has more than it, its code; else the name."""
     if getattr(thing, "__name__", "") == "<lambda>":
-        constants = [str(each) for each in thing.__code__.co_consts if not isinstance(each, CodeType)]
-        return f"{thing.__code__.co_code.hex()} {constants} {[*_names_in(thing.__code__)]}"
+        return _text_of(thing.__code__)
     try:
         return inspect.getsource(thing)
     except (TypeError, OSError):
         return str(thing.__qualname__)
+
+
+def _text_of(code: CodeType) -> str:
+    """What code does, with the code in it: its instructions, names and constants, not the lines where it stands."""
+    text = f"{code.co_code.hex()} {code.co_names}"
+    for each in code.co_consts:
+        is_set = isinstance(each, frozenset)  # which has another order in each process
+        text += f" {_text_of(each) if isinstance(each, CodeType) else sorted(map(repr, each)) if is_set else each!r}"
+    return text
 
 
 def _search_of(model: Any) -> dict[str, Any]:

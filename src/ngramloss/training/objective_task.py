@@ -116,8 +116,7 @@ class ObjectiveTask(Task):
 
     def loss(self, batch: Batch, counts: Tensor) -> Loss:
         """The batch's share of the objective, and its terms, unweighted."""
-        total = self.model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
-        return Loss(total, last_call(self.model).parts)
+        return attached_share(self.model, batch, counts)
 
     def values(self, batch: Batch, spent: float) -> dict[str, float]:
         """What else is known of a batch and the model, and of the texts that it wrote."""
@@ -144,6 +143,12 @@ class ObjectiveTask(Task):
         """Let compiled layers run uncompiled again."""
         if self.compiled:
             compiling.leave(self.model)
+
+
+def attached_share(model: Any, batch: Batch, counts: Tensor) -> Loss:
+    """A batch's share of the loss of an attached model, and its terms, unweighted; ``counts`` are those of the step."""
+    total = model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
+    return Loss(total, last_call(model).parts)
 
 
 def raise_without_dropout(model: Any, objective: JointLoss) -> None:

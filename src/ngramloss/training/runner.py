@@ -111,7 +111,16 @@ def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: boo
 
 
 def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, besides: Any) -> Outcome:
-    """Run the loop. ``besides`` is what the first process prepared for itself alone."""
+    """Run the loop.
+
+    Args:
+        run: what is trained.
+        run_folder: its folder.
+        here: this process.
+        prepared: what ``prepared.json`` says.
+        besides: the task of a system; else the validation examples for which texts are generated, which only the first
+            process has.
+    """
     settings, newest = run.settings, prepared.continued_from
     began = checkpoints.step(newest) if newest else 0
     if newest is not None and checkpoints.facts(newest)["finished"]:
