@@ -352,7 +352,10 @@ VALIDATED = {"validation": rows(2), "eval_every": 1}
 CHANGED = {
     "objective: .* → 'ce'": ({"objective": "ce + matches(2)"}, {"objective": "ce"}),
     "train.learning_rate: .* → 1e-05. Set it back.": ({}, {"learning_rate": 1e-5}),
-    "train.precision: 'auto' → 'bf16'": ({}, {"precision": "bf16"}),
+    r"train.precision: 'auto' → 'bf16'. Set .*\n  precision of training: fp32 → bf16. This is made from": (
+        {},
+        {"precision": "bf16"},
+    ),
     r"rows: 22 \(.*\) → 7 ": ({}, {"data": 7}),
     "rows: a late label": ({"data": LARGE}, {"data": last_changed(LARGE, "labels", [5, 5])}),
     "rows: weights": ({"data": with_column(weights=1.0)}, {"data": with_column(weights=0.5)}),
