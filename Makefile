@@ -38,7 +38,7 @@ test: check
 
 # The examples in docstrings.
 test-doctests: setup
-	$(BIN)/pytest --doctest-modules -p conftest src --ignore=src/ngramloss/integrations/axolotl.py
+	$(BIN)/pytest --doctest-modules -p conftest src --ignore=src/ngramloss/trainers/axolotl.py
 
 # The cases of which `make test` runs a few: every family in drawn searches, fifty kills of a training, every split.
 test-thorough: setup

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from ngramloss import Term, token_stats
-from ngramloss.stats import LOGITS_ONLY
+from ngramloss.loss.stats import LOGITS_ONLY
 
 
 class Case(NamedTuple):

@@ -78,7 +78,7 @@ def axolotl():
         """As axolotl's own, whose file also imports what the installed TRL no longer has."""
 
     plugins = PluginManager.get_instance()
-    plugins.register("ngramloss.integrations.axolotl.NgramPlugin")
+    plugins.register("ngramloss.trainers.axolotl.NgramPlugin")
     _, settings = merge_input_args()
     logged = []
     for squashed in (False, True):
@@ -130,7 +130,7 @@ def swift():
     from swift.trainers import Seq2SeqTrainer, Seq2SeqTrainingArguments
     from swift.version import __version__
 
-    from ngramloss.integrations.swift import register
+    from ngramloss.trainers.swift import register
 
     register(SCHEDULED)
 

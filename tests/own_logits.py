@@ -6,8 +6,8 @@ import torch
 from torch.testing import assert_close
 
 from ngramloss import JointLoss
-from ngramloss.hf.attach import detach
-from ngramloss.hf.step_loss import shifted
+from ngramloss.models.attached.attach import detach
+from ngramloss.models.attached.step_loss import shifted
 
 OBJECTIVE = "ce + 0.5*matches(1,2) + bag(2)"
 

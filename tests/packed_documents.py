@@ -5,7 +5,7 @@ import torch
 from models import V
 
 import ngramloss as ng
-from ngramloss.hf.attach import attached_loss
+from ngramloss.models.attached.attach import attached_loss
 
 OBJECTIVE = "ce + 0.5*matches(2,3) + bag(2) + convex"
 

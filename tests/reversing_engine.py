@@ -1,6 +1,6 @@
 """An engine as somebody would add it: the best text of hf, its tokens in reverse order."""
 
-from ngramloss.generation.engines import hf
+from ngramloss.search.engines import hf
 
 
 def load(model, search, *, precision):

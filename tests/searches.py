@@ -8,14 +8,15 @@ import tiny_tokenizers
 import torch
 
 from ngramloss.data.tokens import Shape, separator_id, sources
-from ngramloss.generation.batches import Budget
-from ngramloss.generation.decoders import CAUSAL, DECODERS
-from ngramloss.generation.engines import Loaded, hf
-from ngramloss.generation.engines.hf import search_of
 from ngramloss.generation.job import job
-from ngramloss.generation.writer import Writer, load_model, writer_of
+from ngramloss.generation.job_writer import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Data, Generation, Model
+from ngramloss.search.batches import Budget
+from ngramloss.search.decoders import CAUSAL, DECODERS
+from ngramloss.search.engines import Loaded, hf
+from ngramloss.search.engines.hf import search_of
+from ngramloss.search.writer import Writer
 
 PROMPTED = [name for name in (*models.DECODER_ONLY, *models.OTHERS) if name != "gemma2"]
 """Decoder-only models that ``graph`` serves; the logits of gemma2 are equal there, because its head is bounded so tightly."""

@@ -9,11 +9,11 @@ from own_logits import OBJECTIVE, assert_same_gradients, reference
 from torch.testing import assert_close
 
 from ngramloss import JointLoss
-from ngramloss.hf.attach import attach
-from ngramloss.hf.heads import bare, head_module, head_of
-from ngramloss.hf.step_loss import shifted
+from ngramloss.loss.stats import head as sweeping
 from ngramloss.models.adapters import raise_unless_mergeable
-from ngramloss.stats import head as sweeping
+from ngramloss.models.attached.attach import attach
+from ngramloss.models.attached.heads import bare, head_module, head_of
+from ngramloss.models.attached.step_loss import shifted
 
 FAMILIES = ["llama", "bart", "gemma2", "cohere", "t5"]  # only the head of llama is not tied to the embeddings
 ON_HEAD = {"target_modules": ["lm_head"]}
@@ -190,7 +190,7 @@ def test_another_adapter_of_the_head_is_compared_again(monkeypatch):
     wrapped, inputs = attach(lora(tiny("llama"), **ON_HEAD), OBJECTIVE), batch("llama")
     wrapped.add_adapter("second", peft.LoraConfig(r=3, init_lora_weights=False, **ON_HEAD))
     compared = []
-    monkeypatch.setattr("ngramloss.hf.calls.raise_unless_equal", lambda *given: compared.append(given))
+    monkeypatch.setattr("ngramloss.models.attached.calls.raise_unless_equal", lambda *given: compared.append(given))
     for active, times in (("default", 1), ("default", 1), ("second", 2), ("second", 2), ("default", 3)):
         wrapped.set_adapter(active)
         wrapped(**inputs)

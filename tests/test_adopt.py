@@ -18,8 +18,8 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, Trai
 
 import ngramloss as ng
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import attach, detach, logits_of
-from ngramloss.hf.step_loss import shifted
+from ngramloss.models.attached.attach import attach, detach, logits_of
+from ngramloss.models.attached.step_loss import shifted
 
 pytestmark = [pytest.mark.adopt, pytest.mark.filterwarnings("ignore")]
 
@@ -946,7 +946,7 @@ def test_a_call_walks_the_call_stack_once(way, does, walks, tmp_path):
     walks.clear()
     it.predict(it.eval_dataset) if does == "predict" else getattr(it, does)()
     assert calls
-    assert walks == ["ngramloss.hf.callers"] * len(calls)
+    assert walks == ["ngramloss.models.attached.callers"] * len(calls)
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -956,4 +956,4 @@ def test_a_call_without_a_trainer_walks_it_once_too(labels, walks):
         inputs |= {"decoder_input_ids": inputs.pop("labels").clamp_min(0)}
     walks.clear()
     model(**inputs)
-    assert walks == ["ngramloss.hf.callers"]
+    assert walks == ["ngramloss.models.attached.callers"]

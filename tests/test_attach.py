@@ -19,9 +19,9 @@ from torch.testing import assert_close
 
 from ngramloss import JointLoss
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import attach, detach, last_parts
-from ngramloss.hf.heads import head_module
-from ngramloss.hf.step_loss import compute_loss_func, shifted
+from ngramloss.models.attached.attach import attach, detach, last_parts
+from ngramloss.models.attached.heads import head_module
+from ngramloss.models.attached.step_loss import compute_loss_func, shifted
 
 SHARPENING = "soft(2) + gated(1) + near(2) + convex + dft + tailr + mixce + unlikelihood"
 SOME = ["bart", "t5", "bert2bert", "gemma2"]
@@ -292,7 +292,7 @@ def test_a_replaced_head_is_followed():
 
 def test_the_head_is_checked_once(monkeypatch):
     calls = []
-    monkeypatch.setattr("ngramloss.hf.calls.raise_unless_equal", lambda *given: calls.append(given))
+    monkeypatch.setattr("ngramloss.models.attached.calls.raise_unless_equal", lambda *given: calls.append(given))
     model, inputs = attach(tiny("llama"), OBJECTIVE), batch("llama")
     model(**inputs)
     model(**inputs)
@@ -503,9 +503,9 @@ def test_logits_changed_after_the_head_are_refused_at_the_first_step(dtype, fact
 
 @pytest.mark.parametrize("family", ["bart", "gemma2", "cohere", "granite"])
 def test_a_change_the_head_was_not_told_of_is_refused(family, monkeypatch):
-    monkeypatch.setattr("ngramloss.hf.heads._buffer", lambda model: None)
-    monkeypatch.setattr("ngramloss.hf.heads._softcap", lambda model: None)
-    monkeypatch.setattr("ngramloss.hf.heads._scale", lambda model: 1.0)
+    monkeypatch.setattr("ngramloss.models.attached.heads._buffer", lambda model: None)
+    monkeypatch.setattr("ngramloss.models.attached.heads._softcap", lambda model: None)
+    monkeypatch.setattr("ngramloss.models.attached.heads._scale", lambda model: 1.0)
     with pytest.raises(ValueError, match="changes its logits after the head"):
         attach(tiny(family), OBJECTIVE)(**batch(family))
 
@@ -764,7 +764,7 @@ def test_compute_loss_func_asks_where_the_outputs_do_not_tell():
 
 
 def test_attach_needs_torch_alone():
-    program = "import sys; sys.modules['transformers'] = None; import ngramloss.hf.attach; print('done')"
+    program = "import sys; sys.modules['transformers'] = None; import ngramloss.models.attached.attach; print('done')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr
 

@@ -8,7 +8,7 @@ from lanes import few
 from sweeps import DEVICE, LOGS, NEEDS, every_sweep
 
 from ngramloss import JointLoss, token_stats_from_hidden
-from ngramloss.stats import backends, chosen_backend, chunked, head
+from ngramloss.loss.stats import backends, chosen_backend, chunked, head
 
 EVERYTHING = "ce(smoothing=0.1) + 0.5*ce(smoothing=0.1,temperature=2) + matches(1,2) + rewards(2) + precision(2) + bag(2):original + eisl(2) + soft(2) + dft + unlikelihood + eaft(alpha=2)"
 

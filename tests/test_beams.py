@@ -16,9 +16,9 @@ from lanes import few
 from searches import SERVED, SOURCES, tiny, with_settings, written
 
 from ngramloss.errors import UserError
-from ngramloss.generation import beams, sampling
-from ngramloss.generation.decoders import difference
-from ngramloss.generation.engines import graph, hf
+from ngramloss.search import beams, sampling
+from ngramloss.search.decoders import difference
+from ngramloss.search.engines import graph, hf
 
 # The texts of hf
 

@@ -6,10 +6,10 @@ from argparse import Namespace
 import pytest
 from benchmarks import medians
 
-from ngramloss.bench import benchmark, generate
-from ngramloss.bench.benchmark import Measured
 from ngramloss.cli import main
 from ngramloss.errors import UserError
+from ngramloss_bench import benchmark, generate
+from ngramloss_bench.benchmark import Measured
 
 pytest.importorskip("ctranslate2")
 TINY = [

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 from benchmarks import medians
 
-from ngramloss.bench import child, scaling
-from ngramloss.bench.benchmark import Measured
-from ngramloss.bench.scaling import Training
 from ngramloss.cli import main
+from ngramloss_bench import child, scaling
+from ngramloss_bench.benchmark import Measured
+from ngramloss_bench.scaling import Training
 
 TINY = [
     "bench",

@@ -14,14 +14,14 @@ import pytest
 import torch
 from benchmarks import medians
 
-from ngramloss.bench import benchmark, child, lengths, models, train, trainings
-from ngramloss.bench.benchmark import Measured
-from ngramloss.bench.window import PROFILED, TRACED, TRIES, Window, busy
 from ngramloss.cli import main
+from ngramloss.data.batches.plan import LONG
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import UserError
-from ngramloss.steps.plan import LONG
 from ngramloss.training import python
+from ngramloss_bench import benchmark, child, lengths, models, train, trainings
+from ngramloss_bench.benchmark import Measured
+from ngramloss_bench.window import PROFILED, TRACED, TRIES, Window, busy
 
 # Lengths
 
@@ -104,7 +104,7 @@ def test_the_gpu_is_idle_for_a_share_of_the_steps_in_which_it_was_watched(monkey
     ]
     recorded = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events))
     profiler = SimpleNamespace(start=bool, stop=bool, profiler=recorded)
-    monkeypatch.setattr("ngramloss.bench.window.profile", lambda activities: profiler)
+    monkeypatch.setattr("ngramloss_bench.window.profile", lambda activities: profiler)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
     monkeypatch.setattr(Window, "_now", lambda self: next(clock))
@@ -117,7 +117,7 @@ def test_the_gpu_is_idle_for_a_share_of_the_steps_in_which_it_was_watched(monkey
 
 def test_work_of_what_is_left_out_is_not_taken_for_that_of_steps(monkeypatch):
     window = Window(warm_up=1, steps=1, cuda=True)
-    monkeypatch.setattr("ngramloss.bench.window.profile", lambda activities: SimpleNamespace(start=bool, stop=bool))
+    monkeypatch.setattr("ngramloss_bench.window.profile", lambda activities: SimpleNamespace(start=bool, stop=bool))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
     clock = iter(range(100))
@@ -143,7 +143,7 @@ def test_the_next_steps_are_profiled_if_something_that_is_left_out_fell_into_the
     recorded = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: [event]))
     profiler = SimpleNamespace(start=lambda: profiles.append("start"), stop=lambda: profiles.append("stop"))
     monkeypatch.setattr(
-        "ngramloss.bench.window.profile", lambda activities: SimpleNamespace(**vars(profiler), profiler=recorded)
+        "ngramloss_bench.window.profile", lambda activities: SimpleNamespace(**vars(profiler), profiler=recorded)
     )
     for name in ("max_memory_allocated", "max_memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, lambda: 0)
@@ -432,7 +432,7 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
 )
 def test_a_mistake_is_reported_before_any_training(arguments, message, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ngramloss.bench.benchmark.measure", lambda _: pytest.fail("it trains"))
+    monkeypatch.setattr("ngramloss_bench.benchmark.measure", lambda _: pytest.fail("it trains"))
     assert main([*TINY, *arguments]) in (1, 2)
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

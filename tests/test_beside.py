@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ngramloss import OBJECTIVES, JointLoss, token_stats
 from ngramloss.errors import UserError
-from ngramloss.stats import GIVEN, labelled, with_given
+from ngramloss.loss.stats import GIVEN, labelled, with_given
 
 WEIGHTED = [case for case in CASES if OBJECTIVES[case.term.name].weighted]
 REFUSED = ["precision(2)", "bag(2)", "bleu(1,2)", "lcs", "eisl(2)", "convex"]
@@ -180,7 +180,7 @@ def test_weights_have_no_gradient_and_padding_is_not_read():
 
 
 def test_kernels_step_aside_for_weights():
-    from ngramloss.gpu import replay
+    from ngramloss.loss.kernels import replay
 
     hidden, weight, labels, weights = batch_of()
     stats = with_given(token_stats(hidden @ weight.T, labels), labels, {"weights": weights})

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import ngramloss as ng
 from ngramloss import OBJECTIVES, CandidateStats, JointLoss, Objective, Term, TokenStats, UserError
-from ngramloss.objectives.candidates.by_gain import ranked
-from ngramloss.stats import checked_candidates
+from ngramloss.loss.objectives.candidates.by_gain import ranked
+from ngramloss.loss.stats import checked_candidates
 
 NAMES = ["rank", "risk", "prefer"]
 WRITTEN = [
@@ -478,8 +478,8 @@ def test_candidates_that_no_term_reads_are_refused():
 
 def test_candidates_are_not_replayed(monkeypatch):
     logits, labels, stats = example()
-    monkeypatch.setattr("ngramloss.gpu.replay.suits", lambda stats: True)
-    monkeypatch.setattr("ngramloss.gpu.replay.replayed", lambda *_: pytest.fail("replayed"))
+    monkeypatch.setattr("ngramloss.loss.kernels.replay.suits", lambda stats: True)
+    monkeypatch.setattr("ngramloss.loss.kernels.replay.replayed", lambda *_: pytest.fail("replayed"))
     JointLoss("ce + rank")(logits, labels, candidates=stats)
     with pytest.raises(UserError, match="reads candidates"):
         JointLoss("ce + rank")(logits, labels)

@@ -32,16 +32,16 @@ from transformers import Seq2SeqTrainer
 
 from ngramloss import JointLoss, LogParts, NgramTrainer, attach, cli, compute_loss_func, detach, last_parts, recipe
 from ngramloss.data import Example, candidate_tokens, newswire
+from ngramloss.data.batches.padding import Padder
+from ngramloss.data.batches.plan import Grid, Plan, Size, fitted_grid
+from ngramloss.data.batches.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.data.candidate_tokens import WithCandidates, tokenise_candidates
 from ngramloss.data.candidates import Candidates, read_candidates
 from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import aligned_labels, attached_loss, last_call, logits_of
-from ngramloss.hf.decoder_inputs import decoder_inputs
-from ngramloss.stats import CandidateStats, head
-from ngramloss.steps.padding import Padder
-from ngramloss.steps.plan import Grid, Plan, Size, fitted_grid
-from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
+from ngramloss.loss.stats import CandidateStats, head
+from ngramloss.models.attached.attach import aligned_labels, attached_loss, last_call, logits_of
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
 
 RANK = "ce + 10*rank(margin=0.01,alpha=1) + risk + prefer"
 FAMILIES = [family for family in ENCODER_DECODER if family != "prophetnet"]

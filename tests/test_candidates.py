@@ -16,17 +16,18 @@ from ngramloss import METRICS, Metric, Scores, cli
 from ngramloss.data import Example, fingerprint, newswire
 from ngramloss.data.candidates import about_candidates, check_candidates, read_candidates, text_hashes
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.generation import candidates, engines, predictions, writer
-from ngramloss.generation.engines import graph, hf
-from ngramloss.generation.engines.hf import search_of
+from ngramloss.generation import candidates, predictions
 from ngramloss.generation.job import job
-from ngramloss.generation.teacher_forced import text_logp
-from ngramloss.generation.writer import Text, _by_probability
 from ngramloss.metrics.gains import check_gain, gain_of, gains_of
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.rouge import rouge as rouge_scores
+from ngramloss.models.teacher_forced import text_logp
 from ngramloss.output import progress
 from ngramloss.scoring import provenance
+from ngramloss.search import engines, writer
+from ngramloss.search.engines import graph, hf
+from ngramloss.search.engines.hf import search_of
+from ngramloss.search.writer import Text, _by_probability
 from ngramloss.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -591,7 +592,7 @@ def test_a_held_out_part_of_the_training_split_gets_no_candidates(run, tmp_path)
 # Stopped, continued, shared
 
 
-STOP = killed_at_third_call("ngramloss.generation.writer", "decoded")
+STOP = killed_at_third_call("ngramloss.search.writer", "decoded")
 STOP_SCORING = """
 import os, signal, sys
 from ngramloss import cli
@@ -896,7 +897,7 @@ def test_log_probabilities_of_texts_are_those_of_the_model_one_by_one(family, mo
         [logp_one_by_one(model, source, text) for text in rows] for source, rows in zip(sources, texts, strict=True)
     ]
     for most in (2**28, 2 * 13 * 6):  # all at a time, or two texts
-        monkeypatch.setattr("ngramloss.generation.teacher_forced.MOST_LOGITS", most)
+        monkeypatch.setattr("ngramloss.models.teacher_forced.MOST_LOGITS", most)
         found = text_logp(model, sources, texts, pad=models.PAD)
         for row, other in zip(found, expected, strict=True):
             assert row == pytest.approx(other, rel=1e-4, abs=1e-4)

@@ -10,9 +10,9 @@ from sweeps import DEVICE, every_sweep
 
 from ngramloss import JointLoss, token_stats, token_stats_from_hidden
 from ngramloss.errors import UserError
-from ngramloss.explaining.explain import explain
-from ngramloss.stats import chunked, head, labelled
-from ngramloss.terms.registry import temperature_of
+from ngramloss.loss.explaining.explain import explain
+from ngramloss.loss.stats import chunked, head, labelled
+from ngramloss.loss.terms.registry import temperature_of
 
 every_temperature = pytest.mark.parametrize("temperature", few([0.05, 3.0], [0.05, 0.5, 3.0, 100.0]))
 

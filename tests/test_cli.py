@@ -19,18 +19,19 @@ import torch
 from benchmarks import medians
 
 import ngramloss
-from ngramloss import doctor, recipe
+from ngramloss import recipe
+from ngramloss.cli import doctor_rows as doctor
 from ngramloss.cli import main
 from ngramloss.cli.list_ import FIRST, LISTS
 from ngramloss.cli.program import VERBS, parser
-from ngramloss.engine_registry import ENGINES, engine_packages
 from ngramloss.errors import UserError
+from ngramloss.loss.stats import BACKENDS, chosen_backend
+from ngramloss.loss.terms import OBJECTIVES
 from ngramloss.metrics.registry import METRICS
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
-from ngramloss.stats import BACKENDS, chosen_backend
+from ngramloss.search.registry import ENGINES, engine_packages
 from ngramloss.storage.files import cache_folder
-from ngramloss.terms import OBJECTIVES
 
 PAIR = ["explain", "--reference", "the cat sat on the mat", "--candidate", "the cat lay on the mat"]
 
@@ -412,7 +413,7 @@ def test_a_number_out_of_range_is_told_before_any_work(arguments, message, capsy
 
 @pytest.mark.slow
 def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch):
-    from ngramloss.bench import head
+    from ngramloss_bench import head
 
     monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 8, 101, 16))
     written, drawn = tmp_path / "head.json", tmp_path / "head.png"
@@ -428,7 +429,7 @@ def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch)
 
 @pytest.mark.slow
 def test_bench_head_measures_labelled_positions_alone(tmp_path, capsys, monkeypatch):
-    from ngramloss.bench import head
+    from ngramloss_bench import head
 
     monkeypatch.setitem(head.SIZES, "tiny", head.Size(2, 100, 101, 16))
     arguments = ["bench", "head", "--sizes", "tiny", "--device", "cpu", "--objectives", "ce + matches(2)"]
@@ -470,7 +471,7 @@ def test_bench_step_in_other_precisions(precision, capsys):
 
 
 def test_bench_step_shows_what_captured_objectives_add_to_ce(monkeypatch):
-    from ngramloss.bench import benchmark, clock, step
+    from ngramloss_bench import benchmark, clock, step
 
     def captured(run, clear):  # there is no GPU: the function itself stands for its graph
         run()
@@ -498,7 +499,7 @@ def test_bench_step_shows_what_captured_objectives_add_to_ce(monkeypatch):
 
 
 def test_bench_head_captures_every_objective_on_a_gpu():
-    from ngramloss.bench import head
+    from ngramloss_bench import head
 
     inputs = head.example(head.Size(1, 4, 16, 8), "cpu", torch.float32)
     names = [what for what, *_ in head.contestants(*inputs, objectives=head.OBJECTIVES, loops=False, capture=True)]
@@ -506,9 +507,9 @@ def test_bench_head_captures_every_objective_on_a_gpu():
 
 
 def test_bench_head_has_the_same_loss_of_labelled_positions_found_or_known():
-    from ngramloss.bench import head, peers
-    from ngramloss.loss import JointLoss
-    from ngramloss.stats import labelled
+    from ngramloss.loss.joint_loss import JointLoss
+    from ngramloss.loss.stats import labelled
+    from ngramloss_bench import head, peers
 
     hidden, weight, labels = head.example(head.Size(3, 70, 16, 8), "cpu", torch.float32)
     labels[:, :60] = -100
@@ -525,7 +526,7 @@ def test_bench_head_has_the_same_loss_of_labelled_positions_found_or_known():
 @pytest.fixture
 def bench_head(monkeypatch, capsys):
     """A function: what ``bench head`` prints if its contestants take these times, or raise."""
-    from ngramloss.bench import clock, head
+    from ngramloss_bench import clock, head
 
     def run(times, memory=0.5):
         def cost(run, device, **_):
@@ -545,14 +546,14 @@ def bench_head(monkeypatch, capsys):
 
 
 def test_bench_head_times_what_is_captured_as_a_graph(bench_head):
-    from ngramloss.bench import head
+    from ngramloss_bench import head
 
     lines, _ = bench_head({head.FLOOR: 1.0, head.STOCK: 4.0, "mine, captured": 4.0})
     assert lines[2].split()[-4:] == ["2.00", "–", "0.50", "2.00"]
 
 
 def test_bench_head_prints_a_dash_with_a_reason_for_what_it_could_not_measure(bench_head, monkeypatch):
-    from ngramloss.bench import benchmark, head
+    from ngramloss_bench import benchmark, head
 
     names = [head.FLOOR, head.STOCK, "mine"]
     lines, said = bench_head(dict.fromkeys(names, 2.0))
@@ -573,7 +574,7 @@ def test_bench_head_prints_a_dash_with_a_reason_for_what_it_could_not_measure(be
 @pytest.mark.parametrize(("what", "warned"), [("mine", True), ("mine, labelled positions", False)])
 def test_bench_head_does_not_trust_a_time_below_its_lower_bound(bench_head, what, warned):
     """Of a part of the positions, it may be below."""
-    from ngramloss.bench import head
+    from ngramloss_bench import head
 
     _, said = bench_head({head.FLOOR: 3.0, head.STOCK: 4.0, what: 2.0})
     warning = (
@@ -586,7 +587,7 @@ def test_bench_head_does_not_trust_a_time_below_its_lower_bound(bench_head, what
 def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypatch, capsys):
     from models import tiny
 
-    from ngramloss.bench import models
+    from ngramloss_bench import models
 
     monkeypatch.setattr(models, "built", lambda name, **_: tiny("t5"))
     assert main(["bench", "step", "--loops", "--source", "8", "--target", "8", "--device", "cpu"]) == 2
@@ -598,7 +599,7 @@ def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypat
 
 @pytest.mark.slow
 def test_bench_head_in_another_precision(monkeypatch, capsys):
-    from ngramloss.bench import head
+    from ngramloss_bench import head
 
     monkeypatch.setitem(head.SIZES, "tiny", head.Size(1, 4, 16, 8))
     arguments = ["bench", "head", "--sizes", "tiny", "--device", "cpu", "--dtype", "bfloat16"]
@@ -613,7 +614,7 @@ def test_bench_head_in_another_precision(monkeypatch, capsys):
 
 def test_the_papers_loops_are_the_objectives():
     from ngramloss import JointLoss
-    from ngramloss.bench import peers
+    from ngramloss_bench import peers
 
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 4, (3, 9), generator=generator)
@@ -701,7 +702,7 @@ NAKED = "import sys; sys.path.insert(0, sys.argv[1]); from ngramloss.cli import 
 
 def naked(*arguments, before=""):
     """Run a command in a Python that has no packages but its own, after a line of code."""
-    source = str(Path(doctor.__file__).parent.parent)
+    source = str(Path(doctor.__file__).parents[2])
     program = [sys.executable, "-S", "-E", "-c", before + NAKED, source, *arguments]
     return subprocess.run(program, capture_output=True, text=True, check=False)
 

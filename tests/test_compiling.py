@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import ngramloss as ng
+from ngramloss.data.batches import budget
+from ngramloss.data.batches.plan import Grid
+from ngramloss.data.batches.planned import ExampleLengths
 from ngramloss.errors import UserError
-from ngramloss.hf.unmasked import as_if_captured
+from ngramloss.models.attached.unmasked import as_if_captured
 from ngramloss.recipe import Train
-from ngramloss.steps import budget
-from ngramloss.steps.plan import Grid
-from ngramloss.steps.planned import ExampleLengths
 from ngramloss.storage.files import user_cache
 from ngramloss.training import compiling
 

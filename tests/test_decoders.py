@@ -10,10 +10,10 @@ from searches import PROMPTED, SOURCES, tiny, with_settings, written
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ngramloss.errors import UserError
-from ngramloss.generation import engines
-from ngramloss.generation.decoders import CAUSAL, CausalDecoder, difference, padded_head
-from ngramloss.generation.engines import graph, hf
-from ngramloss.generation.engines.hf import search_of
+from ngramloss.search import engines
+from ngramloss.search.decoders import CAUSAL, CausalDecoder, difference, padded_head
+from ngramloss.search.engines import graph, hf
+from ngramloss.search.engines.hf import search_of
 
 PROMPTS = [[5, 6, 7, 8, 2], [9], [12, 4, 4, 10, 11, 5, 6, 9, 12, 2, 3, 3, 7], [7, 2], [4, 5, 2], [11, 8, 10, 2]]
 
@@ -238,8 +238,8 @@ def test_a_setting_of_the_model_that_attention_here_does_not_know_is_refused():
     ("attention", "window"), [("Llama", None), ("Mistral", 30)], ids=["llama has none", "mistral reads its config"]
 )
 def test_fused_attention_has_the_window_of_the_model(attention, window, monkeypatch):
-    from ngramloss.generation import fused_layers
-    from ngramloss.gpu import decoding
+    from ngramloss.search import fused_layers
+    from ngramloss.search.kernels import attention as decoding
 
     config = getattr(transformers, f"{attention}Config")(**models.LLAMA, sliding_window=30)
     layer = getattr(transformers, f"{attention}ForCausalLM")(config).model.layers[0].self_attn

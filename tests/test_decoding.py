@@ -9,10 +9,10 @@ import transformers
 from searches import SERVED, SOURCES, tiny, with_settings, written
 from torch.nn.functional import scaled_dot_product_attention
 
-from ngramloss.generation import beams, decoders
-from ngramloss.generation.engines import graph, hf
-from ngramloss.generation.fused_layers import norm_of
-from ngramloss.gpu import decoding
+from ngramloss.search import beams, decoders
+from ngramloss.search.engines import graph, hf
+from ngramloss.search.fused_layers import norm_of
+from ngramloss.search.kernels import attention as decoding
 
 pytestmark = pytest.mark.slow
 

@@ -288,7 +288,7 @@ def tiny_model(tmp_path_factory, own_cache):
 
 @pytest.fixture(autouse=True)
 def tiny_bench(monkeypatch):
-    from ngramloss.bench import head
+    from ngramloss_bench import head
 
     monkeypatch.setattr(head, "SIZES", dict.fromkeys(head.SIZES, head.Size(2, 8, 101, 16)))
 

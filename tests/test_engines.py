@@ -21,20 +21,21 @@ from lanes import few
 from searches import SOURCES, tiny, with_settings, written
 from transformers import GenerationConfig
 
-from ngramloss import cli, engine_registry, recipe
-from ngramloss.bench import generate as bench_generate
+from ngramloss import cli, recipe
 from ngramloss.cli.program import parser
 from ngramloss.errors import UserError
-from ngramloss.generation import batches as batching
-from ngramloss.generation import engines
-from ngramloss.generation.engines import conversion, ct2, graph, hf
-from ngramloss.generation.engines.hf import search_of
 from ngramloss.generation.job import job
-from ngramloss.generation.search import Options
 from ngramloss.models.loading import from_scratch, prepare_generation
 from ngramloss.recipe import Generation, Model
 from ngramloss.scoring import provenance
+from ngramloss.search import batches as batching
+from ngramloss.search import engines
+from ngramloss.search import registry as engine_registry
+from ngramloss.search.engines import conversion, ct2, graph, hf
+from ngramloss.search.engines.hf import search_of
+from ngramloss.search.search import Options
 from ngramloss.storage.files import cache_folder
+from ngramloss_bench import generate as bench_generate
 
 pytest.importorskip("ctranslate2")
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -440,7 +441,7 @@ def test_settings_of_sampling_count_only_where_generate_itself_samples(name):
 
 
 def test_graph_says_that_the_model_has_too_few_positions():
-    from ngramloss.generation.engines import graph
+    from ngramloss.search.engines import graph
 
     model = tiny("bart")
     positions = model.config.max_position_embeddings
@@ -920,7 +921,7 @@ def test_a_baseline_does_not_sample(tmp_path, capsys):
     )
 
 
-STOP = killed_at_third_call("ngramloss.generation.engines.ct2", "_translate")
+STOP = killed_at_third_call("ngramloss.search.engines.ct2", "_translate")
 
 
 @pytest.mark.slow

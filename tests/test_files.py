@@ -327,25 +327,25 @@ def test_links_are_followed_inside_of_a_folder_alone(tmp_path):
 
 
 def json_of_a_benchmark(path):
-    from ngramloss.bench.benchmark import write_json
+    from ngramloss_bench.benchmark import write_json
 
     write_json(path, {"rows": []})
 
 
 def chart_of_a_benchmark(path):
-    from ngramloss.bench import benchmark
+    from ngramloss_bench import benchmark
 
     benchmark.draw({"a": {"c": 1.0}}, path, title="title", axis="b", decimals=0)
 
 
 def picture_of_gradients(path):
-    from ngramloss.explaining import compare_gradients
+    from ngramloss.loss.explaining import compare_gradients
 
     compare_gradients.plot([compare_gradients.Push(1, "a", "both", 0.5, (0.1,))], ["ce"], path)
 
 
 def tokens_of_a_benchmark(path):
-    from ngramloss.bench import lengths
+    from ngramloss_bench import lengths
 
     path.with_name("input_ids.npy").symlink_to("/dev/full")
     lengths.write_tokens(path.parent, np.array([3]), np.array([2]), vocabulary=9, seed=0)

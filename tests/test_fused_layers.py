@@ -7,7 +7,7 @@ import pytest
 import torch
 from searches import tiny
 
-from ngramloss.generation.fused_layers import Joined, added, fused_forwards, norm_of, replaced, write_product
+from ngramloss.search.fused_layers import Joined, added, fused_forwards, norm_of, replaced, write_product
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_layers_that_are_not_plain_stay_as_they_are(change, monkeypatch):
     elif change == "bias":
         layers[1].bias = None
     else:
-        monkeypatch.setattr("ngramloss.generation.fused_layers.MOST_COPIED", 4 * 6 * 9 - 1)
+        monkeypatch.setattr("ngramloss.search.fused_layers.MOST_COPIED", 4 * 6 * 9 - 1)
     joined = Joined([layers])
     assert not joined.products
     assert all(map(torch.equal, joined(hidden, *layers), [layer(hidden) for layer in layers]))

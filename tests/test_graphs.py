@@ -10,8 +10,8 @@ import torch
 from searches import SOURCES, tiny, with_settings, written
 
 from ngramloss import JointLoss
-from ngramloss.generation.engines import graph, hf
-from ngramloss.gpu import graphs, replay
+from ngramloss.loss.kernels import graphs, replay
+from ngramloss.search.engines import graph, hf
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration
 import ngramloss as ng
 from ngramloss import cli, recipe
 from ngramloss.data import Example, fingerprint, load, newswire
+from ngramloss.data.batches.padding import Padder
 from ngramloss.errors import UserError
+from ngramloss.loss.terms import OBJECTIVES
 from ngramloss.metrics.oracle import greedy_oracle
-from ngramloss.models.guided_bart import GuidedBart
 from ngramloss.recipe import Data
-from ngramloss.steps.padding import Padder
-from ngramloss.systems import gsum
-from ngramloss.systems.registry import read_system, run_of
-from ngramloss.terms import OBJECTIVES
+from ngramloss.training.systems import read_system, run_of
+from ngramloss_systems import gsum
+from ngramloss_systems.guided_bart import GuidedBart
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -184,7 +184,7 @@ def test_columns_that_cannot_guide_are_refused(tmp_path, column, message):
 
 
 def test_a_batch_has_the_guidance_of_its_rows_and_one_token_in_blank_rows():
-    from ngramloss.steps.plan import Size
+    from ngramloss.data.batches.plan import Size
 
     rows = [
         {"input_ids": [0, 5, 2], "labels": [6, 2], "guidance_ids": [0, 7, 8, 2]},

@@ -9,11 +9,11 @@ from transformers import AutoConfig, BartConfig, BartForConditionalGeneration
 
 import ngramloss as ng
 from ngramloss.errors import UserError
-from ngramloss.generation.engines import hf
-from ngramloss.generation.search import Options
 from ngramloss.models import loading
-from ngramloss.models.guided_bart import GuidedBart, guided, load_guided
 from ngramloss.recipe import Generation, Model
+from ngramloss.search.engines import hf
+from ngramloss.search.search import Options
+from ngramloss_systems.guided_bart import GuidedBart, guided, load_guided
 
 
 def bart(seed=0, **changes):

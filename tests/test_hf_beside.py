@@ -8,8 +8,8 @@ from trainings import arguments, padded, rows, tiny
 import ngramloss as ng
 from ngramloss import JointLoss, NgramTrainer, attach
 from ngramloss.errors import UserError
-from ngramloss.hf.segments import predicted
-from ngramloss.hf.step_loss import shifted
+from ngramloss.models.attached.segments import predicted
+from ngramloss.models.attached.step_loss import shifted
 from ngramloss.recipe import Train
 
 OBJECTIVE = "ce + matches(2) + near(2)"

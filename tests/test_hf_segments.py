@@ -11,8 +11,8 @@ from packed_documents import LENGTHS, OBJECTIVE, agree, documents_of, expected, 
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 import ngramloss as ng
-from ngramloss.hf.attach import aligned_packing
-from ngramloss.stats import IGNORE_INDEX
+from ngramloss.loss.stats import IGNORE_INDEX
+from ngramloss.models.attached.attach import aligned_packing
 
 
 def numbers(lengths=LENGTHS):

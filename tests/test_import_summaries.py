@@ -13,11 +13,11 @@ from released_data import STORIES, data_folder, read_rows, xsum_reference
 from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.data.statistics import words_of
-from ngramloss.generation.engines import hf as hf_engine
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.rouge import rouge
 from ngramloss.metrics.shape import shape
-from ngramloss.scoring import import_summaries
+from ngramloss.search.engines import hf as hf_engine
+from ngramloss_systems import import_summaries
 
 REFERENCES = {"a": "The cat sat.\nIt slept.", "b": "It rained (a lot) all day.", "c": "Prices don't fall."}
 

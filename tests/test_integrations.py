@@ -69,8 +69,8 @@ def plugin(monkeypatch):
     modules["axolotl.integrations.base"].BasePlugin = object
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    yield importlib.import_module("ngramloss.integrations.axolotl").NgramPlugin()
-    sys.modules.pop("ngramloss.integrations.axolotl")
+    yield importlib.import_module("ngramloss.trainers.axolotl").NgramPlugin()
+    sys.modules.pop("ngramloss.trainers.axolotl")
 
 
 def config(**settings):
@@ -86,7 +86,7 @@ def test_axolotls_plugin_attaches_the_objective_and_adds_the_log(plugin):
     assert (str(ng.attached_loss(model)), ng.attached_loss(model).memory) == ("ce + matches(2)", "lean")
     (callback,) = plugin.add_callbacks_pre_trainer(cfg, model)
     assert isinstance(callback, ng.LogParts)
-    assert plugin.get_input_args() == "ngramloss.integrations.axolotl.NgramArgs"
+    assert plugin.get_input_args() == "ngramloss.trainers.axolotl.NgramArgs"
 
 
 def test_axolotls_plugin_refuses_another_loss_before_a_model_is_loaded(plugin):
@@ -96,7 +96,7 @@ def test_axolotls_plugin_refuses_another_loss_before_a_model_is_loaded(plugin):
 
 @pytest.mark.filterwarnings("ignore")
 def test_swifts_maps_get_a_loss_and_a_callback(monkeypatch):
-    from ngramloss.integrations.swift import register
+    from ngramloss.trainers.swift import register
 
     modules = {"swift": {}, "swift.loss": {"loss_map": {}}, "swift.callbacks": {"callbacks_map": {}}}
     for name, contents in modules.items():

@@ -15,12 +15,12 @@ from trainings import EACH_RANK, assert_same_weights, train_joined
 
 import ngramloss as ng
 from ngramloss import JointLoss, UserError
-from ngramloss.generation import engines
-from ngramloss.generation.engines.hf import search_of
+from ngramloss.data.batches.joined import JoinedPadder, split_turns
+from ngramloss.data.batches.plan import Plan, Size, fitted_grid
+from ngramloss.data.batches.planned import lengths_of
 from ngramloss.recipe import Generation
-from ngramloss.steps.joined import JoinedPadder, split_turns
-from ngramloss.steps.plan import Plan, Size, fitted_grid
-from ngramloss.steps.planned import lengths_of
+from ngramloss.search import engines
+from ngramloss.search.engines.hf import search_of
 
 IDS = st.integers(3, V - 1)
 OBJECTIVE = "ce + matches(1,2) + bag(2)"
@@ -167,7 +167,7 @@ def test_the_label_that_hugging_face_ignores_is_refused():
 
 
 def test_diagnostics_take_the_rows_of_the_first_texts():
-    from ngramloss.hf.diagnosing import _first_rows
+    from ngramloss.models.attached.diagnosing import _first_rows
 
     rows = [{"input_ids": [3 + i, 4], "labels": [5, 6, ~7, 8] if i % 2 else [9]} for i in range(6)]
     batch = JoinedPadder(1)(rows)

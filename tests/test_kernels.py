@@ -6,7 +6,8 @@ from cases import CASES, batches
 from hypothesis import given, settings
 
 from ngramloss import token_stats
-from ngramloss.gpu import kernels, replay
+from ngramloss.loss.kernels import replay
+from ngramloss.loss.kernels import windows as kernels
 
 pytestmark = pytest.mark.slow
 

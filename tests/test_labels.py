@@ -11,7 +11,7 @@ from packed import V, packed_rows
 
 import ngramloss as ng
 from ngramloss import JointLoss
-from ngramloss.stats import IGNORE_INDEX, head, labelled, segments
+from ngramloss.loss.stats import IGNORE_INDEX, head, labelled, segments
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def through_the_head(monkeypatch):
     seen = []
     sweep = head.sweep
     monkeypatch.setattr(
-        "ngramloss.stats.backends.head.sweep",
+        "ngramloss.loss.stats.backends.head.sweep",
         lambda hidden, *rest, **more: (seen.append(hidden.shape[:2].numel()), sweep(hidden, *rest, **more))[1],
     )
     return seen

@@ -83,7 +83,7 @@ OF_TESTS = {"gpu_commands", "lanes", "layout", "mutants"}
 
 
 def test_modules_of_tests_are_named_after_what_they_test():
-    sources = {path.relative_to(ROOT / "src" / "ngramloss").with_suffix("") for path in (ROOT / "src").rglob("*.py")}
+    sources = {path.relative_to(ROOT / "src").with_suffix("") for path in (ROOT / "src").rglob("*.py")}
     names = {source.name for source in sources} | {"_".join(source.parts[-2:]) for source in sources}
     packages = {part for source in sources for part in source.parts[:-1]}
     tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from ngramloss import cli, recipe
 from ngramloss.data.tokens import prompt_ids
-from ngramloss.engine_registry import ENGINES
-from ngramloss.generation.engines import graph
 from ngramloss.generation.job import job
-from ngramloss.generation.search import Options
-from ngramloss.generation.writer import load_model, writer_of
+from ngramloss.generation.job_writer import load_model, writer_of
+from ngramloss.search.engines import graph
+from ngramloss.search.registry import ENGINES
+from ngramloss.search.search import Options
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import runner
 from ngramloss.training.run import run_of

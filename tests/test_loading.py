@@ -15,11 +15,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ngramloss import attach, recipe
 from ngramloss.data import Example
+from ngramloss.data.batches.padding import Padder
 from ngramloss.errors import UserError
 from ngramloss.models import loading
 from ngramloss.recipe import Generation, Model
 from ngramloss.settings import settings_of
-from ngramloss.steps.padding import Padder
 from ngramloss.storage.run_folder import weight_files
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def built(architecture, seed=0, **changes):
 def inputs(model, tokenizer):
     from functools import partial
 
-    from ngramloss.hf.decoder_inputs import decoder_inputs
+    from ngramloss.models.attached.decoder_inputs import decoder_inputs
 
     rows = [
         {"input_ids": tokenizer(text)["input_ids"], "labels": tokenizer(text[:20])["input_ids"]}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ngramloss import JointLoss
+from ngramloss.data.batches.padding import Step
 from ngramloss.output.progress import Progress
-from ngramloss.steps.padding import Step
 from ngramloss.training.log import Log, LogFile, show_lines
 from ngramloss.training.objective_task import scheduled_weights
 from ngramloss.training.processes import Processes

@@ -7,7 +7,7 @@ import torch
 
 from ngramloss.cli import main
 from ngramloss.errors import UserError
-from ngramloss.generation.logprob import logprob
+from ngramloss.metrics.logprob import logprob
 from ngramloss.metrics.scores import Absent
 from ngramloss.models.loading import from_scratch
 from ngramloss.recipe import Model

@@ -21,21 +21,19 @@ from trainings import OBJECTIVE, RANKED, assert_same_weights, padded, rows, rows
 
 import ngramloss as ng
 from ngramloss import JointLoss
+from ngramloss.data.batches.padding import Step
+from ngramloss.data.batches.plan import COARSE, FINE, LONG
+from ngramloss.data.batches.planned import Epochs, lengths_of
 from ngramloss.errors import UserError
-from ngramloss.gpu import captured
-from ngramloss.gpu.captured import CapturedStep, Gradients, _state
-from ngramloss.hf.attach import attached_loss
+from ngramloss.models.attached.attach import attached_loss
 from ngramloss.recipe import Train
-from ngramloss.steps import running
-from ngramloss.steps.padding import Step
-from ngramloss.steps.plan import COARSE, FINE, LONG
-from ngramloss.steps.planned import Epochs, lengths_of
-from ngramloss.steps.running import StepRunner
-from ngramloss.training import checkpoints, compiling, loop, objective_task, planning
+from ngramloss.training import captured, checkpoints, compiling, loop, objective_task, planning, running
 from ngramloss.training.best import Best
+from ngramloss.training.captured import CapturedStep, Gradients, _state
 from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.run import Run, python_run
+from ngramloss.training.running import StepRunner
 
 HERE = Processes(0, 1, torch.device("cpu"))
 TERMS = ("loss", "ce", "matches(2)", "bag(2)", "grad_norm")

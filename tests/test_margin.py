@@ -10,13 +10,13 @@ from trainings import arguments, joined_rows, rows
 
 import ngramloss as ng
 from ngramloss import JointLoss, attach, last_parts, token_stats
+from ngramloss.data.batches.joined import JoinedPadder
+from ngramloss.data.batches.padding import Padder
 from ngramloss.errors import UserError
-from ngramloss.explaining.compare_gradients import pushes
-from ngramloss.explaining.explain import explain
-from ngramloss.hf.attach import logits_of
-from ngramloss.hf.decoder_inputs import decoder_inputs
-from ngramloss.steps.joined import JoinedPadder
-from ngramloss.steps.padding import Padder
+from ngramloss.loss.explaining.compare_gradients import pushes
+from ngramloss.loss.explaining.explain import explain
+from ngramloss.models.attached.attach import logits_of
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
 
 OBJECTIVE = "ce + 2*margin"
 

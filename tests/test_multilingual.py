@@ -14,8 +14,8 @@ from ngramloss import cli
 from ngramloss.data import Example
 from ngramloss.data.tokens import Shape, tokenise, tokenizer_fingerprint
 from ngramloss.errors import UserError
-from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.models import loading
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
 from ngramloss.recipe import Model

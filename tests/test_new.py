@@ -34,7 +34,7 @@ def test_german_verbs_stay_in_the_second_place():
 
 
 def test_every_task_can_be_chosen_and_has_a_starter():
-    starters = {path.name for path in files("ngramloss").joinpath("starters").iterdir()}
+    starters = {path.name for path in files("ngramloss").joinpath("cli", "starters").iterdir()}
     assert {f"{task}.toml" for task in CHOICES} == starters
     assert set(CHOICES) == set(TASKS)
 
@@ -42,7 +42,7 @@ def test_every_task_can_be_chosen_and_has_a_starter():
 def test_starters_explain_every_line(tmp_path):
     """Each section begins with a comment, and the commands in the recipe are those of the greeting."""
     for task in CHOICES:
-        text = files("ngramloss").joinpath("starters", f"{task}.toml").read_text()
+        text = files("ngramloss").joinpath("cli", "starters", f"{task}.toml").read_text()
         (tmp_path / "recipe.toml").write_text(text)
         settings = recipe.load(str(tmp_path / "recipe.toml"))
         assert settings.data.name == "data"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ngramloss import OBJECTIVES, JointLoss, Term, TokenStats, token_stats
-from ngramloss.objectives import ngrams
+from ngramloss.loss.objectives import ngrams
 
 each = pytest.mark.parametrize("case", [*CASES, *GIVEN_CASES], ids=repr)
 NEEDS = ("cross_logp", "mean_logp", "entropy", "top_entropy")

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from trainings import OBJECTIVE, arguments, padded, rows, tiny
 
 from ngramloss import NgramTrainer
-from ngramloss.gpu.captured import Gradients
-from ngramloss.steps import reduction
+from ngramloss.training import reduction
+from ngramloss.training.captured import Gradients
 
 
 def be_one_of_two(monkeypatch, process=0):

@@ -24,15 +24,15 @@ from safetensors.torch import load_file
 from trainings import assert_same_weights, rows
 
 from ngramloss import METRICS, JointLoss, Metric, Scores, attach, cli, recipe
+from ngramloss.data.batches.planned import Epochs, PlannedSteps
 from ngramloss.errors import UserError
-from ngramloss.generation import decoders
-from ngramloss.generation.engines import graph, hf
-from ngramloss.generation.engines.hf import search_of
-from ngramloss.generation.search import Options
-from ngramloss.hf.attach import attached_loss
+from ngramloss.loss.stats import CandidateStats
+from ngramloss.models.attached.attach import attached_loss
 from ngramloss.recipe import Train
-from ngramloss.stats import CandidateStats
-from ngramloss.steps.planned import Epochs, PlannedSteps
+from ngramloss.search import decoders
+from ngramloss.search.engines import graph, hf
+from ngramloss.search.engines.hf import search_of
+from ngramloss.search.search import Options
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints, online, planning, prepare
 from ngramloss.training.identity import _function_mark
@@ -76,7 +76,7 @@ def compared(monkeypatch):
     """What the terms read of candidates, each time they do."""
     seen = []
     monkeypatch.setattr(
-        "ngramloss.hf.candidates.CandidateStats",
+        "ngramloss.models.attached.candidates.CandidateStats",
         lambda *args, **more: seen.append(args) or CandidateStats(*args, **more),
     )
     return seen
@@ -473,7 +473,8 @@ def test_the_greedy_text_is_the_first_candidate_and_its_gain_a_baseline(family, 
         assert batch["baseline"].tolist() == pytest.approx([gains[1][0], gains[2][0]])
     seen = []
     monkeypatch.setattr(
-        "ngramloss.hf.candidates.CandidateStats", lambda *args: seen.append(CandidateStats(*args)) or seen[-1]
+        "ngramloss.models.attached.candidates.CandidateStats",
+        lambda *args: seen.append(CandidateStats(*args)) or seen[-1],
     )
     model(**batch).loss.backward()
     assert (seen[0].greedy is not None) == needs.greedy_text

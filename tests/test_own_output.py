@@ -12,9 +12,9 @@ from own_logits import assert_same_gradients
 
 import ngramloss as ng
 from ngramloss import OBJECTIVES, CandidateStats, JointLoss, Objective, Term, TokenStats, UserError
-from ngramloss.explaining.explain import explain
-from ngramloss.stats import checked_candidates, triton_is_installed
-from ngramloss.steps.joined import JoinedPadder
+from ngramloss.data.batches.joined import JoinedPadder
+from ngramloss.loss.explaining.explain import explain
+from ngramloss.loss.stats import checked_candidates, triton_is_installed
 
 STUDENTS = ["matches", "precision", "bag"]
 POLICIES = [
@@ -255,7 +255,7 @@ def test_one_sample_and_the_greedy_baseline_are_self_critical_training():
 
 
 def test_credit_goes_to_the_first_copies_of_an_ngram_only():
-    from ngramloss.objectives.candidates.credit import credits
+    from ngramloss.loss.objectives.candidates.credit import credits
 
     tokens, labels = torch.tensor([[[1, 2, 1, 2, 1, 2, 3]]]), torch.tensor([[1, 2, 9, 1, 2, 3]])
     logp = torch.zeros(1, 1, 7)
@@ -500,13 +500,13 @@ def test_sorting_and_comparing_pairs_agree(monkeypatch):
     stats = CandidateStats(*(x.detach() for x in stats))
     terms = [JointLoss(written).terms[0] for written in WRITTEN[6:]]
     expected = [value_of(term, stats, labels) for term in terms]
-    monkeypatch.setattr("ngramloss.objectives.ngrams._compares_pairs", lambda keys: keys.shape[1] > 0)
+    monkeypatch.setattr("ngramloss.loss.objectives.ngrams._compares_pairs", lambda keys: keys.shape[1] > 0)
     for term, value in zip(terms, expected, strict=True):
         torch.testing.assert_close(value_of(term, stats, labels), value)
 
 
 def test_many_rows_are_not_compared_in_pairs():
-    from ngramloss.objectives.ngrams import _compares_pairs
+    from ngramloss.loss.objectives.ngrams import _compares_pairs
 
     assert _compares_pairs(torch.empty(64, 1024, device="meta"))
     assert not _compares_pairs(torch.empty(65, 1024, device="meta"))

@@ -8,10 +8,10 @@ import pytest
 import torch
 from trainings import moved, rows, tiny
 
-from ngramloss.hf.attach import attach
-from ngramloss.hf.decoder_inputs import decoder_inputs
-from ngramloss.steps.padding import Padder, ahead, padded
-from ngramloss.steps.plan import Size
+from ngramloss.data.batches.padding import Padder, ahead, padded
+from ngramloss.data.batches.plan import Size
+from ngramloss.models.attached.attach import attach
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
 
 ROWS = [
     {"input_ids": np.array([5, 6, 7], np.int32), "labels": [8, 9]},

@@ -10,11 +10,11 @@ from packed import packed_rows
 from sweeps import DEVICE, NEEDS, every_sweep
 
 from ngramloss import JointLoss, UserError, token_stats, token_stats_from_hidden
-from ngramloss.explaining.compare_gradients import pushes
-from ngramloss.explaining.explain import explain
-from ngramloss.gpu import replay
-from ngramloss.stats import head, labelled
-from ngramloss.terms.term import Term
+from ngramloss.loss.explaining.compare_gradients import pushes
+from ngramloss.loss.explaining.explain import explain
+from ngramloss.loss.kernels import replay
+from ngramloss.loss.stats import head, labelled
+from ngramloss.loss.terms.term import Term
 
 CASES = {
     "rdrop": (Term("rdrop"), oracle.rdrop),

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainings import moved
 
-from ngramloss.gpu.captured import MOST_SHAPES
-from ngramloss.steps.padding import Padder
-from ngramloss.steps.plan import FINE, OPEN, Grid, LengthGrouped, Plan, Size, bounds, fitted_grid, open_grid
-from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps
+from ngramloss.data.batches.padding import Padder
+from ngramloss.data.batches.plan import FINE, OPEN, Grid, LengthGrouped, Plan, Size, bounds, fitted_grid, open_grid
+from ngramloss.data.batches.planned import Epochs, ExampleLengths, PlannedSteps
+from ngramloss.training.captured import MOST_SHAPES
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20)), min_size=1, max_size=40)
 

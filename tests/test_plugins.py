@@ -16,9 +16,9 @@ import ngramloss as ng
 from ngramloss import plugins
 from ngramloss.cli import main
 from ngramloss.errors import UserError
+from ngramloss.loss.terms import OBJECTIVES
 from ngramloss.metrics.registry import METRICS, score_owners
 from ngramloss.storage.files import fingerprint
-from ngramloss.terms import OBJECTIVES
 
 OBJECTIVE = """\
 import ngramloss as ng
@@ -656,7 +656,7 @@ def test_written_objectives_lists_and_recipes_need_no_torch():
     code = """if True:
         import sys
         from ngramloss.cli import main
-        from ngramloss.terms import parse
+        from ngramloss.loss.terms import parse
         assert str(parse("ce + 0.5*matches(2,3)")[1]) == "0.5*matches(2,3)"
         for arguments in (["train", "xsum", "--show"], ["list", "objectives"], ["list", "metrics"], ["list", "recipes"]):
             assert main(arguments) == 0

@@ -14,11 +14,11 @@ from transformers import AutoTokenizer
 from ngramloss import cli, recipe
 from ngramloss.data import Example, newswire
 from ngramloss.errors import UserError
-from ngramloss.loss import JointLoss
-from ngramloss.systems import pointer_generator as pg
-from ngramloss.systems.pointer_model import PointerGenerator, coverage_penalty, load_model, search
-from ngramloss.systems.pointer_words import UNKNOWN, extended_ids, join_words, split_words, word_tokenizer
-from ngramloss.systems.registry import read_system, run_of
+from ngramloss.loss.joint_loss import JointLoss
+from ngramloss.training.systems import read_system, run_of
+from ngramloss_systems import pointer_generator as pg
+from ngramloss_systems.pointer_model import PointerGenerator, coverage_penalty, load_model, search
+from ngramloss_systems.pointer_words import UNKNOWN, extended_ids, join_words, split_words, word_tokenizer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

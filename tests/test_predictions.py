@@ -12,9 +12,10 @@ from forks import fork, fork_ranks, killed_at_third_call
 from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
-from ngramloss.generation import shares, writer
+from ngramloss.generation import shares
 from ngramloss.generation.baselines import BASELINES
 from ngramloss.generation.job import job
+from ngramloss.search import writer
 from ngramloss.storage.files import lock_folder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -125,7 +126,7 @@ def test_lead_3_is_a_generator(tmp_path):
         assert row["prediction"] == "\n".join(sentences(item.document)[:3])
 
 
-STOP = killed_at_third_call("ngramloss.generation.writer", "decoded")
+STOP = killed_at_third_call("ngramloss.search.writer", "decoded")
 
 
 @pytest.mark.slow
@@ -157,7 +158,7 @@ RANK = """
 import os, signal, sys, time
 from ngramloss import cli
 from ngramloss.storage import heartbeat
-from ngramloss.generation import writer
+from ngramloss.search import writer
 heartbeat.EVERY, heartbeat.SILENCE = 0.2, 3.0
 whole, count = writer.decoded, 0
 def some(*args, **kwargs):

@@ -18,8 +18,8 @@ from ngramloss import cli, recipe
 from ngramloss.data import newswire
 from ngramloss.errors import UserError
 from ngramloss.generation.job import job
-from ngramloss.generation.writer import load_model, writer_of
-from ngramloss.publish import publish
+from ngramloss.generation.job_writer import load_model, writer_of
+from ngramloss.report.publish import publish
 from ngramloss.storage.files import fingerprint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]

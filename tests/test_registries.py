@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from ngramloss import recipe
 from ngramloss.cli import main
-from ngramloss.engine_registry import ENGINES
 from ngramloss.errors import UserError
+from ngramloss.loss.terms import OBJECTIVES
 from ngramloss.metrics.registry import METRICS, score_owners
 from ngramloss.plugins import load_function
+from ngramloss.search.registry import ENGINES
 from ngramloss.settings import Setting, Switch, settings_of
-from ngramloss.terms import OBJECTIVES
 
 
 def keyword_defaults(function):

@@ -9,7 +9,7 @@ import torch
 from cases import CASES, GIVEN_CASES, given
 
 from ngramloss import JointLoss, token_stats
-from ngramloss.gpu import replay
+from ngramloss.loss.kernels import replay
 
 
 def example(seed=0):

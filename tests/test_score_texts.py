@@ -150,7 +150,7 @@ def test_training_goes_on_as_without_it(tmp_path):
 
 
 def test_the_model_and_random_numbers_are_put_back(monkeypatch):
-    from ngramloss.generation.writer import Writer
+    from ngramloss.search.writer import Writer
 
     callback, model = ng.ScoreTexts(ROWS["prompt"]), model_of("prompt").train()
     monkeypatch.setattr(Writer, "best", lambda self, ids, **_: [str(torch.rand(1)) for _ in ids])
@@ -161,7 +161,7 @@ def test_the_model_and_random_numbers_are_put_back(monkeypatch):
 
 
 def test_a_text_ends_where_its_chat_template_ends_and_where_the_model_stops(monkeypatch):
-    from ngramloss.generation import engines
+    from ngramloss.search import engines
 
     found, load = [], engines.load_in_training
     monkeypatch.setattr(

@@ -5,13 +5,13 @@ import pytest
 from logged import logged
 from searches import ids, real_model
 
-from ngramloss.generation.engines import hf
-from ngramloss.generation.engines.hf import search_facts, search_of
 from ngramloss.generation.job import job
-from ngramloss.generation.search import Options
-from ngramloss.generation.writer import load_model, writer_of
+from ngramloss.generation.job_writer import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Generation
+from ngramloss.search.engines import hf
+from ngramloss.search.engines.hf import search_facts, search_of
+from ngramloss.search.search import Options
 
 
 def test_a_search_is_the_models_settings_changed_by_a_recipe_then_by_options():

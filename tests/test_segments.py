@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from packed import V, packed_rows
 
 from ngramloss import JointLoss, token_stats
-from ngramloss.stats import IGNORE_INDEX, packing
-from ngramloss.stats.segments import turns, unpack
+from ngramloss.loss.stats import IGNORE_INDEX, packing
+from ngramloss.loss.stats.segments import turns, unpack
 
 ALL = " + ".join(f"{1 + i / 8}*{case.term}" for i, case in enumerate(CASES))
 HEAD = [{}, {"bias": True}, {"softcap": 3.0, "scale": 0.5}]

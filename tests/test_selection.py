@@ -9,10 +9,10 @@ import torch
 from searches import tiny, with_settings
 
 from ngramloss.errors import UserError
-from ngramloss.generation import agreement, beams, sampling
-from ngramloss.generation.agreement import kernels_agree
-from ngramloss.generation.engines import graph
-from ngramloss.gpu import selection
+from ngramloss.search import agreement, beams, sampling
+from ngramloss.search.agreement import kernels_agree
+from ngramloss.search.engines import graph
+from ngramloss.search.kernels import selection
 
 pytestmark = pytest.mark.slow
 

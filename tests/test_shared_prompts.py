@@ -16,12 +16,12 @@ from trainings import assert_same_weights, joined_rows, rows_with_candidates, tr
 
 import ngramloss as ng
 from ngramloss import UserError
-from ngramloss.hf import shared_prompts
-from ngramloss.hf.diagnosing import _first_rows
-from ngramloss.hf.shared_prompts import on_the_right, why_not_shared
-from ngramloss.steps.joined import JoinedPadder
-from ngramloss.steps.plan import Plan, Size, fitted_grid
-from ngramloss.steps.planned import lengths_of
+from ngramloss.data.batches.joined import JoinedPadder
+from ngramloss.data.batches.plan import Plan, Size, fitted_grid
+from ngramloss.data.batches.planned import lengths_of
+from ngramloss.models.attached import shared_prompts
+from ngramloss.models.attached.diagnosing import _first_rows
+from ngramloss.models.attached.shared_prompts import on_the_right, why_not_shared
 from ngramloss.training import planning
 
 IDS = st.integers(3, V - 1)
@@ -468,9 +468,9 @@ def test_diagnostics_read_nothing_behind_the_reference():
     model = ng.attach(tiny("llama", dtype=torch.float64), COMPARED)
     first = _first_rows(batch)
     assert first["input_ids"].shape == (4, 7 + 3 - 1)
-    expected = ng.hf.attach.logits_of(model, JoinedPadder(1)([{**row} for row in made]))
+    expected = ng.models.attached.attach.logits_of(model, JoinedPadder(1)([{**row} for row in made]))
     real = batch["labels"][:4] != -100
-    torch.testing.assert_close(ng.hf.attach.logits_of(model, first)[real], expected[:4][real])
+    torch.testing.assert_close(ng.models.attached.attach.logits_of(model, first)[real], expected[:4][real])
 
 
 def test_candidates_from_prepared_tokens_have_the_same_lengths():

@@ -14,12 +14,13 @@ from tiny_encoders import MODEL, STEPS
 
 from ngramloss import cli
 from ngramloss.data import newswire
+from ngramloss.data.batches.padding import Padder
+from ngramloss.data.candidates import named_files
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.recipe import Data
-from ngramloss.steps.padding import Padder
-from ngramloss.systems import simcls
-from ngramloss.systems.candidate_sets import named_files, read_set
-from ngramloss.systems.registry import SYSTEMS, read_system
+from ngramloss.training.systems import SYSTEMS, read_system
+from ngramloss_systems import simcls
+from ngramloss_systems.candidate_sets import read_set
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

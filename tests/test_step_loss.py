@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
 from ngramloss import JointLoss
-from ngramloss.hf.attach import attach
-from ngramloss.hf.step_loss import compute_loss_func, shifted
+from ngramloss.models.attached.attach import attach
+from ngramloss.models.attached.step_loss import compute_loss_func, shifted
 
 pytestmark = [pytest.mark.filterwarnings("ignore:a stock Trainer"), pytest.mark.slow]
 

@@ -17,9 +17,9 @@ from trainings import trained as trainers
 import ngramloss as ng
 from ngramloss import cli
 from ngramloss.data import newswire
-from ngramloss.hf import teachers
-from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.models.adapters import add_lora
+from ngramloss.models.attached import teachers
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
 from ngramloss.recipe import Model
 from ngramloss.training.processes import start_processes
 

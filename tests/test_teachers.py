@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sweeps import DEVICE, NEEDS, every_sweep
 
 from ngramloss import JointLoss, Teacher, UserError, token_stats, token_stats_from_hidden
-from ngramloss.explaining.explain import explain
-from ngramloss.stats import head, labelled
+from ngramloss.loss.explaining.explain import explain
+from ngramloss.loss.stats import head, labelled
 
 CASES = {
     "distill": (oracle.distill, {}),

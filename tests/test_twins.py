@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from trainings import arguments, assert_same_weights, padded, rows, rows_with_candidates, tiny
 
 import ngramloss as ng
-from ngramloss.hf.decoder_inputs import decoder_inputs
+from ngramloss.data.batches.joined import JoinedPadder
+from ngramloss.data.batches.padding import Padder
+from ngramloss.data.batches.plan import Size
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
 from ngramloss.recipe import Train
-from ngramloss.steps.joined import JoinedPadder
-from ngramloss.steps.padding import Padder
-from ngramloss.steps.plan import Size
 from ngramloss.training import checkpoints
 from ngramloss.training.best import best_of
 from ngramloss.training.processes import start_processes

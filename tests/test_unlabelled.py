@@ -77,7 +77,7 @@ def test_predictions_with_and_without_targets_are_not_mixed(new, tmp_path, capsy
 def test_a_killed_job_goes_on_and_processes_share_the_sources(run, new, tmp_path):
     whole = ["generate", str(run), "--data", new, "--batch-size", "2", "--out"]
     assert cli.main([*whole, str(tmp_path / "whole")]) == 0
-    stop = killed_at_third_call("ngramloss.generation.writer", "decoded")
+    stop = killed_at_third_call("ngramloss.search.writer", "decoded")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     assert fork(stop, [*whole, str(tmp_path / "killed")], environment=environment).wait() == -signal.SIGKILL
     assert len(rows(tmp_path / "killed" / "predictions.partial-0.jsonl")) == 4

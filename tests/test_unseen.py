@@ -14,8 +14,9 @@ from ngramloss import cli, recipe
 from ngramloss.data import in_part, load, load_split, newswire, without_part
 from ngramloss.data.candidates import read_candidates, source_hash
 from ngramloss.errors import UserError
-from ngramloss.generation import unseen, writer
+from ngramloss.generation import unseen
 from ngramloss.recipe import Data
+from ngramloss.search import writer
 from ngramloss.settings import part_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -376,7 +377,7 @@ def test_the_study_of_rank_runs_on_a_small_scale(place, capsys):
 # Stopped, continued, shared
 
 
-STOP = killed_at_third_call("ngramloss.generation.writer", "decoded")
+STOP = killed_at_third_call("ngramloss.search.writer", "decoded")
 
 
 @pytest.mark.slow

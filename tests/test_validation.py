@@ -12,8 +12,8 @@ from forks import fork_ranks
 from searches import hf_texts, ids, real_model
 
 from ngramloss import recipe
-from ngramloss.generation import writer
 from ngramloss.output import progress
+from ngramloss.search import writer
 from ngramloss.training.validation import write_texts
 
 

@@ -7,8 +7,8 @@ import torch
 from transformers import Seq2SeqTrainingArguments
 
 from ngramloss import NgramTrainer, train
-from ngramloss.hf.decoder_inputs import decoder_inputs
 from ngramloss.models.adapters import add_lora
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
 from ngramloss.recipe import Model
 
 OBJECTIVE = "ce + matches(2,3) + bag(2)"

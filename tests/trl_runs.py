@@ -16,8 +16,8 @@ from datasets import Dataset
 from models import EOS, LLAMA, PAD, V, tiny
 
 import ngramloss as ng
-from ngramloss.hf.heads import bare
-from ngramloss.hf.step_loss import shifted
+from ngramloss.models.attached.heads import bare
+from ngramloss.models.attached.step_loss import shifted
 
 OBJECTIVE = "ce + 0.5*matches(1,2) + bag(2)"
 CHAT = (

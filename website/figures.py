@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ngramloss.explaining.compare_gradients import Push
+from ngramloss.loss.explaining.compare_gradients import Push
 
 STEP, LEFT, HEIGHT, LABELS = 54, 60, 120, 40
 """Pixels: the width of a word, of the scale's numbers, the height of the bars and that of the words below them."""

@@ -9,7 +9,7 @@ from figures import bars
 from reference import path
 
 from ngramloss import OBJECTIVES, Objective, UserError
-from ngramloss.explaining.compare_gradients import pushes
+from ngramloss.loss.explaining.compare_gradients import pushes
 
 DOCS = Path(__file__).parent.parent / "docs"
 REFERENCE = "the storm closed two roads near the river"

@@ -13,72 +13,72 @@ from ngramloss.version import __version__ as __version__
 from ngramloss.version import lacking
 
 if TYPE_CHECKING:
+    from ngramloss.data.batches.twins import twins as twins
     from ngramloss.errors import UserError as UserError
     from ngramloss.generation.text_generator import TextGenerator as TextGenerator
-    from ngramloss.hf.attach import attach as attach
-    from ngramloss.hf.attach import attached_loss as attached_loss
-    from ngramloss.hf.attach import detach as detach
-    from ngramloss.hf.attach import last_parts as last_parts
-    from ngramloss.hf.log_parts import LogParts as LogParts
-    from ngramloss.hf.step_loss import compute_loss_func as compute_loss_func
-    from ngramloss.hf.trainer import NgramTrainer as NgramTrainer
-    from ngramloss.integrations import rewards as rewards
-    from ngramloss.integrations.score_texts import ScoreTexts as ScoreTexts
-    from ngramloss.integrations.trl import NgramSFTTrainer as NgramSFTTrainer
-    from ngramloss.loss import JointLoss as JointLoss
+    from ngramloss.loss.joint_loss import JointLoss as JointLoss
+    from ngramloss.loss.stats import IGNORE_INDEX as IGNORE_INDEX
+    from ngramloss.loss.stats import CandidateStats as CandidateStats
+    from ngramloss.loss.stats import Teacher as Teacher
+    from ngramloss.loss.stats import TokenStats as TokenStats
+    from ngramloss.loss.stats import token_stats as token_stats
+    from ngramloss.loss.stats import token_stats_from_hidden as token_stats_from_hidden
+    from ngramloss.loss.terms import OBJECTIVES as OBJECTIVES
+    from ngramloss.loss.terms import Objective as Objective
+    from ngramloss.loss.terms import Term as Term
     from ngramloss.metrics.registry import METRICS as METRICS
     from ngramloss.metrics.registry import Metric as Metric
     from ngramloss.metrics.registry import Score as Score
     from ngramloss.metrics.scores import Scores as Scores
+    from ngramloss.models.attached.attach import attach as attach
+    from ngramloss.models.attached.attach import attached_loss as attached_loss
+    from ngramloss.models.attached.attach import detach as detach
+    from ngramloss.models.attached.attach import last_parts as last_parts
+    from ngramloss.models.attached.step_loss import compute_loss_func as compute_loss_func
     from ngramloss.settings import Setting as Setting
-    from ngramloss.stats import IGNORE_INDEX as IGNORE_INDEX
-    from ngramloss.stats import CandidateStats as CandidateStats
-    from ngramloss.stats import Teacher as Teacher
-    from ngramloss.stats import TokenStats as TokenStats
-    from ngramloss.stats import token_stats as token_stats
-    from ngramloss.stats import token_stats_from_hidden as token_stats_from_hidden
-    from ngramloss.steps.twins import twins as twins
-    from ngramloss.systems.registry import SYSTEMS as SYSTEMS
-    from ngramloss.systems.registry import System as System
-    from ngramloss.terms import OBJECTIVES as OBJECTIVES
-    from ngramloss.terms import Objective as Objective
-    from ngramloss.terms import Term as Term
+    from ngramloss.trainers import rewards as rewards
+    from ngramloss.trainers.log_parts import LogParts as LogParts
+    from ngramloss.trainers.score_texts import ScoreTexts as ScoreTexts
+    from ngramloss.trainers.trainer import NgramTrainer as NgramTrainer
+    from ngramloss.trainers.trl import NgramSFTTrainer as NgramSFTTrainer
     from ngramloss.training.python import train as train
+    from ngramloss.training.systems import SYSTEMS as SYSTEMS
+    from ngramloss.training.systems import System as System
 
 _ROOMS = {
-    "attach": "hf.attach",
-    "attached_loss": "hf.attach",
-    "compute_loss_func": "hf.step_loss",
-    "detach": "hf.attach",
-    "last_parts": "hf.attach",
+    "attach": "models.attached.attach",
+    "attached_loss": "models.attached.attach",
+    "compute_loss_func": "models.attached.step_loss",
+    "detach": "models.attached.attach",
+    "last_parts": "models.attached.attach",
     "UserError": "errors",
-    "LogParts": "hf.log_parts",
-    "JointLoss": "loss",
+    "LogParts": "trainers.log_parts",
+    "JointLoss": "loss.joint_loss",
     "METRICS": "metrics.registry",
     "Metric": "metrics.registry",
     "Score": "metrics.registry",
     "Scores": "metrics.scores",
     "Setting": "settings",
-    "OBJECTIVES": "terms",
-    "Objective": "terms",
-    "Term": "terms",
-    "IGNORE_INDEX": "stats",
-    "CandidateStats": "stats",
-    "Teacher": "stats",
-    "TokenStats": "stats",
-    "token_stats": "stats",
-    "token_stats_from_hidden": "stats",
-    "NgramTrainer": "hf.trainer",
-    "NgramSFTTrainer": "integrations.trl",
-    "ScoreTexts": "integrations.score_texts",
+    "OBJECTIVES": "loss.terms",
+    "Objective": "loss.terms",
+    "Term": "loss.terms",
+    "IGNORE_INDEX": "loss.stats",
+    "CandidateStats": "loss.stats",
+    "Teacher": "loss.stats",
+    "TokenStats": "loss.stats",
+    "token_stats": "loss.stats",
+    "token_stats_from_hidden": "loss.stats",
+    "NgramTrainer": "trainers.trainer",
+    "NgramSFTTrainer": "trainers.trl",
+    "ScoreTexts": "trainers.score_texts",
     "TextGenerator": "generation.text_generator",
     "train": "training.python",
-    "twins": "steps.twins",
-    "SYSTEMS": "systems.registry",
-    "System": "systems.registry",
+    "twins": "data.batches.twins",
+    "SYSTEMS": "training.systems",
+    "System": "training.systems",
 }
 
-_MODULES = {"rewards": "integrations.rewards"}
+_MODULES = {"rewards": "trainers.rewards"}
 """Public names that are modules."""
 
 __all__ = ["__version__", *_ROOMS, *_MODULES]

@@ -2,7 +2,7 @@
 
 To add an entry, write ``ng.OBJECTIVES["mine"] = ng.Objective(...)`` or ``ng.METRICS["mine"] = ng.Metric(...)`` in a
 program, or in a file for the option ``--plugin FILE``. An installed package declares its entries as entry points in the
-groups ``ngramloss.objectives`` and ``ngramloss.metrics``.
+groups ``ngramloss.loss.objectives`` and ``ngramloss.metrics``.
 """
 
 from __future__ import annotations

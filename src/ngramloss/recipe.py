@@ -13,15 +13,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.engine_registry import AUTO, PRECISIONS, engine_choices, engines_with_groups
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
+from ngramloss.plugins import LazyFunction
 from ngramloss.settings import Setting, Switch, closest, part_of, setting, settings_of, toml_value
 from ngramloss.storage.files import parse_toml
 from ngramloss.storage.run_folder import RunFolder
 
 SOURCE, CHAT = "{source}", "chat"
 """In ``data.prompt``: where the source is put, and the tokenizer's chat template."""
+AUTO = "auto"
+"""As ``generation.engine``: the fastest engine whose texts are those of ``hf``."""
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Values of ``generation.precision``, and what torch calls them."""
 NO_SOURCE = "none"
 """The value of ``data.prompt`` with which a decoder-only model reads no source: a language model of the targets."""
 ARCHITECTURES = ("bart", "mbart", "m2m100", "pegasus", "marian", "t5", "prophetnet", "llama")
@@ -231,7 +235,7 @@ class Generation:
     renormalize: bool = setting(False, "texts")
     """Make the probabilities of the tokens that a minimum length and repeated n-grams leave sum to 1. Published results
     are without it. It lets ``ctranslate2`` write the same texts as ``hf``."""
-    engine: str = setting(AUTO, "texts speed", choices=engine_choices)
+    engine: str = setting(AUTO, "texts speed", choices=LazyFunction("ngramloss.search.registry:engine_choices"))
     """What ``ngramloss generate`` searches with; ``auto`` is the fastest engine whose texts are those of ``hf``."""
     precision: str = setting("fp32", "texts speed", choices=tuple(PRECISIONS))
     """Of the weights with which ``ngramloss generate`` computes. 16 bits are faster on a GPU; texts differ slightly."""
@@ -565,8 +569,8 @@ def _with_objective(recipe: Recipe) -> Recipe:
 
     Scores of metrics are checked when the training begins.
     """
-    from ngramloss.terms.parser import parse
-    from ngramloss.terms.term import check_names
+    from ngramloss.loss.terms.parser import parse
+    from ngramloss.loss.terms.term import check_names
 
     try:
         terms = parse(recipe.objective)
@@ -645,7 +649,7 @@ def _rules_of_averages(train: Train) -> list[Rule]:
 
 
 def _rules_of_online(recipe: Recipe) -> list[Rule]:
-    online, engines = recipe.online, (AUTO, *engines_with_groups())
+    online, engines = recipe.online, (AUTO, *LazyFunction("ngramloss.search.registry:engines_with_groups")())
     draws_plainly = (online.temperature, online.top_p) == (1.0, 1.0)
     return [
         (

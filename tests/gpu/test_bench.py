@@ -7,9 +7,9 @@ import pytest
 import torch
 from benchmarks import medians
 
-from ngramloss.bench import head
-from ngramloss.bench.clock import captured
 from ngramloss.cli import main
+from ngramloss_bench import head
+from ngramloss_bench.clock import captured
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -8,11 +8,11 @@ import torch
 from captures import OBJECTIVE, bart, rows
 from cases import FROM_HIDDEN
 
-from ngramloss.gpu.captured import CapturedStep
-from ngramloss.hf.attach import attach, last_parts
-from ngramloss.hf.decoder_inputs import decoder_inputs
-from ngramloss.steps.padding import Padder
-from ngramloss.steps.plan import Size
+from ngramloss.data.batches.padding import Padder
+from ngramloss.data.batches.plan import Size
+from ngramloss.models.attached.attach import attach, last_parts
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
+from ngramloss.training.captured import CapturedStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

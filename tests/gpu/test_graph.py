@@ -13,13 +13,13 @@ import pytest
 import torch
 from searches import PROMPTED, SERVED, SOURCES, tiny, with_settings, written
 
-from ngramloss.bench.models import built
-from ngramloss.generation import engines
-from ngramloss.generation.decoders import difference, random_ids
-from ngramloss.generation.engines import graph, hf
-from ngramloss.generation.engines.hf import search_of
 from ngramloss.models.loading import is_causal
 from ngramloss.models.precision import to_precision
+from ngramloss.search import engines
+from ngramloss.search.decoders import difference, random_ids
+from ngramloss.search.engines import graph, hf
+from ngramloss.search.engines.hf import search_of
+from ngramloss_bench.models import built
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

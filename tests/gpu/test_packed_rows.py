@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ngramloss import JointLoss
-from ngramloss.stats import packing
+from ngramloss.loss.stats import packing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from ngramloss.gpu import graphs
+from ngramloss.loss.kernels import graphs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -10,7 +10,7 @@ import torch
 from cases import FROM_HIDDEN
 
 from ngramloss import JointLoss
-from ngramloss.gpu import replay
+from ngramloss.loss.kernels import replay
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 OBJECTIVE = "ce + matches(2,3,4) + rewards(2) + precision(2) + bag(2)"

@@ -12,9 +12,9 @@ from forks import fork_ranks
 from logged import logged
 
 import ngramloss as ng
-from ngramloss.gpu.captured import CapturedStep
 from ngramloss.recipe import Train
 from ngramloss.training import checkpoints, compiling, loop
+from ngramloss.training.captured import CapturedStep
 from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.processes import start_processes
 from ngramloss.training.run import python_run

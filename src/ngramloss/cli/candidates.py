@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ngramloss.cli.generate import DIVERSITY, add_job, gain_asked, job_of, of_metrics, output_folder, settings
 from ngramloss.cli.options import ALL_METRICS, Verbs, add_number, verb
 from ngramloss.errors import UserError
-from ngramloss.generation.search import HOW
 from ngramloss.output.console import logger, print_result
+from ngramloss.search.search import HOW
 
 if TYPE_CHECKING:
     from ngramloss.generation.candidates import Summary
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.generation import candidates, unseen
     from ngramloss.generation.job import check_model
     from ngramloss.storage.run_folder import RunFolder
-    from ngramloss.systems.registry import system_of
+    from ngramloss.training.systems import system_of
 
     given = settings(options)
     own = of_metrics(given)

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     import json
 
-    from ngramloss import doctor
+    from ngramloss.cli import doctor_rows as doctor
     from ngramloss.output import escape
 
     known = doctor.facts()

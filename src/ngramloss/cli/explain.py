@@ -81,14 +81,14 @@ def run(options: argparse.Namespace) -> int:
         return _compare(options)
     if options.plot:
         raise UserError("--plot draws what --compare shows. Add --compare with one or more objectives.")
-    from ngramloss.explaining.explain import explain
+    from ngramloss.loss.explaining.explain import explain
 
     print_result(explain(options.reference, options.candidate, options.objective, options.confidence, options.others))
     return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from ngramloss.explaining import compare_gradients
+    from ngramloss.loss.explaining import compare_gradients
 
     if len(options.reference) > 1 or len(options.candidate) > 1:
         raise UserError("--compare takes one reference and one candidate. Quote each of them.")

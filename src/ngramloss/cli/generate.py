@@ -18,15 +18,15 @@ from ngramloss.cli.options import (
     recipe_settings,
     verb,
 )
-from ngramloss.engine_registry import STANDARD, engine_choices, engines_with_groups
 from ngramloss.errors import UserError
-from ngramloss.generation.search import MBR, RERANK, Options, check_options
 from ngramloss.output.console import print_result
+from ngramloss.search.registry import STANDARD, engine_choices, engines_with_groups
+from ngramloss.search.search import MBR, RERANK, Options, check_options
 
 if TYPE_CHECKING:
     from ngramloss.generation.job import Job
     from ngramloss.metrics.gains import Gain
-    from ngramloss.systems.registry import Written
+    from ngramloss.training.systems import Written
 
 GENERATE = """\
 Write a summary or a translation of every source of a split: predictions.jsonl, with references.jsonl and the settings
@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.generation import predictions
     from ngramloss.generation.job import check_model
-    from ngramloss.systems.registry import system_of
+    from ngramloss.training.systems import system_of
 
     diversity = options.diversity if options.diversity is not None else float(options.groups > 1)
     asked = Options(

@@ -13,9 +13,9 @@ from ngramloss.plugins import Entry, Registry
 from ngramloss.settings import Setting
 
 if TYPE_CHECKING:
+    from ngramloss.loss.terms import Objective
     from ngramloss.metrics.registry import Metric
-    from ngramloss.systems.registry import System
-    from ngramloss.terms import Objective
+    from ngramloss.training.systems import System
 
 LIST = """\
 List the names that other commands accept, with a one-line description of each. Of objectives and recipes, these are the
@@ -61,7 +61,7 @@ def _to_start_with(what: str | None, rows: dict[str, str]) -> dict[str, str]:
     """The rows of names in ``FIRST``, without variants and options, and those of plugins."""
     if what not in FIRST:
         return rows
-    from ngramloss.terms import OBJECTIVES
+    from ngramloss.loss.terms import OBJECTIVES
 
     added = {name for name in OBJECTIVES if OBJECTIVES.origin(name)} if what == "objectives" else set()
     names = {row: re.split(r"[(:]", row.strip())[0] for row in rows}
@@ -73,7 +73,7 @@ def _to_start_with(what: str | None, rows: dict[str, str]) -> dict[str, str]:
 
 
 def _objectives() -> dict[str, str]:
-    from ngramloss.terms import OBJECTIVES
+    from ngramloss.loss.terms import OBJECTIVES
 
     return _entries(OBJECTIVES, _objective)
 
@@ -135,13 +135,13 @@ def _baselines() -> dict[str, str]:
 
 
 def _engines() -> dict[str, str]:
-    from ngramloss.engine_registry import ENGINES
+    from ngramloss.search.registry import ENGINES
 
     return {name: engine.about + (f" ({engine.needs})" if engine.needs else "") for name, engine in ENGINES.items()}
 
 
 def _systems() -> dict[str, str]:
-    from ngramloss.systems.registry import SYSTEMS
+    from ngramloss.training.systems import SYSTEMS
 
     return _entries(SYSTEMS, _system)
 

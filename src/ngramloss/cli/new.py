@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from pathlib import Path
 
-    from ngramloss.new import write_new
+    from ngramloss.cli.new_files import write_new
 
     recipe = write_new(Path(options.folder), options.task)
     print_result(recipe)

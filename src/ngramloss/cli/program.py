@@ -220,10 +220,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 VERBS = [
-    import_module(f"ngramloss.cli.{name}")
+    import_module(name if "." in name else f"ngramloss.cli.{name}")
     for name in (
-        *("new", "train", "generate", "score", "report", "explain", "list_", "data", "study", "reproduce"),
-        *("candidates", "rerank", "publish", "import_", "bench", "doctor"),
+        *("new", "train", "generate", "score", "report", "explain", "list_", "data", "study"),
+        *("ngramloss_systems.verbs.reproduce", "candidates", "ngramloss_systems.verbs.rerank", "publish"),
+        *("ngramloss_systems.verbs.import_", "ngramloss_bench.verbs.bench", "doctor"),
     )
 ]
 """The modules of the commands, in the order of the help."""

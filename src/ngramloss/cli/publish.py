@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from pathlib import Path
 
-    from ngramloss.publish import CARD, publish
+    from ngramloss.report.publish import CARD, publish
 
     folder = Path(options.run)
     out = Path(options.out or Path("published") / folder.resolve().name)

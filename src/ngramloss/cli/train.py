@@ -51,7 +51,7 @@ def add(verbs: Verbs) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss import recipe
-    from ngramloss.systems.registry import run_of
+    from ngramloss.training.systems import run_of
 
     asked = run_of(recipe.load(options.recipe, recipe_settings(options)))
     if options.show:
@@ -64,10 +64,10 @@ def train_run(asked: Run, run: str | None, *, fresh: bool, trust_remote_code: bo
     """Train a model or a system in a folder, by default one with the recipe's name. Returns the exit code."""
     from pathlib import Path
 
-    from ngramloss.systems.candidate_sets import with_whole_paths
     from ngramloss.training import runner
     from ngramloss.training.loop import Diverged
     from ngramloss.training.prepared import Stopped
+    from ngramloss.training.systems import with_whole_paths
 
     folder = Path(run or Path("runs") / asked.settings.slug)
     try:

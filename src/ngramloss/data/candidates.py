@@ -231,3 +231,28 @@ def candidates_fingerprint(found: Mapping[str, tuple[tuple[str, ...], tuple[floa
             content = text.encode()
             digest.update(len(content).to_bytes(8, "big") + content)
     return digest.hexdigest()[:16]
+
+
+def named_files(text: str) -> dict[str, list[Path]]:
+    """Split → its files of candidates, from ``data.candidates``: one path, or ``train=a,train=b,validation=c``.
+
+    >>> {split: [path.name for path in paths] for split, paths in named_files("train=a,train=b,validation=c").items()}
+    {'train': ['a', 'b'], 'validation': ['c']}
+    """
+    found: dict[str, list[Path]] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        split, equals, path = part.partition("=")
+        key, name = (split.strip(), path.strip()) if equals else ("train", part)
+        if key not in ("train", "validation") or not name:
+            raise UserError(
+                f"data.candidates: expected a path, or train=PATH,validation=PATH; train may come several times. Got "
+                f"{part!r}."
+            )
+        found.setdefault(key, []).append(Path(name))
+    return found
+
+
+def raise_if_comma(path: Path) -> None:
+    """Raise if a path has a comma, which separates files in ``data.candidates``."""
+    if "," in str(path):
+        raise UserError(f"{path} has a comma, which separates files of candidates from each other. Rename it.")

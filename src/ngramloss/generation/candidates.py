@@ -15,19 +15,21 @@ from typing import Any, NamedTuple
 
 from ngramloss.data import Example, in_part
 from ngramloss.data.candidates import read_candidates, text_hashes
-from ngramloss.engine_registry import ENGINES
 from ngramloss.errors import UserError
 from ngramloss.generation import shares, unseen
 from ngramloss.generation.baselines import is_baseline
-from ngramloss.generation.batches import budget_for
 from ngramloss.generation.job import Job, data_facts, read_split
-from ngramloss.generation.search import Options, check_options
+from ngramloss.generation.job_writer import load_model, versions, writer_facts, writer_of
 from ngramloss.generation.shares import Author, Output
-from ngramloss.generation.writer import Text, Writer, load_model, versions, writer_facts, writer_of
 from ngramloss.metrics import gains
 from ngramloss.metrics.gains import Gain
+from ngramloss.models.loading import own_device
 from ngramloss.output.console import logger
 from ngramloss.recipe import WORDS
+from ngramloss.search.batches import budget_for
+from ngramloss.search.registry import ENGINES
+from ngramloss.search.search import Options, check_options
+from ngramloss.search.writer import Text, Writer
 from ngramloss.storage.run_folder import RunFolder
 
 ROUNDS = 4
@@ -159,7 +161,7 @@ def write_candidates(
 
 def _author(work: Job, chosen: Plan, output: Output, column: str) -> tuple[dict[str, Any], Author]:
     """Everything about the model of a job that could change its candidates, and the model as what writes them."""
-    model, tokenizer = load_model(work, device=shares.device())
+    model, tokenizer = load_model(work, device=own_device())
     engine = work.engine if chosen.search.groups > 1 else shares.engine_that_began(output, work.engine)
     writer = writer_of(work, model, tokenizer, chosen.search, engine=engine, column=column)
     if writer.engine.note:

@@ -12,12 +12,11 @@ from ngramloss.data import Split, load_split
 from ngramloss.data.columns import NO_TARGET, listed
 from ngramloss.data.origins import Files, has_several_sentences, missing, origin
 from ngramloss.data.prompts import read_alike
-from ngramloss.engine_registry import AUTO
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation.baselines import baseline_writer, is_baseline
 from ngramloss.generation.like import like_decoding, like_documents, read_like
 from ngramloss.output.console import logger
-from ngramloss.recipe import TASKS, Data, Generation, Model, Recipe
+from ngramloss.recipe import AUTO, TASKS, Data, Generation, Model, Recipe
 from ngramloss.storage.files import read_object
 from ngramloss.storage.run_folder import RunFolder
 
@@ -228,8 +227,8 @@ def check_model(work: Job, verb: str, *, groups: int = 1) -> None:
         verb: the command.
         groups: of beams, which only some engines have, and for some types of models.
     """
-    from ngramloss.generation import engines
     from ngramloss.models.loading import load_config
+    from ngramloss.search import engines
 
     if is_baseline(work.model):
         return

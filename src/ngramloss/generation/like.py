@@ -9,11 +9,10 @@ from typing import Any
 
 from ngramloss import recipe
 from ngramloss.data.origins import missing
-from ngramloss.engine_registry import PRECISIONS
 from ngramloss.errors import MissingFileError
-from ngramloss.generation.search import BESIDE, SAMPLING, effective
 from ngramloss.output.console import logger
-from ngramloss.recipe import Model, Recipe
+from ngramloss.recipe import PRECISIONS, Model, Recipe
+from ngramloss.search.search import BESIDE, SAMPLING, effective
 from ngramloss.storage.files import read_object
 from ngramloss.storage.run_folder import RunFolder
 

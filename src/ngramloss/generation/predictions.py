@@ -13,16 +13,18 @@ from ngramloss.data.tokens import target_ids
 from ngramloss.errors import UserError
 from ngramloss.generation import shares
 from ngramloss.generation.baselines import Write, baseline_of, baseline_writer
-from ngramloss.generation.batches import Budget
 from ngramloss.generation.job import Job, data_facts, read_sources
-from ngramloss.generation.search import MBR, Options
+from ngramloss.generation.job_writer import load_model, versions, writer_facts, writer_of
 from ngramloss.generation.shares import Author, Output
-from ngramloss.generation.teacher_forced import forced_predictions
-from ngramloss.generation.writer import Text, Writer, load_model, versions, writer_facts, writer_of
 from ngramloss.metrics.bayes_risk import check_utility, expected_gains
 from ngramloss.metrics.gains import Gain
+from ngramloss.models.loading import own_device
+from ngramloss.models.teacher_forced import forced_predictions
 from ngramloss.output.console import logger
 from ngramloss.recipe import WORDS
+from ngramloss.search.batches import Budget
+from ngramloss.search.search import MBR, Options
+from ngramloss.search.writer import Text, Writer
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.run_folder import RunFolder
 
@@ -104,7 +106,7 @@ def _write_by_model(work: Job, options: Options, utility: Gain | None, split: Sp
         _note(utility, split.examples)
     elif utility:  # tried on other texts before the model writes its own
         check_utility(utility, [example._replace(target=example.source) for example in split.examples])
-    model, tokenizer = load_model(work, device=shares.device())
+    model, tokenizer = load_model(work, device=own_device())
     engine = work.engine if options.groups > 1 else shares.engine_that_began(output, work.engine)
     writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines, column=split.column)
     if writer.engine.note:

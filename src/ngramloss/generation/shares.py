@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.data import Example
-from ngramloss.engine_registry import AUTO, ENGINES
 from ngramloss.errors import UserError
-from ngramloss.generation.batches import Budget, batches
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
+from ngramloss.recipe import AUTO
+from ngramloss.search.batches import Budget, batches
+from ngramloss.search.registry import ENGINES
 from ngramloss.storage import heartbeat
 from ngramloss.storage.files import appended, object_or_empty, whole_rows, write_whole
 from ngramloss.storage.run_folder import NAMES, RunFolder
@@ -62,14 +63,6 @@ def rank() -> int:
 def processes() -> int:
     """How many processes share the job."""
     return int(os.environ.get("WORLD_SIZE", 1))
-
-
-def device() -> str | None:
-    """This process's own GPU under torchrun; otherwise None, for the default device."""
-    import torch
-
-    rank = os.environ.get("LOCAL_RANK")
-    return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
 
 
 class Author(NamedTuple):

@@ -17,7 +17,7 @@ from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 
 if TYPE_CHECKING:
-    from ngramloss.generation.writer import Writer
+    from ngramloss.search.writer import Writer
 
 IMPORTED_BY = os.getpid()
 """The process that imported this file. Another one that has it in memory is a fork."""
@@ -156,7 +156,7 @@ def _load(work: Job, device: str | None, weights: str | None, column: str) -> Wr
 
     if os.getpid() != IMPORTED_BY:
         torch.set_num_threads(1)
-    from ngramloss.generation.writer import load_model, writer_of
+    from ngramloss.generation.job_writer import load_model, writer_of
 
     if _weights(work) != weights:
         raise UserError(

@@ -262,7 +262,7 @@ _BUILTIN = {
         notes=f"{_HERE}.factcc:notes",
     ),
     "logprob": Metric(
-        "ngramloss.generation.logprob:logprob",
+        "ngramloss.metrics.logprob:logprob",
         reads=("documents", "predictions"),
         about="Mean log-probability of a text's tokens under a model, given its document; as in BARTScore.",
         scores={"logprob": Score("Log-prob", "mean log-probability of a token, given the document", decimals=3)},

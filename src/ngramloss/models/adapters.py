@@ -12,7 +12,7 @@ import torch
 
 from ngramloss.data.rows import needed
 from ngramloss.errors import UserError
-from ngramloss.hf.heads import has_encoder
+from ngramloss.models.attached.heads import has_encoder
 from ngramloss.output.console import quiet_loading
 from ngramloss.recipe import Model
 

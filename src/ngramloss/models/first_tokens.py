@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ngramloss.errors import UserError
-from ngramloss.hf.decoder_inputs import decoder_inputs
-from ngramloss.hf.heads import bare
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
+from ngramloss.models.attached.heads import bare
 from ngramloss.models.languages import codes
 from ngramloss.output.console import logger
 

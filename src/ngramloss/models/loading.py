@@ -25,7 +25,7 @@ from ngramloss.storage.files import FULL, cache_folder, is_file_name, read_objec
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 GUIDED = "guided_bart"
-"""The type of a BART that reads a guidance, :mod:`ngramloss.models.guided_bart`. It is not ``bart``: everything else
+"""The type of a BART that reads a guidance, :mod:`ngramloss_systems.guided_bart`. It is not ``bart``: everything else
 that loads a BART would leave the guidance out silently."""
 WEIGHTS = (".safetensors", ".bin")
 """What files of weights end with. A .bin is a pickle, of which only tensors are loaded."""
@@ -494,3 +494,9 @@ def iterate_texts(examples: Iterable[Any]) -> Iterator[str]:
     for example in examples:
         yield example.source
         yield example.target
+
+
+def own_device() -> str | None:
+    """This process's own GPU under torchrun; otherwise None, for the default device."""
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None

@@ -8,7 +8,7 @@ from ngramloss.data.messages import MESSAGES
 from ngramloss.data.prompts import Prompt, fix_date, prompt_of
 from ngramloss.data.tokens import Shape
 from ngramloss.errors import UserError
-from ngramloss.hf.heads import bare
+from ngramloss.models.attached.heads import bare
 from ngramloss.models.loading import is_causal, stop_ids
 from ngramloss.recipe import CHAT, Data, Model
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ngramloss.errors import UserError
-from ngramloss.hf.heads import has_encoder
+from ngramloss.models.attached.heads import has_encoder
 from ngramloss.settings import Setting
 
 IDS = (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
+from ngramloss.loss.terms.registry import OBJECTIVES
 from ngramloss.metrics.registry import Score
 from ngramloss.output.tabular import is_number, mark
 from ngramloss.report.drawing import COLOURS, MUTED, SETTINGS, colour, drawable, markup, new_figure, round_ticks
@@ -14,7 +15,6 @@ from ngramloss.report.forest import Estimate, Forest, draw_forest
 from ngramloss.report.record import Ablation, Report, System, TrainingLog
 from ngramloss.report.tables import quality_and_description
 from ngramloss.scoring.results import Seeds
-from ngramloss.terms.registry import OBJECTIVES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

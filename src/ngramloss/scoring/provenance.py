@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.engine_registry import engine_packages
 from ngramloss.errors import UserError
 from ngramloss.generation.baselines import is_baseline
-from ngramloss.generation.search import BEAMS, BESIDE, SAMPLING, USUAL, effective
 from ngramloss.metrics.scores import signature
 from ngramloss.output import escape
 from ngramloss.recipe import TASKS
+from ngramloss.search.registry import engine_packages
+from ngramloss.search.search import BEAMS, BESIDE, SAMPLING, USUAL, effective
 from ngramloss.storage.files import parse_toml, read_json, whole_rows
 from ngramloss.storage.run_folder import RunFolder
 

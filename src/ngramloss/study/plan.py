@@ -14,14 +14,14 @@ from ngramloss import recipe
 from ngramloss.data import has_split
 from ngramloss.data.origins import origin
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.loss.terms.parser import parse
 from ngramloss.metrics.registry import METRICS, Score, missing_options, scores_of
 from ngramloss.recipe import TASKS, Recipe
 from ngramloss.settings import Setting, nearest
 from ngramloss.storage.files import parse_toml
-from ngramloss.systems.registry import run_of
-from ngramloss.systems.rows import Made, SystemRow, is_recipe
-from ngramloss.terms.parser import parse
+from ngramloss.study.system_rows import Made, SystemRow, is_recipe
 from ngramloss.training.best import options_of
+from ngramloss.training.systems import run_of
 
 VALIDATION, TEST = "validation", "test"
 METRICS_OF = dict(zip(TASKS, (("rouge", "shape"), ("bleu", "chrf", "shape")), strict=True))

@@ -18,7 +18,7 @@ from typing import Any
 IMPORTED = (
     "ngramloss.training.runner",
     "ngramloss.generation.predictions",
-    "ngramloss.generation.engines.graph",
+    "ngramloss.search.engines.graph",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",

@@ -41,8 +41,8 @@ from ngramloss.study.results import (
     score_texts,
 )
 from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
+from ngramloss.study.system_rows import Made
 from ngramloss.study.tables import unread
-from ngramloss.systems.rows import Made
 
 POLL = 0.1
 """Seconds between two looks at the processes."""
@@ -226,7 +226,7 @@ def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
         if base.model.name != "scratch" or base.model.encoder:
             from ngramloss.models.encoders import load_encoder_config
             from ngramloss.models.loading import load_config
-            from ngramloss.systems.registry import read_system
+            from ngramloss.training.systems import read_system
 
             reads_only = base.system and not read_system(base.system).entry.takes_objective
             check = load_encoder_config if reads_only else load_config

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
+from ngramloss.loss.terms.parser import parse
+from ngramloss.loss.terms.term import Term, check_names
 from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
 from ngramloss.recipe import LAST, Recipe
 from ngramloss.settings import nearest, toml_value
-from ngramloss.terms.parser import parse
-from ngramloss.terms.term import Term, check_names
 
 
 class Best(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any
 
 from ngramloss import recipe
 from ngramloss.data.origins import canonical
+from ngramloss.loss.terms.parser import parse
 from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Model, Recipe
-from ngramloss.terms.parser import parse
 from ngramloss.training.best import weights_text
 from ngramloss.training.identity import PLUGIN
 from ngramloss.training.prepared import Prepared, PreparedCandidates, PreparedLanguageModel

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ngramloss.hf.heads import has_encoder
+from ngramloss.data.batches.planned import ExampleLengths
 from ngramloss.models.adapters import has_adapters
+from ngramloss.models.attached.heads import has_encoder
 from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.settings import Switch
-from ngramloss.steps.planned import ExampleLengths
 from ngramloss.storage.files import user_cache
 
 

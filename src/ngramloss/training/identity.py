@@ -20,15 +20,15 @@ import torch
 from ngramloss import recipe
 from ngramloss.data.tokens import tokenizer_fingerprint
 from ngramloss.errors import UserError
-from ngramloss.hf.heads import bare, dropouts
-from ngramloss.loss import JointLoss
+from ngramloss.loss.joint_loss import JointLoss
+from ngramloss.loss.terms.parser import parse
+from ngramloss.loss.terms.term import plugin_sources
 from ngramloss.models.adapters import has_adapters
+from ngramloss.models.attached.heads import bare, dropouts
 from ngramloss.output.console import logger
 from ngramloss.recipe import Model, Recipe, Train
 from ngramloss.storage.files import fingerprint, read_object
 from ngramloss.storage.run_folder import model_files, weight_files
-from ngramloss.terms.parser import parse
-from ngramloss.terms.term import plugin_sources
 from ngramloss.training.precision import PRECISION
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import torch
 from ngramloss.data.prompts import start_of_text
 from ngramloss.data.tokens import Tokens, tokens_fingerprint
 from ngramloss.errors import UserError
-from ngramloss.generation.teacher_forced import joined_label_logp
 from ngramloss.models import loading
+from ngramloss.models.teacher_forced import joined_label_logp
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Model
 from ngramloss.storage.checksums import cached_folder

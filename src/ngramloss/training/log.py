@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ngramloss.hf.diagnosing import peak_memory
+from ngramloss.data.batches.padding import Step
+from ngramloss.data.batches.planned import PlannedSteps
+from ngramloss.models.attached.diagnosing import peak_memory
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
-from ngramloss.steps.padding import Step
-from ngramloss.steps.planned import PlannedSteps
 from ngramloss.storage.files import appended, whole_rows, write_whole
 from ngramloss.training.processes import Processes
 

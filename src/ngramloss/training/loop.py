@@ -1,6 +1,6 @@
 """a task and settings → a trained model: the loop of everything that is trained here, to be read from top to bottom.
 
-A step is planned (:mod:`ngramloss.steps`), run (eager, or one CUDA graph for each shape), averaged over processes,
+A step is planned (``data/batches``), run (eager, or one CUDA graph for each shape), averaged over processes,
 clipped and applied. Then, if it is time: a line in the log, a validation, a checkpoint. Everything that must survive a
 stop is in the model, the optimiser, :class:`State`, the moving average and what the task saves; a checkpoint has all of
 it, and a continued training has the losses of one that was never stopped. Random numbers are drawn from seed, step and
@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ngramloss.data.batches.padding import Batch
+from ngramloss.data.batches.planned import CannotMakeStep, PlannedSteps
 from ngramloss.errors import UserError
-from ngramloss.hf.unmasked import as_if_captured
 from ngramloss.models.adapters import raise_unless_mergeable
+from ngramloss.models.attached.unmasked import as_if_captured
 from ngramloss.recipe import Train
-from ngramloss.steps.padding import Batch
-from ngramloss.steps.planned import CannotMakeStep, PlannedSteps
-from ngramloss.steps.running import StepRunner
 from ngramloss.storage.typed import typed
 from ngramloss.training import averaging, checkpoints
 from ngramloss.training.best import is_better
@@ -33,6 +32,7 @@ from ngramloss.training.log import Log, Write
 from ngramloss.training.optimiser import set_rates, warmups_of
 from ngramloss.training.precision import autocast, restore_scale, scaler_of, update
 from ngramloss.training.processes import Processes
+from ngramloss.training.running import StepRunner
 from ngramloss.training.stopping import Stopping
 from ngramloss.training.task import Task
 

@@ -10,18 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ngramloss.data.batches.padding import Batch, Step
+from ngramloss.data.batches.planned import PlannedSteps
 from ngramloss.errors import UserError
-from ngramloss.hf.attach import attach, attached_loss, last_call
-from ngramloss.hf.diagnosing import diagnostics
-from ngramloss.hf.heads import dropouts
-from ngramloss.hf.teachers import frozen_start
-from ngramloss.loss import JointLoss, Loss
+from ngramloss.loss.joint_loss import JointLoss, Loss
 from ngramloss.models.adapters import has_adapters
+from ngramloss.models.attached.attach import attach, attached_loss, last_call
+from ngramloss.models.attached.diagnosing import diagnostics
+from ngramloss.models.attached.heads import dropouts
+from ngramloss.models.attached.teachers import frozen_start
 from ngramloss.recipe import NOT_SHARDED
-from ngramloss.steps import reduction
-from ngramloss.steps.padding import Batch, Step
-from ngramloss.steps.planned import PlannedSteps
-from ngramloss.training import compiling, planning
+from ngramloss.training import compiling, planning, reduction
 from ngramloss.training.online import FreshTexts, OwnTexts, writing_copy
 from ngramloss.training.optimiser import optimiser_of
 from ngramloss.training.precision import autocast

@@ -25,22 +25,22 @@ import numpy as np
 import torch
 
 from ngramloss.data import Example
-from ngramloss.engine_registry import AUTO, ENGINES, STANDARD
+from ngramloss.data.batches.padding import Step
+from ngramloss.data.batches.plan import Grid, Joined, Lengths, Plan, open_grid
+from ngramloss.data.batches.planned import CannotMakeStep, ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.errors import UserError
-from ngramloss.generation import engines
-from ngramloss.generation.batches import CPU_TOKENS, Budget, batches, budget_for
-from ngramloss.generation.engines.hf import search_of
-from ngramloss.generation.search import Options, Search
-from ngramloss.generation.writer import decoded
-from ngramloss.loss import JointLoss
+from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.metrics import gains
 from ngramloss.metrics.gains import Gain
 from ngramloss.models.precision import to_precision
 from ngramloss.output.console import logger
-from ngramloss.recipe import Generation, Online, Recipe
-from ngramloss.steps.padding import Step
-from ngramloss.steps.plan import Grid, Joined, Lengths, Plan, open_grid
-from ngramloss.steps.planned import CannotMakeStep, ExampleLengths, PlannedSteps, lengths_of
+from ngramloss.recipe import AUTO, Generation, Online, Recipe
+from ngramloss.search import engines
+from ngramloss.search.batches import CPU_TOKENS, Budget, batches, budget_for
+from ngramloss.search.engines.hf import search_of
+from ngramloss.search.registry import ENGINES, STANDARD
+from ngramloss.search.search import Options, Search
+from ngramloss.search.writer import decoded
 from ngramloss.storage.files import read_object
 from ngramloss.storage.typed import typed
 from ngramloss.training.checkpoints import AGAIN

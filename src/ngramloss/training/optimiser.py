@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ngramloss.errors import UserError
-from ngramloss.hf.heads import has_encoder
+from ngramloss.models.attached.heads import has_encoder
 from ngramloss.output.console import logger
 from ngramloss.recipe import Train
 from ngramloss.training.schedules import learning_rate

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ngramloss.hf.attach import attached_loss
-from ngramloss.hf.decoder_inputs import decoder_inputs
-from ngramloss.hf.heads import has_encoder
-from ngramloss.hf.shared_prompts import why_not_shared
-from ngramloss.hf.unmasked import as_if_captured
+from ngramloss.data.batches.budget import fitting_tokens, try_batch
+from ngramloss.data.batches.joined import JoinedPadder
+from ngramloss.data.batches.padding import Batch, Pad, Padder, Step
+from ngramloss.data.batches.plan import MULTIPLE, Grid, Joined, Plan, fitted_grid, most_lengths
+from ngramloss.data.batches.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
+from ngramloss.data.batches.twins import twins
+from ngramloss.loss.stats import BESIDE_LABELS, WEIGHTS
+from ngramloss.models.attached.attach import attached_loss
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
+from ngramloss.models.attached.heads import has_encoder
+from ngramloss.models.attached.shared_prompts import why_not_shared
+from ngramloss.models.attached.unmasked import as_if_captured
 from ngramloss.models.settings import pad_id
 from ngramloss.output.console import logger
 from ngramloss.recipe import Train
-from ngramloss.stats import BESIDE_LABELS, WEIGHTS
-from ngramloss.steps.budget import fitting_tokens, try_batch
-from ngramloss.steps.joined import JoinedPadder
-from ngramloss.steps.padding import Batch, Pad, Padder, Step
-from ngramloss.steps.plan import MULTIPLE, Grid, Joined, Plan, fitted_grid, most_lengths
-from ngramloss.steps.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
-from ngramloss.steps.running import NOT_CAPTURED
-from ngramloss.steps.twins import twins
 from ngramloss.training import compiling
 from ngramloss.training.precision import autocast
+from ngramloss.training.running import NOT_CAPTURED
 
 if TYPE_CHECKING:
     from ngramloss.training.objective_task import ObjectiveTask

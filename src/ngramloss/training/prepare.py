@@ -25,6 +25,9 @@ from ngramloss.data.prompts import fix_date, read_alike, template_of
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
+from ngramloss.loss.terms.parser import parse
+from ngramloss.loss.terms.registry import OBJECTIVES
+from ngramloss.loss.terms.term import refuse_unweighted
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
@@ -35,9 +38,6 @@ from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import object_or_empty, write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.terms.parser import parse
-from ngramloss.terms.registry import OBJECTIVES
-from ngramloss.terms.term import refuse_unweighted
 from ngramloss.training.identity import (
     DAY,
     IDENTITY,
@@ -59,7 +59,7 @@ from ngramloss.training.run import Run
 from ngramloss.training.validation import notes_on
 
 if TYPE_CHECKING:
-    from ngramloss.systems.task import SystemTask
+    from ngramloss.training.system_task import SystemTask
 
 T = TypeVar("T")
 

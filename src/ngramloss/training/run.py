@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ngramloss import recipe
 from ngramloss.data.origins import has_several_sentences
 from ngramloss.errors import UserError
+from ngramloss.loss.terms.parser import parse
+from ngramloss.loss.terms.registry import START
+from ngramloss.loss.terms.term import Term
 from ngramloss.output.console import logger
 from ngramloss.recipe import LAST, Online, Recipe, Train
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.terms.parser import parse
-from ngramloss.terms.registry import START
-from ngramloss.terms.term import Term
 from ngramloss.training.best import Best, best_of, has_own_model, options_of, selecting_terms
 from ngramloss.training.precision import precision_of
 

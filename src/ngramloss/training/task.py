@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ngramloss.loss import Loss
-from ngramloss.steps.padding import Batch, Step
-from ngramloss.steps.planned import PlannedSteps
+from ngramloss.data.batches.padding import Batch, Step
+from ngramloss.data.batches.planned import PlannedSteps
+from ngramloss.loss.joint_loss import Loss
 from ngramloss.training.best import Best
 from ngramloss.training.processes import Processes
 

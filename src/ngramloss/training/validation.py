@@ -13,18 +13,18 @@ import torch
 
 from ngramloss import recipe
 from ngramloss.data import Example
+from ngramloss.data.batches.padding import Pad
 from ngramloss.data.origins import has_several_sentences
 from ngramloss.data.tokens import Shape
 from ngramloss.errors import UserError
-from ngramloss.generation import engines
-from ngramloss.generation.batches import Budget
-from ngramloss.generation.engines.hf import search_of
-from ngramloss.generation.writer import Writer
-from ngramloss.hf.attach import aligned_labels, attached_loss, last_parts
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.scores import Absent, corpus_score
+from ngramloss.models.attached.attach import aligned_labels, attached_loss, last_parts
 from ngramloss.recipe import Recipe, Train
-from ngramloss.steps.padding import Pad
+from ngramloss.search import engines
+from ngramloss.search.batches import Budget
+from ngramloss.search.engines.hf import search_of
+from ngramloss.search.writer import Writer
 from ngramloss.training.best import Best
 from ngramloss.training.processes import Processes
 

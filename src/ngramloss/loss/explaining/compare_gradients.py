@@ -1,0 +1,125 @@
+"""a sentence pair and several objectives → how each would change every word's logit, as a table and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ngramloss.loss.explaining.explain import raise_if_not_compared, read
+from ngramloss.loss.joint_loss import JointLoss
+from ngramloss.output.tabular import aligned
+from ngramloss.storage.files import writing
+
+REFERENCE, WRONG = "#2f6db0", "#c0392b"
+"""Colours of the picture."""
+
+
+class Push(NamedTuple):
+    """What each objective does to one word at one position.
+
+    Attributes:
+        position: from 1.
+        word: the word.
+        role: ``both`` if the model predicts the reference's word, otherwise ``reference`` or ``predicted``.
+        probability: of the word.
+        by: the negative gradient of its logit, for each objective: above 0, a step of training raises the logit.
+    """
+
+    position: int
+    word: str
+    role: str
+    probability: float
+    by: list[float]
+
+
+def pushes(
+    reference: str,
+    candidate: str,
+    objectives: Sequence[str],
+    confidence: Sequence[float] = (0.9,),
+    others: Sequence[str] = (),
+) -> tuple[list[Push], list[str]]:
+    """What each objective does to the words of the pair; also notes about changes to the candidate.
+
+    Arguments are as in :func:`ngramloss.loss.explaining.explain.explain`.
+    """
+    losses = [JointLoss(objective) for objective in objectives]
+    raise_if_not_compared(others, losses)
+    sentence, notes = read(reference, candidate, confidence, others)
+    slopes: list[Tensor] = []
+    for loss_fn in losses:
+        logits = sentence.logits.clone().requires_grad_()  # [1, T, V]
+        loss_fn.progress = 1.0  # what a schedule leads to
+        loss_fn(logits, sentence.labels, candidates=sentence.candidates(loss_fn, logits)).backward()
+        assert logits.grad is not None
+        slopes.append(-logits.grad[0])  # [T, V]
+    rows = []
+    probability = sentence.logits[0].softmax(-1)  # [T, V]
+    for t, (label, best) in enumerate(
+        zip(sentence.labels[0].tolist(), sentence.stats.best_token[0].tolist(), strict=True)
+    ):
+        words = (
+            [(label, sentence.reference[t], "both")]
+            if label == best
+            else [(label, sentence.reference[t], "reference"), (best, sentence.candidate[t], "predicted")]
+        )
+        rows += [
+            Push(t + 1, word, role, probability[t, index].item(), [slope[t, index].item() for slope in slopes])
+            for index, word, role in words
+        ]
+    return rows, notes
+
+
+def as_text(rows: Sequence[Push], objectives: Sequence[str], notes: Sequence[str] = ()) -> str:
+    """A table, one row for each word.
+
+    >>> print(as_text(*_example("a b c", "a b d", ["ce", "matches(2)"])))
+    one step of training: + raises the logit of a word, − lowers it
+    at  word  role       probability       ce  matches(2)
+     1  a     both            0.6000  +0.1333     +0.0720
+     2  b     both            0.6000  +0.1333     +0.0720
+     3  c     reference       0.1000  +0.3000      0.0000
+     3  d     predicted       0.6000  −0.2000      0.0000
+    """
+    table = [["at", "word", "role", "probability", *objectives]]
+    table += [
+        [str(push.position), push.word, push.role, f"{push.probability:.4f}", *map(_signed, push.by)] for push in rows
+    ]
+    title = "one step of training: + raises the logit of a word, − lowers it"
+    return "\n".join([title, *aligned(table, left=(1, 2)), *notes])
+
+
+def plot(rows: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
+    """Draw a panel for each objective, with a bar for each word; wrong predictions are red."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    figure = Figure(figsize=(max(5.0, 0.55 * len(rows) + 1.5), 1.9 * len(objectives) + 0.6))
+    axes = figure.subplots(len(objectives), 1, sharex=True, sharey=True, squeeze=False)
+    places = range(len(rows))
+    colours = [WRONG if push.role == "predicted" else REFERENCE for push in rows]
+    for number, (axis, objective) in enumerate(zip(axes[:, 0], objectives, strict=True)):
+        axis.bar(places, [push.by[number] for push in rows], color=colours)
+        axis.axhline(0, color="#444444", linewidth=0.8)
+        axis.set_title(objective, loc="left", fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    axes[-1, 0].set_xticks(list(places), [push.word for push in rows], fontsize=8)
+    meanings = [Patch(color=REFERENCE, label="word of the reference"), Patch(color=WRONG, label="wrong prediction")]
+    figure.legend(handles=meanings, loc="upper right", ncols=2, fontsize=8, frameon=False)
+    figure.supylabel("− gradient of the logit", fontsize=9)
+    figure.tight_layout()
+    with writing(path):
+        figure.savefig(path, dpi=110)
+
+
+def _signed(value: float) -> str:
+    shown = f"{abs(value):.4f}"
+    return shown if float(shown) == 0 else ("+" if value > 0 else "−") + shown
+
+
+def _example(reference: str, candidate: str, objectives: list[str]) -> tuple[list[Push], list[str]]:
+    return pushes(reference, candidate, objectives, [0.6])[0], objectives

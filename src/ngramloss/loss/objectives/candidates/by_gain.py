@@ -1,0 +1,35 @@
+"""CandidateStats → scores of the candidates, in falling order of gain."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ngramloss.loss.stats import CandidateStats
+
+
+class Ranked(NamedTuple):
+    """The candidates of each row in falling order of gain. Those that are absent come last, with a score of 0."""
+
+    score: Tensor
+    """f = logp / length^alpha, with gradient, [B, K]."""
+    order: Tensor
+    """The place of each candidate in the statistics, [B, K]."""
+    number: Tensor
+    """How many candidates a row has, [B]."""
+
+
+def ranked(stats: CandidateStats, *, alpha: float) -> Ranked:
+    """Scores in falling order of gain. Candidates with the same gain keep their order.
+
+    Example:
+        >>> import torch
+        >>> logp, length = torch.tensor([[-4.0, -9.0, 0.0]]), torch.tensor([[2.0, 3.0, 0.0]])
+        >>> ranked(CandidateStats(logp, length, torch.tensor([[0.1, 0.7, 0.0]])), alpha=2)
+        Ranked(score=tensor([[-1., -1., 0.]]), order=tensor([[1, 0, 2]]), number=tensor([2]))
+    """
+    score = stats.logp / stats.length.where(stats.present, 1.0) ** alpha   # [B, K]
+    gain = stats.gain.detach().where(stats.present, float("-inf"))       # [B, K]
+    order = gain.sort(dim=-1, descending=True, stable=True).indices      # [B, K]
+    return Ranked(score.gather(-1, order), order, stats.present.sum(-1))

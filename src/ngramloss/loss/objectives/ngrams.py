@@ -1,0 +1,183 @@
+"""token ids → which n-gram windows are real, which are equal, and how often each occurs.
+
+Nothing is hashed: two windows are equal only if their tokens are. Shapes depend only on shapes, and no value is copied
+to the host, so everything runs inside ``torch.compile(fullgraph=True)``. S = max(T − n + 1, 0); an n above T costs
+nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ngramloss.loss.stats import IGNORE_INDEX, TokenStats
+
+
+def sums(values: Tensor, n: int) -> Tensor:
+    """Sum over each window of n positions along dimension 1, [B, S].
+
+    Example:
+        >>> sums(torch.tensor([[1, 2, 3, 4]]), 2)
+        tensor([[3, 5, 7]])
+        >>> sums(torch.tensor([[1]]), 2)
+        tensor([], size=(1, 0), dtype=torch.int64)
+    """
+    S = max(values.shape[1] - n + 1, 0)
+    if S == 0:
+        return values[:, :0]                                             # [B, 0]
+    return torch.stack([values[:, i : i + S] for i in range(n)]).sum(0)  # [B, S]
+
+
+def diagonal_sums(values: Tensor, n: int) -> Tensor:
+    """Sum of ``values[:, t+i, u+i]`` over i < n, for each pair of windows t and u, [B, S, R]. Values are [B, T, U]."""
+    S, R = (max(length - n + 1, 0) for length in values.shape[1:])
+    total = values[:, :S, :R]                                            # [B, S, R]
+    for i in range(1, n if S and R else 0):
+        total = total + values[:, i : i + S, i : i + R]                  # [B, S, R]
+    return total
+
+
+def same_length(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two batches of token ids, the shorter one padded to the length of the longer, [B, L] each."""
+    L = max(one.shape[-1], other.shape[-1])
+    padded = [F.pad(ids, (0, L - ids.shape[-1]), value=IGNORE_INDEX) for ids in (one, other)]   # [B, L] each
+    return padded[0], padded[1]
+
+
+def real(labels: Tensor, n: int) -> Tensor:
+    """Whether all n labels of a window count, for padding at any position, [B, S].
+
+    Example:
+        >>> real(torch.tensor([[4, -100, 5, 6]]), 2)
+        tensor([[False, False,  True]])
+    """
+    if n > labels.shape[1]:
+        return labels[:, :0] != IGNORE_INDEX                             # [B, 0]
+    return sums((labels != IGNORE_INDEX).long(), n) == n                 # [B, S]
+
+
+def missed(stats: TokenStats, labels: Tensor, amount: Tensor, *, n: int) -> Tensor:
+    """One minus what the windows of each row earned; 1 for a row without windows, [B].
+
+    If tokens have weights, a window has the mean weight of its tokens, and this is the sum over windows of that times
+    what the window missed, (1/W − amount). A row without windows then has the mean weight of its tokens.
+
+    Args:
+        stats: with the weights of tokens, if there are any.
+        labels: reference ids, [B, T].
+        amount: what each window earned, divided by W, the number of windows of its row, [B, S].
+        n: length of the windows.
+    """
+    if stats.weights is None:
+        return 1 - amount.sum(-1)                                        # [B]
+    whole = real(labels, n)                                              # [B, S]
+    windows, tokens = whole.sum(-1), (labels != IGNORE_INDEX).sum(-1)    # [B] each
+    weight = (sums(stats.weights, n) / n).where(whole, 0.0)              # [B, S]
+    share = windows.clamp_min(1).to(amount.dtype).reciprocal().unsqueeze(-1)   # [B, 1]
+    value = (weight * (share - amount)).sum(-1)                          # [B]
+    return value.where(windows > 0, stats.weights.sum(-1) / tokens.clamp_min(1))   # [B]
+
+
+def ids(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
+    """Give each window of several sequences an n-gram id: windows of a row have the same id exactly if they are equal.
+
+    The id of a window of a + b tokens is made from the ids of its first a and of its last b tokens, so the length at
+    most doubles in each round: log₂ n rounds, each O(T log T). N-gram ids are below the number of windows in a row.
+    Token ids must be below 2³¹ in size. Windows over padding get an id too: mask them with :func:`real`.
+
+    Args:
+        sequences: token ids, [B, T] each.
+        n: length of the windows.
+
+    Returns:
+        One tensor of n-gram ids for each sequence, [B, S].
+
+    Example:
+        >>> one, other = ids(torch.tensor([[7, 8, 7]]), torch.tensor([[8, 7, 8]]), n=2)
+        >>> one == other
+        tensor([[False, False]])
+        >>> one == other.flip(-1)
+        tensor([[True, True]])
+    """
+    keys = torch.stack(sequences, dim=1)                                 # [B, sequences, T]
+    if n > keys.shape[-1]:
+        return keys[..., :0].unbind(1)
+    length = 1
+    if n == 1:
+        return _numbered(keys).unbind(1)
+    while length < n:
+        step = min(length, n - length)
+        keys = _numbered(keys[..., :-step] * 2**32 + keys[..., step:])   # [B, sequences, T - length - step + 1]
+        length += step
+    return keys.unbind(1)
+
+
+def count(ids: Tensor, *, among: Tensor, where: Tensor) -> Tensor:
+    """For each window, the number of windows in ``among``, marked by ``where``, with the same n-gram id, [B, S].
+
+    Example:
+        >>> (found,) = ids(torch.tensor([[5, 6, 5]]), n=1)
+        >>> count(found, among=found, where=torch.tensor([[True, True, True]]))
+        tensor([[2, 1, 2]])
+    """
+    if _compares_pairs(ids):
+        return ((ids.unsqueeze(2) == among.unsqueeze(1)) & where.unsqueeze(1)).sum(-1)   # [B, S]
+    return pooled(where.long(), ids=among).gather(-1, ids)               # [B, S]
+
+
+def pooled(amounts: Tensor, *, ids: Tensor) -> Tensor:
+    """Sum of amounts for each n-gram id, [B, 2S], for ids of at most two sequences.
+
+    On a GPU floating-point amounts are added with atomics, in no fixed order unless PyTorch is in deterministic mode.
+    """
+    empty = amounts.new_zeros(ids.shape[0], 2 * ids.shape[1])            # [B, 2S]
+    return empty.scatter_add(-1, ids, amounts)                           # [B, 2S]
+
+
+def earlier(ids: Tensor, *, where: Tensor) -> Tensor:
+    """For each window, the number of earlier windows, marked by ``where``, with the same n-gram id, [B, S].
+
+    Example:
+        >>> (found,) = ids(torch.tensor([[5, 6, 5, 5]]), n=1)
+        >>> earlier(found, where=torch.tensor([[True, True, True, True]]))
+        tensor([[0, 0, 1, 2]])
+    """
+    ordered, order = ids.sort(dim=-1, stable=True)                       # [B, S] each
+    marked = where.long().gather(-1, order)                              # [B, S]
+    before = marked.cumsum(-1) - marked                                  # [B, S]
+    first = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)[:, : ids.shape[1]]   # [B, S]
+    base = before.where(first, 0).cummax(-1).values if ids.shape[1] else before   # [B, S]
+    return torch.zeros_like(ids).scatter(-1, order, before - base)       # [B, S]
+
+
+def _numbered(keys: Tensor) -> Tensor:
+    """A number below N for each of the N keys of a row; numbers are equal exactly if the keys are."""
+    flat = keys.flatten(1)                                               # [B, N]
+    return (_first_equal(flat) if _compares_pairs(flat) else _dense_rank(flat)).view_as(keys)
+
+
+MOST_KEYS_IN_PAIRS, MOST_PAIRS = 1024, 2**26
+
+
+def _compares_pairs(keys: Tensor) -> bool:
+    """Whether comparing all pairs of a row is faster than sorting it, and takes memory for at most ``MOST_PAIRS``.
+
+    On a GPU it takes fewer launches and is faster for rows of up to 1,024 keys (T = 512). On a CPU it never gained more
+    than a tenth of a millisecond (docs/dev/log.md). With the samples of each source there are
+    many rows: 64 of 1,024 keys already take half a gigabyte for a moment.
+    """
+    short = 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS and keys.numel() * keys.shape[1] <= MOST_PAIRS
+    return keys.device.type != "cpu" and short
+
+
+def _dense_rank(keys: Tensor) -> Tensor:
+    ordered, order = keys.sort(dim=-1)                                   # [B, N] each
+    fresh = F.pad((ordered[:, 1:] != ordered[:, :-1]).long(), (1, 0))[:, : keys.shape[1]]   # [B, N]
+    return torch.zeros_like(keys).scatter(-1, order, fresh.cumsum(-1))   # [B, N]
+
+
+def _first_equal(keys: Tensor) -> Tensor:
+    index = torch.arange(keys.shape[1], device=keys.device)              # [N]
+    equal = keys.unsqueeze(2) == keys.unsqueeze(1)                       # [B, N, N]
+    return index.where(equal, keys.shape[1]).amin(-1)                    # [B, N]

@@ -1,0 +1,53 @@
+"""TokenStats → cross-entropy, summed over the tokens of each sequence."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ngramloss.loss.objectives.tokens.weighted import over_tokens
+from ngramloss.loss.stats import TokenStats
+
+
+def ce(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0, temperature: float = 1.0) -> Tensor:
+    r"""Negative log-likelihood of the reference tokens, summed over each sequence, [B].
+
+    .. math::
+        \ell_b = -\sum_t \Big[ (1-\varepsilon) \log p_t(y_t) + \frac{\varepsilon}{V} \sum_v \log p_t(v) \Big]
+
+    with p = softmax(z / τ), times τ. Divided by the number of tokens this is
+    ``τ * F.cross_entropy(logits / τ, labels, label_smoothing=ε)``, after any soft-cap. The factor τ keeps the size of
+    the gradient, p − y. Zhu et al., eq. 2, print the sum over t; their code averages over tokens, and so does the joint
+    loss.
+
+    Args:
+        stats: predictions, summarised; with ``mean_logp`` if smoothing is not 0, and with ``tempered_lse`` at the
+            temperature if that is not 1.
+        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
+        smoothing: share of the target spread evenly over the vocabulary, from 0 to 1.
+        temperature: τ. Above 1 the model learns to be surer than its softmax says here; below 1 less sure.
+
+    Returns:
+        Sums, 0 or more; 0 for a row that contains only padding.
+
+    Example:
+        >>> import torch
+        >>> from ngramloss import token_stats
+        >>> labels = torch.tensor([[1, 0, -100]])
+        >>> ce(token_stats(torch.zeros(1, 3, 4), labels), labels) / torch.tensor(4.0).log()
+        tensor([2.])
+        >>> cold = token_stats(torch.zeros(1, 3, 4), labels, needs=("tempered_lse=0.5",))
+        >>> ce(cold, labels, temperature=0.5) / torch.tensor(4.0).log()
+        tensor([1.])
+    """
+    logp = stats.label_logp                                              # [B, T]
+    if smoothing:
+        if stats.mean_logp is None:
+            raise ValueError("ce with smoothing needs `mean_logp`: compute the stats with needs=('mean_logp',).")
+        logp = (1 - smoothing) * logp + smoothing * stats.mean_logp      # [B, T]
+    if temperature == 1:
+        return over_tokens(stats, labels, -logp)
+    if stats.tempered_lse is None:
+        raise ValueError("ce with a temperature needs `tempered_lse`: compute the stats with "
+                         f"needs=('tempered_lse={temperature}',).")
+    cost = stats.tempered_lse - stats.lse - logp                         # [B, T]
+    return over_tokens(stats, labels, cost)                              # [B]

@@ -1,0 +1,29 @@
+"""logits or hidden states, with labels → TokenStats; candidates → CandidateStats. Knows no n-grams."""
+
+from ngramloss.loss.stats.backends import BACKENDS as BACKENDS
+from ngramloss.loss.stats.backends import MEMORY as MEMORY
+from ngramloss.loss.stats.backends import chosen_backend as chosen_backend
+from ngramloss.loss.stats.backends import token_stats_from_hidden as token_stats_from_hidden
+from ngramloss.loss.stats.backends import triton_is_installed as triton_is_installed
+from ngramloss.loss.stats.candidate_stats import CandidateStats as CandidateStats
+from ngramloss.loss.stats.candidate_stats import checked_candidates as checked_candidates
+from ngramloss.loss.stats.candidate_stats import own_rows as own_rows
+from ngramloss.loss.stats.given import BESIDE_LABELS as BESIDE_LABELS
+from ngramloss.loss.stats.given import GIVEN as GIVEN
+from ngramloss.loss.stats.given import WEIGHTS as WEIGHTS
+from ngramloss.loss.stats.given import with_given as with_given
+from ngramloss.loss.stats.labels import IGNORE_INDEX as IGNORE_INDEX
+from ngramloss.loss.stats.labels import legal_labels as legal_labels
+from ngramloss.loss.stats.segments import Labelled as Labelled
+from ngramloss.loss.stats.segments import Packing as Packing
+from ngramloss.loss.stats.segments import at_positions as at_positions
+from ngramloss.loss.stats.segments import check_segments as check_segments
+from ngramloss.loss.stats.segments import labelled as labelled
+from ngramloss.loss.stats.segments import packing as packing
+from ngramloss.loss.stats.segments import unpack as unpack
+from ngramloss.loss.stats.teachers import Teacher as Teacher
+from ngramloss.loss.stats.token_stats import LOGITS_ONLY as LOGITS_ONLY
+from ngramloss.loss.stats.token_stats import Texts as Texts
+from ngramloss.loss.stats.token_stats import TokenStats as TokenStats
+from ngramloss.loss.stats.token_stats import head_logits as head_logits
+from ngramloss.loss.stats.token_stats import token_stats as token_stats

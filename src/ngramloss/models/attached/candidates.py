@@ -1,0 +1,189 @@
+"""candidates of each source → rows of the decoder beside the reference's, and from their scores CandidateStats."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module
+
+from ngramloss.errors import UserError
+from ngramloss.loss.stats import IGNORE_INDEX, CandidateStats, at_positions, own_rows
+from ngramloss.models.attached.decoder_inputs import decoder_inputs
+from ngramloss.models.attached.heads import has_encoder
+from ngramloss.models.attached.segments import POSITIONS
+
+KEYS = ("candidates", "candidate_inputs", "candidate_positions", "gains", "greedy", "baseline")
+"""What a batch with candidates has besides the inputs of a model."""
+FOR_ONE_TEXT = ("decoder_attention_mask", "decoder_inputs_embeds", "decoder_position_ids")
+"""Inputs of a decoder that are not known for the candidates."""
+
+NOT_CAUSAL = ("prophetnet",)
+"""Models whose predictions depend on what follows, in transformers' implementation."""
+
+
+class CandidateRows(NamedTuple):
+    """The candidates of a batch: K texts for each source, of which some may be absent.
+
+    In the decoder of an encoder-decoder, row b·(1 + K) is the reference of source b, and the K rows after it are its
+    candidates. The rows of a decoder-only model have prompts and texts already, in any order; texts may share a prompt.
+    """
+
+    labels: Tensor
+    """Ids, −100 where they do not count. A candidate without ids is absent, [B, K, T']."""
+    inputs: Tensor | None
+    """What the decoder of an encoder-decoder reads to predict them, [B, K, T']."""
+    gains: Tensor
+    """What each candidate scores against the reference, [B, K]."""
+    positions: Tensor | None
+    """Indices of the positions of a decoder-only model that predict them, [B, K, T']."""
+    greedy: Tensor | None = None
+    """Whether a candidate is the model's own greedy text, bool [B, K]."""
+    baseline: Tensor | None = None
+    """What that text scores, [B]."""
+
+    def beside(self, references: Tensor, pad: int) -> Tensor:
+        """The decoder's input with a row for each text; ``references`` are the rows of the references, [B, T].
+
+        Returns:
+            [B·(1 + K), T''], of which T'' is the longer one of T and T'.
+        """
+        assert self.inputs is not None
+        length = max(references.shape[-1], self.inputs.shape[-1])
+        texts = (references.unsqueeze(1), self.inputs)  # [B, 1, T], [B, K, T']
+        filled = [F.pad(ids, (0, length - ids.shape[-1]), value=pad) for ids in texts]
+        return torch.cat(filled, 1).flatten(0, 1)  # [B·(1 + K), T'']
+
+    def split(self, rows: Tensor, length: int, references: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What the model computed for each row, hidden states or logits, [B·(1 + K), T'', …].
+
+        Args:
+            rows: of all texts.
+            length: T, the length of the references.
+            references: indices of the positions of a decoder-only model that predict the references, [B, T].
+
+        Returns:
+            Those of the references, [B, T, …], and of the candidates, [B·K, T', …].
+        """
+        if references is not None and self.positions is not None:
+            return at_positions(rows, references), at_positions(rows, self.positions).flatten(0, 1)
+        texts = rows.unflatten(0, (-1, 1 + self.labels.shape[1]))  # [B, 1 + K, T'', …]
+        return texts[:, 0, :length], texts[:, 1:, : self.labels.shape[-1]].flatten(0, 1)
+
+    def own(self, rows: Tensor) -> Tensor:
+        """What was computed for the greedy text of each source, [B, T', …]; for some text of it if there is none.
+
+        Args:
+            rows: of all candidates, [B·K, T', …].
+        """
+        assert self.greedy is not None
+        marked = self.greedy & (self.labels != IGNORE_INDEX).any(-1)  # [B, K]
+        return rows.index_select(0, own_rows(marked).to(rows.device))
+
+    def stats(self, label_logp: Tensor, needs: Collection[str] = ()) -> CandidateStats:
+        """Sums over the tokens of each candidate, in fp32 or better.
+
+        Every label counts, in the log-probability and in the length: also the end token, and the start token where a
+        tokenizer writes one, as BART's does. BRIO's code does not predict that one.
+
+        Args:
+            label_logp: log-probabilities of the labels, 0 where none counts, [B·K, T'].
+            needs: optional statistics of candidates; those of single tokens are left out otherwise.
+        """
+        device = label_logp.device
+        labels, token_logp = self.labels.to(device), label_logp.view(self.labels.shape)  # [B, K, T'] each
+        baseline, greedy = (None if x is None else x.to(device) for x in (self.baseline, self.greedy))  # [B], [B, K]
+        stats = CandidateStats(
+            token_logp.sum(-1), (labels != IGNORE_INDEX).sum(-1), self.gains.to(device), baseline, greedy
+        )
+        return stats._replace(tokens=labels, token_logp=token_logp) if "token_logp" in needs else stats
+
+
+def candidate_rows(model: Any, inputs: dict[str, Any]) -> CandidateRows | None:
+    """Take the candidates out of a model's inputs; None if it has none.
+
+    Args:
+        model: the bare model.
+        inputs: of its forward, with labels. The keys of candidates are removed.
+    """
+    references = inputs["labels"]  # [B, T]
+    labels, ready, positions, gains, greedy, baseline = (inputs.pop(name, None) for name in KEYS)
+    if labels is None:
+        if any(value is not None for value in (ready, positions, gains, greedy, baseline)):
+            raise UserError("the inputs have `gains` or other inputs of candidates, but `candidates` are missing.")
+        return None
+    if labels.ndim != 3 or len(labels) != len(references):
+        raise UserError(
+            f"candidates must be label ids [B, K, T] with B = {len(references)}, -100 where they do not "
+            f"count, got a tensor of shape {list(labels.shape)}."
+        )
+    if gains is None or gains.shape != labels.shape[:2]:
+        actual = "none" if gains is None else f"a tensor of shape {list(gains.shape)}"
+        raise UserError(
+            f"candidates need `gains` [B, K] = {list(labels.shape[:2])}, what each scores against the "
+            f"reference, got {actual}."
+        )
+    if greedy is not None and (greedy.shape != labels.shape[:2] or greedy.dtype != torch.bool):
+        raise UserError(
+            f"`greedy` must be true or false for each candidate, {list(labels.shape[:2])}, got {greedy.dtype} of shape "
+            f"{list(greedy.shape)}."
+        )
+    if baseline is not None and baseline.shape != labels.shape[:1]:
+        raise UserError(
+            f"`baseline` must be what the greedy text of each source scores, {list(labels.shape[:1])}, got a tensor of "
+            f"shape {list(baseline.shape)}."
+        )
+    greedy = greedy if labels.shape[1] else None  # without room for candidates there is no greedy text
+    if refused := [name for name in FOR_ONE_TEXT if inputs.get(name) is not None]:
+        raise UserError(
+            f"{refused[0]} is not known for the candidates, which become rows of the decoder like the "
+            "reference. Leave it out: padding at the end needs none."
+        )
+    if not has_encoder(model):
+        if positions is None or positions.shape != labels.shape or inputs.get(POSITIONS) is None:
+            raise UserError(
+                "candidates of a decoder-only model are in the rows of the batch, so it needs `label_positions`, and "
+                f"`candidate_positions` in the shape of the candidates, {list(labels.shape)}. `ngramloss train` and "
+                "ng.train make such batches."
+            )
+        return CandidateRows(labels, None, gains, positions, greedy, baseline)
+    own = inputs.get("decoder_input_ids")  # [B, T]
+    if own is not None and own.shape != references.shape:
+        raise UserError(
+            f"decoder_input_ids and labels must have one shape, got {list(own.shape)} and {list(references.shape)}."
+        )
+    if ready is None:
+        ready = decoder_inputs(model, labels.flatten(0, 1)).view(labels.shape)  # [B, K, T']
+    return CandidateRows(labels, ready, gains, None, greedy, baseline)
+
+
+def decoder_that_repeats(model: Any) -> Module:
+    """The decoder of a model, which can get several rows for each source. Raises if the model has none."""
+    name = type(model).__name__
+    if model.config.model_type in NOT_CAUSAL:
+        raise UserError(
+            f"{name} gives a text another probability if padding follows it, so candidates of different "
+            "lengths cannot be compared. Leave out the terms that compare candidates."
+        )
+    decoder = model.get_decoder()
+    if not isinstance(decoder, Module) or "encoder_hidden_states" not in inspect.signature(decoder.forward).parameters:
+        raise UserError(
+            f"the decoder of {name}, {type(decoder).__name__}, takes no `encoder_hidden_states`, so a "
+            "source cannot be given to several candidates. Leave out the terms that compare candidates."
+        )
+    return decoder
+
+
+def repeat_sources(decoder: Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """The forward pre-hook on a decoder: if it gets several rows for each source, repeat what the encoder returned."""
+    hidden, ids = kwargs.get("encoder_hidden_states"), kwargs.get("input_ids")  # [B, S, D], [B·(1 + K), T]
+    if hidden is None or ids is None or hidden.shape[0] == ids.shape[0]:
+        return None
+    times = ids.shape[0] // hidden.shape[0]
+    names = ("encoder_hidden_states", "encoder_attention_mask")
+    encoded = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+    return args, {**kwargs, **{name: value.repeat_interleave(times, 0) for name, value in encoded.items()}}

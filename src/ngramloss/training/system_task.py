@@ -1,0 +1,214 @@
+"""a system's model, rows and loss → ``SystemTask``, which the loop of ``ngramloss train`` trains.
+
+Most systems have losses of their own, which are not terms of an objective. Steps, schedules, checkpoints, logs and
+Ctrl-C are those of every training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ngramloss import recipe
+from ngramloss.data.batches.padding import Batch, Pad
+from ngramloss.data.batches.plan import Plan, Size
+from ngramloss.data.batches.planned import Epochs, PlannedSteps, lengths_of
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.loss.joint_loss import JointLoss, Loss
+from ngramloss.models import loading
+from ngramloss.recipe import Model, Recipe
+from ngramloss.storage.run_folder import RunFolder, model_files, weights_mark
+from ngramloss.training import reduction
+from ngramloss.training.objective_task import set_weights
+from ngramloss.training.optimiser import optimiser_of
+from ngramloss.training.planning import total_steps, why_not_captured
+from ngramloss.training.precision import autocast, precision_of
+from ngramloss.training.processes import Processes
+from ngramloss.training.run import Run
+from ngramloss.training.systems import system_of
+from ngramloss.training.task import Task
+from ngramloss.training.validation import from_first
+
+TOKENS = 2**15
+"""The most tokens of a micro-batch on a GPU, unless ``train.max_tokens`` says another number."""
+NOT_FIXED = "the batches of systems have no fixed shapes"
+BLANK = "blank"
+"""What a batch has besides if its row does not count."""
+MOST_ROWS = 512
+"""Rows that are scored at a time outside of training, however short they are."""
+
+
+@dataclass
+class SystemTask(Task):
+    """What a system trains.
+
+    Attributes:
+        run: the recipe, checked.
+        model: a module with ``save_pretrained``.
+        tokenizer: saved with each checkpoint.
+        examples: rows with ``input_ids``, ``labels`` and what else ``pad`` reads.
+        pad: rows → a batch.
+        terms: the names of the parts of the loss.
+        loss_of: a batch on the device, and the labels and rows of the whole step, [2] → the batch's share of the loss.
+        scores: → the loss and scores on validation data, in the model's evaluation mode; None if there are none.
+        made_of: what the training is made of → its fingerprint: what it may only be continued with.
+        used: what is used of the data, in sentences.
+        optimiser_of: the model → its optimiser; None: AdamW.
+        change: called before each step with its number, the number of all steps and the optimiser → what the log has of
+            it. It must depend on these numbers alone, so that a continued training changes at the same step.
+        objective: the joint loss that ``loss_of`` computes, if it does.
+    """
+
+    run: Run
+    model: Any
+    tokenizer: Any
+    examples: Any
+    pad: Pad
+    terms: Sequence[str]
+    loss_of: Callable[[Batch, Tensor], Loss]
+    scores: Callable[[], dict[str, float]] | None
+    made_of: Mapping[str, str]
+    used: Sequence[str] = ()
+    optimiser_of: Callable[[Any], torch.optim.Optimizer] | None = None
+    change: Callable[[int, int, torch.optim.Optimizer], Mapping[str, float]] = lambda step, total, optimiser: {}
+    objective: JointLoss | None = None
+
+    def __post_init__(self) -> None:
+        self.settings, self.best, self.validates = self.run.settings.train, self.run.best, self.scores is not None
+
+    def begin(self, here: Processes) -> None:
+        """Bring the model to its device, with the same weights in all processes."""
+        self.here, self.precision = here, precision_of(self.settings, here.device)
+        self.why_not_captured = why_not_captured(self.settings, here.device, NOT_FIXED)
+        self.model.to(here.device).train()
+        if here.count > 1:
+            reduction.share_weights(self.model)
+
+    def optimiser(self) -> torch.optim.Optimizer:
+        """The system's own, or AdamW."""
+        own = self.optimiser_of
+        self._optimiser = own(self.model) if own else optimiser_of(self.model, self.settings, self.here.device)
+        return self._optimiser
+
+    def plan(self) -> PlannedSteps:
+        """The steps of the training. On a GPU, a step is cut by tokens, which does not change it."""
+        settings, here, lengths = self.settings, self.here, lengths_of(self.examples)
+        rows = settings.batch_size * settings.accumulate
+        most = settings.max_tokens or (TOKENS if here.device.type == "cuda" else None)
+        each = -(-(rows if most else settings.batch_size) // here.count)
+        return PlannedSteps(
+            self.examples,
+            Epochs(lengths.sources, step=rows, seed=settings.seed, grouped=settings.group_by_length),
+            Plan(lengths.sources, lengths.targets, each, most, texts=lengths.texts),
+            self._padded,
+            lengths=lengths,
+            total=total_steps(settings, len(lengths.sources)),
+            process=here.rank,
+            processes=here.count,
+            device=here.device,
+        )
+
+    def _padded(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
+        """A batch of these rows. Of none, as a process may have in a short step, one row that does not count."""
+        if rows:
+            return self.pad(rows, size)
+        return {**self.pad([self.examples[0]], None), BLANK: torch.ones(())}
+
+    def before_step(self, step: int, total: int) -> Mapping[str, float]:
+        """Set the weights of terms, and what the system changes."""
+        weights = {} if self.objective is None else set_weights(self.objective, step, total)
+        return {**weights, **self.change(step, total, self._optimiser)}
+
+    def loss(self, batch: Batch, counts: Tensor) -> Loss:
+        """The batch's share of the step's loss."""
+        found = self.loss_of({name: value for name, value in batch.items() if name != BLANK}, counts)
+        if BLANK in batch:
+            return Loss(found.total * 0, {name: value * 0 for name, value in found.parts.items()})
+        return found
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """The loss and scores on validation data, computed by the first process for all."""
+        assert self.scores is not None, "it validates"
+        self.model.eval()
+        with autocast(self.precision, self.here.device):
+            found = from_first(self.scores, self.here.rank, self.here.count)
+        self.model.train()
+        return {f"eval_{name}": value for name, value in found.items()}
+
+
+def mean_over_rows(parts: Mapping[str, Tensor], counts: Tensor) -> Loss:
+    """Each part of the loss for each row, [B], and the counts of the step → the share of the loss, and of each part."""
+    shares = torch.stack([part.sum() for part in parts.values()]) / counts[1]  # [parts]
+    return Loss(shares.sum(), dict(zip(parts, shares.detach(), strict=True)))
+
+
+def batches(rows: Any, pad: Pad, model: Any, *, most: int = MOST_ROWS) -> Iterator[tuple[list[int], Batch]]:
+    """All rows in batches of similar length, of at most this many rows, on the model's device, with their numbers."""
+    lengths, device = lengths_of(rows), next(model.parameters()).device
+    plan = Plan(lengths.sources, lengths.targets, most, TOKENS, texts=lengths.texts)
+    for piece in plan.cut(range(len(rows))):
+        batch = pad([rows[row] for row in piece.rows], piece.size)
+        yield piece.rows, {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+
+
+def lost_ends(lost: int, count: int, what: str, longest: int, unit: str = "tokens") -> str:
+    """A sentence that says how many texts were cut to ``data.max_source``."""
+    return f"{lost:,} of {count:,} {what} are longer than data.max_source = {longest} {unit} and lost their end."
+
+
+class SavedRun(NamedTuple):
+    """A run of a system whose training is finished.
+
+    Attributes:
+        model: the folder of its model.
+        settings: its recipe.
+        options: of the system.
+        tokenizer: saved with the model.
+        device: on which this process computes.
+    """
+
+    model: Path
+    settings: Recipe
+    options: Mapping[str, Any]
+    tokenizer: Any
+    device: torch.device
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``generation.json`` has of it: the system with its options, and what its model's files contain."""
+        return {
+            "system": self.settings.system,
+            "weights": weights_mark(self.model, None),
+            "model_files": model_files(self.model),
+        }
+
+
+def saved_run(folder: str | Path, name: str, *, noun: str, command: str, trust_remote_code: bool = False) -> SavedRun:
+    """Load what a run of a system was trained with. Raises unless it is one, and finished.
+
+    Args:
+        folder: of the run.
+        name: of the system.
+        noun: what such a run is, for the message.
+        command: trains one; its last word is the recipe, or the data.
+        trust_remote_code: whether code that comes with the tokenizer may run.
+    """
+    run, system = RunFolder(Path(folder)), system_of(str(folder))
+    if system is None or system.name != name:
+        raise UserError(f"{folder} is not {noun}. Train one with: {command}")
+    if not run.finished:
+        raise MissingFileError(
+            f"{folder} has no {run.model.name}/: its training is not finished. The same {command.rpartition(' ')[0]} "
+            "command continues it."
+        )
+    tokenizer, _ = loading.load_tokenizer(
+        Model(name=str(run.model)), lambda: (), "", trust_remote_code=trust_remote_code
+    )
+    device = torch.device(loading.own_device() or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return SavedRun(run.model, recipe.load(str(run.recipe), objective=False), system.options, tokenizer, device)

@@ -1,0 +1,304 @@
+"""the written form of a system, such as ``simcls(margin=0.01)`` → its entry and options, checked. Needs no torch.
+
+A new system is one file and one entry here. ``train``, ``generate`` and ``list`` look it up. The file has
+
+* ``task(run) → SystemTask``: what the loop trains (:mod:`ngramloss.training.system_task`);
+* ``generate(work, folder) → path``: a job whose model is a run of the system → predictions in a folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ngramloss.data.candidates import named_files, raise_if_comma
+from ngramloss.errors import UserError
+from ngramloss.loss.terms.parser import parse
+from ngramloss.plugins import Registry
+from ngramloss.recipe import LAST, TASKS, Generation, Recipe, affecting, every_setting, flat, load
+from ngramloss.settings import Setting
+from ngramloss.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from ngramloss.training.run import Run
+
+
+@dataclass(frozen=True)
+class System:
+    """A way to make texts that is trained in its own way.
+
+    Attributes:
+        about: a description.
+        recipes: with its authors' settings, and a small one.
+        module: its file, as it is imported; empty if ``train`` and ``generate`` need nothing else.
+        options: name → what it may be.
+        after: the command after training, with {run} for its folder; empty: ``generate``.
+        not_used: settings that it does not read, besides those that no system has (:class:`Setting`).
+        bests: what may select the best checkpoint → whether higher is better; the first is the usual one.
+        settable: what ``generate --set`` may change; empty: every setting of ``data``, and the task.
+        takes_objective: whether it trains on the recipe's objective; otherwise it has one of its own.
+        search: the settings of ``generation`` that its search reads, which ``generate --set`` may change; empty: it has
+            no search.
+        first: what ``reproduce`` makes before it: setting → its value, with {ROW} for the run of another system or
+            objective, and {ROW:SPLIT} for candidates that this run writes; ``system.OPTION`` is one of its options.
+        beyond_cnndm: settings of its first recipe on other data than CNN/DailyMail, as published for XSum.
+        task: the only task that it is for; empty: any.
+        options_in_generate: whether ``generate --set system=…`` may give other options than its training had.
+    """
+
+    about: str
+    recipes: tuple[str, ...]
+    module: str = ""
+    options: Mapping[str, Setting] = field(default_factory=dict)
+    after: str = ""
+    not_used: tuple[str, ...] = ()
+    bests: Mapping[str, bool] = field(default_factory=dict)
+    settable: tuple[str, ...] = ()
+    takes_objective: bool = False
+    search: tuple[str, ...] = ()
+    first: Mapping[str, str] = field(default_factory=dict)
+    beyond_cnndm: tuple[str, ...] = ()
+    task: str = ""
+    options_in_generate: bool = False
+
+    @property
+    def searches_freely(self) -> bool:
+        """Whether its search reads every setting of ``generation``."""
+        return self.search == _EVERY_SEARCH
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """A function of its file."""
+        loaded: Callable[..., Any] = getattr(import_module(self.module), name)
+        return loaded
+
+
+_EVERY_SEARCH = tuple(key.name for key in dataclasses.fields(Generation))
+"""All settings of ``generation``."""
+
+_BUILTIN = {
+    "simcls": System(
+        "SimCLS (Liu and Liu 2021): chooses among candidates of any writer; ngramloss rerank trains and applies it",
+        ("simcls", "simcls-demo"),
+        "ngramloss_systems.simcls",
+        options={
+            "margin": Setting(0.01, least=0, most=2, help="how much higher a candidate should score than the next"),
+            "gold_margin": Setting(0.0, least=0, most=2, help="how much higher the reference should score than any"),
+            "gold_weight": Setting(1.0, least=0, most=1000, help="weight of the reference's margin"),
+            "pooling": Setting("first", choices=("first", "mean"), help="what stands for a text: its first token"),
+        },
+        after="ngramloss rerank apply {run} CANDIDATES --out DIR",
+        bests={"gain": True, "loss": False},
+        settable=affecting("documents"),
+        first={"data.candidates": "train={ce:train},validation={ce:validation}"},
+        beyond_cnndm=("data.max_target=80",),
+    ),
+    "bertsum_ext": System(
+        "BertSumExt (Liu and Lapata 2019): takes sentences of the document that an encoder marks",
+        ("bertsum-ext", "bertsum-ext-demo"),
+        "ngramloss_systems.bertsum_ext",
+        options={
+            "layers": Setting(2, least=0, most=2**8, help="layers over the sentences"),
+            "heads": Setting(8, least=1, most=2**12, help="heads of these layers"),
+            "feed_forward": Setting(2048, least=1, most=2**20, help="width inside these layers"),
+            "dropout": Setting(0.1, least=0, below=1, help="dropout of these layers"),
+            "oracle": Setting(3, least=1, most=1000, help="most sentences that the oracle marks in training"),
+            "sentences": Setting(3, least=1, most=1000, help="most sentences of a summary"),
+            "blocking": Setting(True, help="leave out a sentence that shares three words in a row with another"),
+            "min_words": Setting(6, least=0, most=1000, help="words of the shortest sentence that may be taken"),
+        },
+        not_used=("data.prefix", "data.candidates"),
+        bests={"loss": False, "gain": True},
+        task=TASKS[0],
+    ),
+    "pointer_generator": System(
+        "Pointer-generator with coverage (See et al. 2017): an LSTM that writes words and copies unknown ones",
+        ("pointer-generator", "pointer-generator-demo"),
+        "ngramloss_systems.pointer_generator",
+        options={
+            "embeddings": Setting(128, least=1, most=2**16, help="width of a word's embedding"),
+            "lowercase": Setting(False, help="read and write without capitals"),
+            "coverage": Setting(1.0, least=0, most=1000, help="weight of the coverage loss"),
+            "coverage_from": Setting(
+                0.987, least=0, most=1, help="the share of steps after which coverage begins; 1 is never"
+            ),
+            "optimizer": Setting("adagrad", choices=("adagrad", "adamw"), help="what changes the weights"),
+            "accumulator": Setting(0.1, above=0, most=1000, help="where Adagrad's sums of squares begin"),
+        },
+        not_used=(
+            *("data.prefix", "data.candidates", "model.architecture", "model.encoder_layers", "model.decoder_layers"),
+            *("model.heads", "model.feed_forward", "model.dropout", "model.init_std", "model.copying"),
+        ),
+        bests={"ce": False, "loss": False},
+        settable=(*affecting("documents"), "data.max_source", "data.language"),
+        takes_objective=True,
+        search=("num_beams", "min_length", "max_length"),
+    ),
+    "bertsum_abs": System(
+        "BertSumAbs, and with the encoder of a bertsum_ext run BertSumExtAbs (Liu and Lapata 2019): an encoder, a new "
+        "decoder and two learning rates; any objective",
+        ("bertsum-abs", "bertsum-abs-demo"),
+        first={"model.encoder": "{bertsum_ext}/model"},
+        beyond_cnndm=(
+            "data.max_target=100",
+            "generation.min_length=20",
+            "generation.max_length=100",
+            "generation.length_penalty=0.9",
+        ),
+    ),
+    "fes": System(
+        "FES (Chen et al. 2022), its margin alone: the term margin, which reads a language model of the targets; the "
+        "questions and the coverage of entities are left out, because the graphs that they read were not released",
+        ("fes", "fes-demo"),
+        first={"data.language_model": "{lm}"},
+    ),
+    "prophetnet": System(
+        "ProphetNet (Qi et al. 2020): a ProphetNet with the term future, trained on all of its streams",
+        ("prophetnet", "prophetnet-demo"),
+    ),
+    "gsum": System(
+        "GSum (Dou et al. 2021): a BART that reads a guidance beside the document, such as sentences of it; any "
+        "objective",
+        ("gsum", "gsum-demo"),
+        "ngramloss_systems.gsum",
+        options={
+            "guidance": Setting("guidance", help="the column with the guidance, or oracle, which makes it in training"),
+            "extractor": Setting("", help="a run of bertsum_ext, whose summaries are the guidance in generate"),
+            "sentences": Setting(3, least=1, most=1000, help="most sentences that the oracle takes"),
+        },
+        after="ngramloss generate {run} --set 'system=\"gsum(extractor=EXTRACTOR)\"', with a run of bertsum_ext",
+        not_used=("data.prefix", "data.candidates"),
+        bests={"loss": False},
+        takes_objective=True,
+        search=_EVERY_SEARCH,
+        options_in_generate=True,
+        first={"system.extractor": "{bertsum_ext}"},
+        task=TASKS[0],
+    ),
+}
+
+SYSTEMS: Registry[System] = Registry("system", System, _BUILTIN)
+"""All systems by name."""
+
+_FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+
+
+class Written(NamedTuple):
+    """A system with its options; of one that comes from a plugin, with a hash of its code."""
+
+    name: str
+    entry: System
+    options: dict[str, Any]
+    code: str
+
+
+def read_system(text: str) -> Written:
+    """Read the written form of a system. All options are there, those that are not given with their defaults.
+
+    >>> read_system("simcls(margin=0.02)").options["margin"]
+    0.02
+    """
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise UserError(f"system: expected a name and options, such as simcls(margin=0.01), got {text!r}.")
+    name, inner = match[1], match[2] or ""
+    entry = SYSTEMS.entry(name)
+    if not entry.module:
+        raise UserError(
+            f"system: {name} is trained as any model is: leave system out, and use the recipe {entry.recipes[0]}."
+        )
+    options = {option: described.default for option, described in entry.options.items()}
+    for pair in filter(None, map(str.strip, inner.split(","))):
+        option, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or option not in entry.options:
+            raise UserError(
+                f"system: {name} takes OPTION=VALUE with the options {', '.join(entry.options)}, got {pair!r}."
+            )
+        described = entry.options[option]
+        options[option] = described.check(f"system: {option}", described.read(value))
+    return Written(name, entry, options, SYSTEMS.source(name) if SYSTEMS.origin(name) else "")
+
+
+def system_of(model: str) -> Written | None:
+    """The system that a run's folder has, or None: it has none, or this is not a run."""
+    run = RunFolder(Path(model))
+    text = load(str(run.recipe), objective=False).system if run.recipe.is_file() else ""
+    return read_system(text) if text else None
+
+
+def run_of(settings: Recipe) -> Run:
+    """What a recipe of a system or a model asks for. Raises if its settings ask for what is not there."""
+    from ngramloss.training import run
+    from ngramloss.training.best import Best
+
+    if not settings.system:
+        return run.run_of(settings)
+    system, best = check_recipe(settings), settings.train.best
+    higher = system.entry.bests.get(best, False)
+    return run.Run(settings, tuple(parse(settings.objective)), Best(best, higher=higher), system=system)
+
+
+LACKING = {
+    "candidates": "candidates",
+    "twins": "twins",
+    "teacher": "a teacher",
+    "lm_logp": "a language model of the targets",
+    "future_logp": "the streams of a ProphetNet",
+}
+"""What terms may need that no system has."""
+
+
+def _unusable_terms(objective: str, name: str) -> list[str]:
+    """A sentence for each term that a system cannot train."""
+    try:
+        terms = parse(objective)
+    except UserError as mistake:
+        return [f"objective: {mistake}"]
+    needs = {term.names[0]: term.requires | term.needs for term in terms}
+    lacking = {term: what for term, own in needs.items() for need, what in LACKING.items() if need in own}
+    return [
+        f"objective: {term} needs {what}, which {name} does not have. Leave it out; terms of tokens and n-grams, such "
+        "as ce and matches, can be used."
+        for term, what in lacking.items()
+    ]
+
+
+def check_recipe(settings: Recipe) -> Written:
+    """The system of a recipe. Raises if its settings ask for what it does not have, all mistakes at once."""
+    system = read_system(settings.system)
+    name, known = system.name, every_setting()
+    absent = {key for key, described in known.items() if not described.systems} | {*system.entry.not_used}
+    changed = [key for key, value in flat(settings) if value != known[key].default]
+    mistakes = [f"{key}: is not a setting of {name}. Leave it out." for key in changed if key in absent]
+    if settings.objective != "ce" and not system.entry.takes_objective:
+        mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
+    mistakes += _unusable_terms(settings.objective, name)
+    if read := system.entry.search:
+        mistakes += [
+            f"{key}: is not a setting of {name}, whose search reads {', '.join(read)}."
+            for key in changed
+            if key.startswith("generation.") and key.removeprefix("generation.") not in read
+        ]
+    if settings.train.best not in (*system.entry.bests, LAST):
+        mistakes.append(f"train.best: must be one of {', '.join([*system.entry.bests, LAST])} for {name}.")
+    if settings.train.precision == "fp16":
+        mistakes.append("train.precision: systems train in bf16 or fp32, not in fp16.")
+    if mistakes:
+        raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+    return system
+
+
+def with_whole_paths(run: Run) -> Run:
+    """A run with whole paths in ``data.candidates``, so that it does not depend on the working directory."""
+    settings, data = run.settings, run.settings.data
+    found = [
+        (split, path.expanduser().resolve()) for split, paths in named_files(data.candidates).items() for path in paths
+    ]
+    for _, path in found:
+        raise_if_comma(path)
+    data = dataclasses.replace(data, candidates=",".join(f"{split}={path}" for split, path in found))
+    return dataclasses.replace(run, settings=dataclasses.replace(settings, data=data))

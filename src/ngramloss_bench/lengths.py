@@ -1,0 +1,67 @@
+"""the name of a data set, a seed → token counts of sources and targets like those of its documents.
+
+The package has no texts, only how many documents have which lengths (``lengths.json``): tokens are estimated as
+1.35 × words (about what BART's tokenizer makes of English) plus two special tokens, sources are cut at 1,024 tokens and
+targets at 128. Each triple of ``counts`` is a source bin, a target bin and a number of documents; bin i begins at i
+times its width, so a text that was cut is alone in the last bin. XSum and CNN/DailyMail are 1,816 and 443 documents of
+the test sets, DialogSum and Multi30k (English to German) the training sets.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from ngramloss.storage.files import writing
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LONGEST = 1024, 128
+"""Limits of sources and targets, in tokens."""
+SHORTEST = 3
+FULL = "full"
+"""Every document has the greatest lengths."""
+NAMES = ("xsum", "cnndm", "dialogsum", "multi30k", FULL)
+
+Lengths: TypeAlias = "NDArray[np.int64]"
+
+
+def sample(name: str, documents: int, seed: int, longest: tuple[int, int] = LONGEST) -> tuple[Lengths, Lengths]:
+    """Source and target tokens of this many documents, drawn from the data set's histogram.
+
+    Args:
+        name: one of ``NAMES``.
+        documents: how many.
+        seed: the same seed gives the same lengths.
+        longest: limits of the model; lengths above them are cut.
+    """
+    import numpy as np
+
+    if name == FULL:
+        source, target = (np.full(documents, min(most, limit)) for most, limit in zip(LONGEST, longest, strict=True))
+        return source, target
+    entry = json.loads((files("ngramloss_bench") / "lengths.json").read_text())[name]
+    *bins, numbers = np.array(entry["counts"]).T  # [cells] each
+    random = np.random.default_rng(seed)
+    cells = random.choice(len(numbers), documents, p=numbers / numbers.sum())
+    sources, targets = (
+        np.clip(starts[cells] * width + random.integers(0, width, documents), SHORTEST, min(most, limit))
+        for starts, width, most, limit in zip(bins, entry["widths"], LONGEST, longest, strict=True)
+    )
+    return sources, targets
+
+
+def write_tokens(folder: Path, sources: Lengths, targets: Lengths, *, vocabulary: int, seed: int) -> None:
+    """Write random ids of these lengths as a folder that :class:`ngramloss.data.tokens.Tokens` reads."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    for name, lengths in (("input_ids", sources), ("labels", targets)):
+        ids = random.integers(min(4, vocabulary - 1), vocabulary, lengths.sum(), dtype=np.int32)
+        with writing(folder):
+            np.save(folder / f"{name}.npy", ids)
+            np.save(folder / f"{name}.ends.npy", np.cumsum(lengths, dtype=np.int64))

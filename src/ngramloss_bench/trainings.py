@@ -1,0 +1,295 @@
+"""a contestant and settings → a training in this process, watched, and the rows that all of them train on."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+
+from ngramloss import IGNORE_INDEX, UserError
+from ngramloss.data import fingerprint, load
+from ngramloss.data.batches.plan import LONG
+from ngramloss.data.tokens import Shape, Tokens, tokenise
+from ngramloss.models import loading
+from ngramloss.recipe import Model
+from ngramloss.training.captured import CapturedStep
+from ngramloss.training.running import NOT_CAPTURED
+from ngramloss_bench import lengths, models
+from ngramloss_bench.benchmark import NAN
+from ngramloss_bench.train import Contestant
+from ngramloss_bench.window import Window
+
+LOOKED_AT = 200
+"""Batches in which padding is counted."""
+
+
+def trained(contestant: Contestant, options: argparse.Namespace, tokens: Path, trace: str | None) -> dict[str, float]:
+    """Train with one contestant, in this process.
+
+    A memory is the peak that tensors had, on a CPU that of the process; ``reserved`` is what the allocator held.
+    """
+    config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
+    if why_not := contestant.why_not(options.device, models.is_decoder_only(config)):
+        raise UserError(why_not)
+    models.prepare(options)
+    # where steps are captured, a whole epoch comes first, so that most shapes have been met
+    warm_up = max(options.warm_up, _epoch(options)) if contestant.settings.get("capture") else options.warm_up
+    cuda = options.device == "cuda"
+    window = Window(warm_up=warm_up, steps=options.steps, cuda=cuda, trace=Path(trace) if trace else None)
+    train = ours if contestant.ours else stock
+    with tempfile.TemporaryDirectory() as output:
+        batches = train(options, tokens, output, window, **contestant.settings)
+        padding = padding_share(islice(batches, LOOKED_AT))
+    return {
+        "docs/s": 1e3 * options.batch_size * options.accumulate / window.milliseconds,
+        "ms a step": window.milliseconds,
+        "GPU ms": window.device_milliseconds,
+        "idle %": 100 * window.idle,
+        "padding %": 100 * padding,
+        "peak GiB": window.gibibytes,
+        "reserved GiB": window.reserved_gibibytes,
+    }
+
+
+def _epoch(options: argparse.Namespace) -> int:
+    """Whole steps of an epoch."""
+    return int(options.documents // (options.batch_size * options.accumulate))
+
+
+# Hugging Face's trainer
+
+
+class _Watched(TrainerCallback):
+    """Tells a window of each step of Hugging Face's trainer."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.window.after(state.global_step)
+
+
+def stock(
+    options: argparse.Namespace,
+    tokens: Path,
+    output: str,
+    window: Window,
+    *,
+    grouped: bool = False,
+    compiled: bool = False,
+    liger: bool = False,
+) -> Iterable[Any]:
+    """Hugging Face's trainer at its best: fused optimiser, expandable memory segments; if asked, Liger's kernels.
+
+    Trains until the window's last step, with a folder for its output. Returns the batches of an epoch.
+    """
+    cuda = options.device == "cuda"
+    if cuda:
+        _set_allocator("expandable_segments:True")
+    model = models.built(options.model, trust_remote_code=options.trust_remote_code)
+    decoder_only = models.is_decoder_only(model.config)
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=output,
+        per_device_train_batch_size=options.batch_size,
+        gradient_accumulation_steps=options.accumulate,
+        max_steps=window.last_step,
+        learning_rate=3e-5,
+        optim="adamw_torch_fused" if cuda else "adamw_torch",
+        bf16=options.precision == "bf16",
+        fp16=options.precision == "fp16",
+        torch_compile=compiled,
+        use_liger_kernel=liger,
+        train_sampling_strategy="group_by_length" if grouped else "random",
+        dataloader_num_workers=options.workers,
+        dataloader_pin_memory=cuda,
+        remove_unused_columns=False,
+        logging_strategy="no",
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=options.seed,
+        data_seed=options.seed,
+        use_cpu=not cuda,
+    )
+    tokenizer, shifted = _padding_tokenizer(model.config.pad_token_id), None if decoder_only else model
+    trainer = Seq2SeqTrainer(
+        model,
+        arguments,
+        train_dataset=_Lists(Tokens(tokens), joined=decoder_only),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=shifted, pad_to_multiple_of=8 if cuda else 1),
+        callbacks=[_Watched(window)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    loader: Iterable[Any] = trainer.get_train_dataloader()
+    return loader
+
+
+def _set_allocator(setting: str) -> None:
+    """Change the allocator's settings. The process that started this one has read the environment already."""
+    new = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (new or torch.cuda.memory._set_allocator_settings)(setting)
+
+
+class _Lists(Dataset[dict[str, list[int]]]):
+    """The same rows as lists of numbers, as a tokenizer returns them.
+
+    Args:
+        tokens: the rows.
+        joined: put the target behind its source in one row, with labels only there, as for a decoder-only model.
+    """
+
+    def __init__(self, tokens: Tokens, *, joined: bool) -> None:
+        self.tokens, self.joined = tokens, joined
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, row: int) -> dict[str, list[int]]:
+        source, target = (self.tokens[row][name].tolist() for name in ("input_ids", "labels"))
+        if not self.joined:
+            return {"input_ids": source, "labels": target}
+        return {"input_ids": source + target, "labels": [IGNORE_INDEX] * len(source) + target}
+
+
+def _padding_tokenizer(pad: int) -> PreTrainedTokenizerFast:
+    """A tokenizer that can only pad, which is all that a collator asks of it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = Tokenizer(WordLevel({"<pad>": pad}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")  # type: ignore[no-untyped-call]
+
+
+# The loop of ngramloss train
+
+
+def ours(
+    options: argparse.Namespace, tokens: Path, output: str, window: Window, *, capture: bool, compiled: bool = False
+) -> Iterable[Any]:
+    """The loop of ``ngramloss train``. Compiled, it is the beginning of a training that is long enough for that."""
+
+    def after(number: int, values: object) -> None:
+        window.after(number)
+        if compiled and number == window.last_step:
+            signal.raise_signal(signal.SIGTERM)  # the training stops after its next step, as if a person asked it to
+
+    model = models.built(options.model, trust_remote_code=options.trust_remote_code)
+    with _left_out_of(window, CapturedStep, "_capture"):
+        outcome = models.train(
+            options,
+            model,
+            Tokens(tokens),
+            after,
+            max_steps=max(window.last_step + 1, LONG if compiled else 0),  # a last step logs more than others
+            batch_size=options.batch_size,
+            accumulate=options.accumulate,
+            capture=capture,
+            compile=compiled,
+            seed=options.seed,
+        )
+    if capture and outcome.why_not_captured:  # that would be another contestant
+        raise RuntimeError(NOT_CAPTURED.format(outcome.why_not_captured))
+    return islice(outcome.steps.from_(0), _epoch(options))
+
+
+@contextmanager
+def _left_out_of(window: Window, kind: type, name: str) -> Iterator[None]:
+    """Leave the time that a method takes out of a measurement."""
+    method = getattr(kind, name)
+
+    def timed(*args: Any) -> Any:
+        with window.without():
+            return method(*args)
+
+    setattr(kind, name, timed)
+    try:
+        yield
+    finally:
+        setattr(kind, name, method)
+
+
+# Rows that all contestants train on
+
+
+def write_rows(folder: Path, name: str, documents: int, config: Any, *, seed: int) -> None:
+    """Write random ids with the lengths of a known data set's documents, as a folder of :class:`Tokens`."""
+    positions = models.most_positions(config)
+    sources, targets = lengths.sample(name, documents, seed, (positions, positions))
+    lengths.write_tokens(folder, sources, targets, vocabulary=config.vocab_size, seed=seed)
+
+
+def tokenised_rows(folder: Path, options: argparse.Namespace, config: Any, step_size: int) -> Path:
+    """Tokenise one's own data, in whole steps, with the model's tokenizer. Returns the folder of :class:`Tokens`."""
+    model = options.model
+    if model in models.SHAPES:
+        raise UserError(
+            f"{model} is created here with random weights and has no tokenizer, which --data needs. Name a model that "
+            "has one with --model (a folder or a hub id), or use --lengths."
+        )
+    examples = load(options.data, "train", limit=options.documents).examples
+    whole = examples[: len(examples) // step_size * step_size]
+    if not whole:
+        raise UserError(
+            f"{options.data} has {len(examples)} documents, but one step needs {step_size}. Lower --batch-size."
+        )
+    trust = options.trust_remote_code
+    tokenizer, _ = loading.load_tokenizer(Model(name=model), lambda: (), "", trust_remote_code=trust)
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
+    if models.is_decoder_only(config):
+        raise UserError(f"{model} is decoder-only, and --data has no prompts for it yet. Use --lengths.")
+    source, target = (min(most, models.most_positions(config)) for most in lengths.LONGEST)
+    shape = Shape(separator="none", max_source=source, max_target=target)
+    return tokenise(whole, fingerprint(whole), tokenizer, shape, cache=folder).folder
+
+
+# Padding
+
+
+def padding_share(batches: Iterable[Any]) -> float:
+    """The share of padding in sources and targets together. A row without labels is there to fill the batch up."""
+    real = every = 0
+    for batch in (part for whole in batches for part in micro_batches(whole)):
+        ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
+        counted = labels != IGNORE_INDEX  # [B, T]
+        used = torch.ones_like(ids) if mask is None else mask  # [B, S]
+        if (positions := batch.get("label_positions")) is not None:  # a row ends with its last label
+            last = positions.where(counted, -1).amax(-1, keepdim=True) % ids.shape[1] + 1  # [B, 1]
+            used = torch.arange(ids.shape[1]) <= last  # [B, S]
+        real += int(used[counted.any(-1)].sum())
+        every += ids.numel()
+        if "decoder_input_ids" in batch:  # otherwise targets are in the same rows
+            real += int(counted.sum())
+            every += labels.numel()
+    return 1 - real / every if every else NAN
+
+
+def micro_batches(batch: Any) -> Iterator[Mapping[str, Tensor]]:
+    """The batches that the model gets: this one, or those in it, if a loader returns several at once."""
+    if isinstance(batch, Mapping):
+        yield batch
+    elif isinstance(batch, (list, tuple)):
+        for part in batch:
+            yield from micro_batches(part)
+    elif hasattr(batch, "__dict__"):
+        for part in vars(batch).values():
+            yield from micro_batches(part)

@@ -1,0 +1,1 @@
+"""Arguments of the verb that this package adds to ``ngramloss``."""

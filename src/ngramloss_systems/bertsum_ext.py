@@ -1,0 +1,450 @@
+"""documents and summaries → a model that marks the sentences of a summary (BertSumExt), and the summaries it takes.
+
+After Liu and Lapata (2019), "Text Summarization with Pretrained Encoders", and their code, PreSumm: an encoder reads
+the document with a token before every sentence; layers over these tokens compare sentences; each gets a probability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ngramloss.data import Example, split_many
+from ngramloss.data.batches.padding import Batch, padded
+from ngramloss.data.batches.plan import Size
+from ngramloss.data.word_ids import bare_ids
+from ngramloss.errors import UserError
+from ngramloss.generation.job import Job, read_sources
+from ngramloss.generation.predictions import write_texts
+from ngramloss.loss.stats import IGNORE_INDEX
+from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
+from ngramloss.metrics.oracle import greedy_oracle, words
+from ngramloss.models.encoders import load_encoder, load_encoder_config, marks_of, raise_unless_it_fits
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
+from ngramloss.recipe import Data, Model, Recipe
+from ngramloss.training.identity import base_made_of, data_made_of
+from ngramloss.training.prepare import note_splitting, read_splits, tokenizer_for
+from ngramloss.training.run import Run
+from ngramloss.training.system_task import SystemTask, batches, lost_ends, mean_over_rows, saved_run
+from ngramloss.version import installed
+
+NAME = "bertsum_ext"
+HEAD = "sentences"
+"""The part of the model above the encoder, and the beginning of the names of its weights."""
+WEIGHTS = "model.safetensors"
+BLOCKED = 3
+"""Words in a row that two sentences of a summary may not share."""
+
+
+# The model
+
+
+class SentenceLayer(nn.Module):
+    """A Transformer layer over the sentences of a document. The first one does not normalise its input, as theirs."""
+
+    def __init__(self, width: int, heads: int, feed_forward: int, dropout: float, *, normalised: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=1e-6) if normalised else nn.Identity()
+        self.attention = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(width, eps=1e-6),
+            nn.Linear(width, feed_forward),
+            nn.GELU("tanh"),
+            nn.Dropout(dropout),
+            nn.Linear(feed_forward, width),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, states: Tensor, absent: Tensor) -> Tensor:
+        """States of sentences, [B, N, D], and which there are not, [B, N] → their next states, [B, N, D]."""
+        read = self.norm(states)  # [B, N, D]
+        found, _ = self.attention(read, read, read, key_padding_mask=absent, need_weights=False)  # [B, N, D]
+        states = states + self.dropout(found)  # [B, N, D]
+        states = states + self.feed_forward(states)  # [B, N, D]
+        return states
+
+
+class SentenceScorer(nn.Module):
+    """Layers over sentences, and a score of each.
+
+    Args:
+        width: of the encoder.
+        options: of the system.
+    """
+
+    def __init__(self, width: int, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        heads, wide, dropout = options["heads"], options["feed_forward"], options["dropout"]
+        self.layers = nn.ModuleList(
+            SentenceLayer(width, heads, wide, dropout, normalised=number > 0) for number in range(options["layers"])
+        )
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.score = nn.Linear(width, 1)
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                nn.init.xavier_uniform_(parameter)
+
+    def forward(self, states: Tensor, present: Tensor) -> Tensor:
+        """States of the tokens before sentences, [B, N, D], and which there are, [B, N] → logits, [B, N]."""
+        states = states.where(present.unsqueeze(-1), 0.0) + sinusoids(*states.shape[1:]).to(states)  # [B, N, D]
+        for layer in self.layers:
+            states = layer(states, ~present)  # [B, N, D]
+        logits: Tensor = self.score(self.norm(states)).squeeze(-1)  # [B, N]
+        return logits
+
+
+def sinusoids(count: int, width: int) -> Tensor:
+    """Positions of sentences: sine and cosine by turns, of falling frequency, [count, width]."""
+    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))  # [D / 2]
+    angles = torch.arange(count).unsqueeze(1) * rates  # [N, D / 2]
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]  # [N, D]
+
+
+class Extractor(nn.Module):
+    """An encoder, and what scores sentences from it. The encoder's part is named as in models with a head of their
+    own, so that ``AutoModel`` and everything else that reads encoders loads it from a saved extractor.
+
+    Args:
+        encoder: of Hugging Face.
+        options: of the system.
+    """
+
+    def __init__(self, encoder: Any, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        width, heads = encoder.config.hidden_size, options["heads"]
+        if width % heads:
+            raise UserError(f"system: heads: must divide the encoder's width of {width}, got {heads}.")
+        self.encoder_name = encoder.base_model_prefix
+        self.add_module(self.encoder_name, encoder)
+        self.add_module(HEAD, SentenceScorer(width, options))
+
+    @property
+    def encoder(self) -> Any:
+        """The encoder."""
+        return getattr(self, self.encoder_name)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A batch of :func:`pad_rows` → logits of its sentences, [B, N]; of absent ones they mean nothing."""
+        positions, present = batch["positions"], batch["labels"] != IGNORE_INDEX  # [B, N]
+        types = {"token_type_ids": batch["segments"]} if getattr(self.encoder.config, "type_vocab_size", 0) > 1 else {}
+        states = self.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **types)
+        states = states.last_hidden_state  # [B, S, D]
+        rows = torch.arange(len(positions), device=positions.device).unsqueeze(1)  # [B, 1]
+        logits: Tensor = getattr(self, HEAD)(states[rows, positions], present)  # [B, N]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def save_pretrained(self, folder: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """Write the encoder's configuration and all weights."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.encoder.config.save_pretrained(folder)
+        state = self.state_dict() if state_dict is None else state_dict
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        save_file(tensors, Path(folder) / WEIGHTS, metadata={"format": "pt"})
+
+
+def penalty(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""The binary cross-entropy of a row's sentences, summed, [B].
+
+    .. math::
+        -\sum_i y_i \log \sigma(z_i) + (1 - y_i) \log (1 - \sigma(z_i))
+
+    Args:
+        logits: of each sentence, [B, N].
+        labels: 1 for those of the oracle, 0 for others, −100 where there is none, [B, N].
+    """
+    present = labels != IGNORE_INDEX  # [B, N]
+    wanted = labels.clamp_min(0).to(logits)  # [B, N]
+    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").where(present, 0.0).sum(-1)
+
+
+# Documents
+
+
+class Document(NamedTuple):
+    """A document as the model reads it.
+
+    Attributes:
+        whole: all its sentences.
+        sentences: those that it may take, without those beyond its end.
+        places: their places among all sentences of the document.
+        input_ids: a first token, the sentence's ids and a last token, for each sentence.
+        positions: of the first tokens.
+        cut: whether sentences, or parts of the last one, are beyond the model's end.
+    """
+
+    whole: list[str]
+    sentences: list[str]
+    places: list[int]
+    input_ids: list[int]
+    positions: list[int]
+    cut: bool
+
+
+def read_documents(
+    texts: Sequence[str], tokenizer: Any, data: Data, *, marks: tuple[int, int], min_words: int
+) -> list[Document]:
+    """Split documents into sentences and tokenise them.
+
+    Sentences of fewer words are left out, unless all of a document are so short. A document without words has no
+    sentences.
+
+    Args:
+        texts: the documents.
+        tokenizer: of the encoder.
+        data: has the splitter, the language and the most tokens of a document.
+        marks: the ids before and after every sentence.
+        min_words: words of the shortest sentence that may be taken.
+    """
+    split = split_documents(texts, data)
+    kept = [
+        [place for place, sentence in enumerate(of_text) if len(words(sentence)) >= min_words]
+        or list(range(len(of_text)))
+        for of_text in split
+    ]
+    flat = [of_text[place] for of_text, places in zip(split, kept, strict=True) for place in places]
+    ids = iter(bare_ids(tokenizer, flat) if flat else [])
+    return [
+        _document(of_text, places, [next(ids) for _ in places], marks, data.max_source)
+        for of_text, places in zip(split, kept, strict=True)
+    ]
+
+
+def split_documents(texts: Sequence[str], data: Data) -> list[list[str]]:
+    """The sentences of each document, as ``data.splitter`` finds them."""
+    with Progress("splitting sentences", total=len(texts), unit="documents") as progress:
+        return split_many(texts, data.splitter, language=data.language, progress=progress.update)
+
+
+def oracle_places(
+    documents: Sequence[Sequence[str]], examples: Sequence[Example], *, most: int
+) -> Iterator[Sequence[int]]:
+    """Which sentences of each document the greedy oracle takes, by their places. It reads the reference."""
+    with Progress("choosing sentences", total=len(examples), unit="documents") as progress:
+        for sentences, example in zip(documents, examples, strict=True):
+            yield greedy_oracle(sentences, [example.target], most=most)
+            progress.update(1)
+
+
+def _document(
+    whole: list[str], places: list[int], ids: Sequence[Sequence[int]], marks: tuple[int, int], longest: int
+) -> Document:
+    """Join the ids of sentences, and cut what is too long: the last token stays, a sentence without its first goes."""
+    first, last = marks
+    joined = [token for sentence in ids for token in (first, *sentence, last)]
+    positions = [start for start, _ in pairwise(accumulate((len(sentence) + 2 for sentence in ids), initial=0))]
+    cut = len(joined) > longest
+    if cut:
+        joined = [*joined[: longest - 1], last]
+        positions = [position for position in positions if position < longest - 1]
+    places = places[: len(positions)]
+    return Document(whole, [whole[place] for place in places], places, joined, positions, cut)
+
+
+def row_of(document: Document, chosen: Sequence[int] = ()) -> dict[str, Any]:
+    """A document as a row: ids, positions, and a label of each sentence, 1 if its place was chosen."""
+    return {
+        "input_ids": np.array(document.input_ids, np.int32),
+        "positions": np.array(document.positions, np.int32),
+        "labels": np.array([place in chosen for place in document.places], np.int32),
+    }
+
+
+def pad_rows(pad: int, rows: Sequence[Mapping[str, Any]], size: Size | None = None) -> Batch:
+    """Rows → a batch: ids and their mask, segments 0 and 1 by turns of sentences, positions and labels of these."""
+    longest = max((len(row["input_ids"]) for row in rows), default=1)
+    most = max((len(row["labels"]) for row in rows), default=1)
+    ids, mask = padded([row["input_ids"] for row in rows], len(rows), longest, pad)  # [B, S]
+    positions, _ = padded([row["positions"] for row in rows], len(rows), most, 0)  # [B, N]
+    labels, _ = padded([row["labels"] for row in rows], len(rows), most, IGNORE_INDEX)  # [B, N]
+    begins = np.zeros_like(ids)  # [B, S]
+    for index, row in enumerate(rows):
+        begins[index, row["positions"]] = 1
+    segments = (begins.cumsum(-1) - 1).clip(0) % 2 * mask  # [B, S]
+    arrays = {"input_ids": ids, "attention_mask": mask, "segments": segments, "positions": positions, "labels": labels}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+# Training
+
+
+def task(run: Run) -> SystemTask:
+    """What ``ngramloss train bertsum-ext`` trains: documents with the oracle's labels, and the model."""
+    settings, options, trust = run.settings, run.system.options, run.trust_remote_code
+    config = None
+    if settings.model.name != "scratch":  # a mistake is found before data are read
+        config = load_encoder_config(settings.model, trust_remote_code=trust)
+    splits = read_splits(settings)
+    tokenizer, _ = tokenizer_for(run, splits["train"])
+    model = Extractor(load_encoder(settings.model, tokenizer, trust_remote_code=trust), options)
+    raise_unless_it_fits(model.encoder, tokenizer, settings.model.name, longest=settings.data.max_source)
+    note_splitting(splits["train"].examples, settings.data)
+    marks = marks_of(tokenizer, settings.model.name)
+    pad, splitter = partial(pad_rows, tokenizer.pad_token_id), str(installed("sentencex"))
+    documents, rows, used = {}, {}, []
+    for split, of_split in splits.items():
+        texts = [example.source for example in of_split.examples]
+        documents[split] = read_documents(texts, tokenizer, settings.data, marks=marks, min_words=options["min_words"])
+        chosen = oracle_places([read.whole for read in documents[split]], of_split.examples, most=options["oracle"])
+        rows[split] = [row_of(*each) for each in zip(documents[split], chosen, strict=True)]
+        used.append(_described(split, documents[split], rows[split], settings))
+
+    def validate() -> dict[str, float]:
+        """The loss, and the gain of the summaries that are taken."""
+        total, taken = 0.0, [""] * len(rows["validation"])
+        for numbers, batch in batches(rows["validation"], pad, model):
+            logits = model(batch)
+            total += float(penalty(logits, batch["labels"]).sum())
+            for number, values in zip(numbers, logits.tolist(), strict=True):
+                taken[number] = summary_of(documents["validation"][number], values, options)
+        gains = gains_of(gain_of(BY_TASK[settings.task], {}), splits["validation"].examples, [[text] for text in taken])
+        return {"loss": total / len(taken), "gain": sum(value for (value,) in gains) / len(taken)}
+
+    return SystemTask(
+        run,
+        model,
+        tokenizer,
+        rows["train"],
+        pad,
+        terms=("bce",),
+        loss_of=lambda batch, counts: mean_over_rows({"bce": penalty(model(batch), batch["labels"])}, counts),
+        scores=validate if "validation" in splits else None,
+        made_of={**data_made_of(splits), **base_made_of(settings.model, config), "sentencex": splitter},
+        used=used,
+    )
+
+
+def _described(split: str, documents: Sequence[Document], rows: Sequence[Mapping[str, Any]], settings: Recipe) -> str:
+    """What is used of a split, as a sentence. Raises if there is nothing to choose in any document."""
+    counts = [len(document.sentences) for document in documents]
+    if max(counts) < 2:
+        raise UserError(
+            f"every document of the {split} split has one sentence, so there is nothing to choose. Choose another "
+            f"data.splitter than {settings.data.splitter}, or name the language: data.language."
+        )
+    chosen = sum(int(row["labels"].sum()) for row in rows) / len(rows)
+    alone, cut = sum(count < 2 for count in counts), sum(document.cut for document in documents)
+    few = f" {alone:,} documents have one sentence." if alone else ""
+    lost = (
+        f" {cut:,} are longer than data.max_source = {settings.data.max_source} tokens and lost their end."
+        if cut
+        else ""
+    )
+    mean = sum(counts) / len(counts)
+    return f"{split}: {len(rows):,} documents of {mean:.1f} sentences, {chosen:.2f} of them the oracle's.{few}{lost}"
+
+
+# Taking sentences
+
+
+def summary_of(document: Document, scores: Sequence[float], options: Mapping[str, Any]) -> str:
+    """The best sentences of a document, one per line and in their order in it.
+
+    Sentences are taken from the highest score down. With blocking, one that shares three words in a row with a sentence
+    that was taken is left out.
+
+    Args:
+        document: may have no sentences, which gives an empty text.
+        scores: of its sentences, and maybe of padding after them.
+        options: ``sentences``, the most to take, and ``blocking``.
+    """
+    taken: list[int] = []
+    seen: set[tuple[str, ...]] = set()
+    order = sorted(range(len(document.sentences)), key=lambda place: -scores[place])
+    for place in order:
+        if len(taken) == options["sentences"]:
+            break
+        grams = _runs(document.sentences[place])
+        if not (options["blocking"] and grams & seen):
+            taken.append(place)
+            seen |= grams
+    return "\n".join(document.sentences[place] for place in sorted(taken))
+
+
+def _runs(text: str) -> set[tuple[str, ...]]:
+    """Every three words in a row."""
+    found = words(text)
+    return {tuple(found[start : start + BLOCKED]) for start in range(len(found) - BLOCKED + 1)}
+
+
+class Extraction(NamedTuple):
+    """A trained extractor, ready to take sentences.
+
+    Attributes:
+        write: examples → their summaries.
+        lost: for each of these whether the document lost its end.
+        facts: what could change the summaries.
+    """
+
+    write: Callable[[Sequence[Example]], list[str]]
+    lost: list[bool]
+    facts: dict[str, Any]
+
+
+def load_extraction(folder: str, data: Data | None = None, *, trust_remote_code: bool = False) -> Extraction:
+    """Load a run of this system.
+
+    Args:
+        folder: of the run.
+        data: has the splitter, the language and the most tokens of a document; by default the run's own.
+        trust_remote_code: whether code that comes with the encoder may run.
+
+    Raises:
+        UserError: the folder is not a finished run of this system.
+    """
+    run = saved_run(
+        folder,
+        NAME,
+        noun=f"a run of {NAME}",
+        command="ngramloss train bertsum-ext",
+        trust_remote_code=trust_remote_code,
+    )
+    tokenizer, options, data = run.tokenizer, run.options, data or run.settings.data
+    encoder = load_encoder(Model(name=str(run.model)), tokenizer, trust_remote_code=trust_remote_code)
+    model = Extractor(encoder, options)
+    raise_unless_it_fits(encoder, tokenizer, folder, longest=data.max_source)
+    model.load_state_dict(load_file(run.model / WEIGHTS))
+    model.to(run.device).eval()
+    marks = marks_of(tokenizer, folder)
+    lost: list[bool] = []
+
+    @torch.no_grad()
+    def write(examples: Sequence[Example]) -> list[str]:
+        texts = [example.source for example in examples]
+        documents = read_documents(texts, tokenizer, data, marks=marks, min_words=options["min_words"])
+        lost.extend(document.cut for document in documents)
+        some = [number for number, document in enumerate(documents) if document.sentences]
+        written = [""] * len(documents)
+        rows = [row_of(documents[number]) for number in some]
+        for numbers, batch in batches(rows, partial(pad_rows, tokenizer.pad_token_id), model):
+            for number, scores in zip(numbers, model(batch).tolist(), strict=True):
+                written[some[number]] = summary_of(documents[some[number]], scores, options)
+        return written
+
+    read = {"sentences": data.splitter, "language": data.language, "max_source": data.max_source}
+    return Extraction(write, lost, run.facts | read)
+
+
+def generate(work: Job, folder: Path) -> Path:
+    """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions.
+
+    Args:
+        work: a job whose model is a run of this system.
+        folder: where the predictions go.
+    """
+    taken = load_extraction(work.model, work.data, trust_remote_code=work.trust_remote_code)
+    path = write_texts(work, folder, read_sources(work), taken.write, taken.facts)
+    if any(taken.lost):
+        logger.info(lost_ends(sum(taken.lost), len(taken.lost), "documents", work.data.max_source))
+    return path

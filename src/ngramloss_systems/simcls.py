@@ -1,0 +1,536 @@
+"""candidates of any writer → a reranker that scores each by its likeness to the document (SimCLS), and its choice.
+
+After Liu and Liu (2021), "SimCLS: A Simple Framework for Contrastive Learning of Abstractive Summarization", and their
+code: an encoder reads document and candidate one by one, and the cosine of the two is the candidate's score.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ngramloss import recipe
+from ngramloss.data import Example, Split
+from ngramloss.data.batches.padding import Batch, Padder
+from ngramloss.data.candidate_tokens import WithCandidates, tokenise_candidates
+from ngramloss.data.candidates import named_files
+from ngramloss.data.tokens import Shape, prompt_ids, targets, tokenise
+from ngramloss.data.word_ids import bare_ids
+from ngramloss.errors import MissingFileError, UserError
+from ngramloss.generation import candidates
+from ngramloss.generation.job import Job, job
+from ngramloss.generation.predictions import write_texts
+from ngramloss.loss.objectives.candidates.rank import pair_costs
+from ngramloss.loss.stats import IGNORE_INDEX
+from ngramloss.metrics.bayes_risk import check_utility, expected_gains
+from ngramloss.metrics.gains import BY_TASK, Gain, gain_of
+from ngramloss.metrics.registry import METRICS
+from ngramloss.models import loading
+from ngramloss.models.encoders import load_encoder, load_encoder_config, raise_unless_it_fits
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
+from ngramloss.recipe import Data, Model, Recipe
+from ngramloss.storage.files import inside, read_object
+from ngramloss.storage.run_folder import RunFolder, weights_mark
+from ngramloss.training.identity import IDENTITY, base_made_of, data_made_of
+from ngramloss.training.prepare import tokenizer_for
+from ngramloss.training.run import Run
+from ngramloss.training.system_task import SystemTask, batches, lost_ends, mean_over_rows, saved_run
+from ngramloss_systems.candidate_sets import (
+    OF_THE_DATA,
+    CandidateSet,
+    about_of,
+    check_apart,
+    check_training,
+    metric_text,
+    one_metric,
+    read_set,
+)
+
+NAME = "simcls"
+METRIC = "metric"
+"""Where the metric of the gains is saved, with checkpoints and with choices."""
+FIRST, BEST, MBR = CHOOSERS = ("first", "best", "mbr")
+"""What can choose without a reranker: the writer's own first text; the one with the highest gain, an oracle; the one
+that agrees most with the others, by minimum Bayes risk."""
+
+
+# The formula
+
+
+class Penalties(NamedTuple):
+    """What a row adds to the loss, [B] each."""
+
+    order: Tensor
+    """For candidates that are not scored in the order of their gains."""
+    reference: Tensor
+    """For candidates that score higher than the reference."""
+
+
+def penalties(
+    score: Tensor, reference: Tensor, gain: Tensor, present: Tensor, *, margin: float, gold_margin: float
+) -> Penalties:
+    r"""The ranking loss of SimCLS for each row.
+
+    .. math::
+        \sum_{d=1}^{K-1} \frac{1}{K-d} \sum_{i=1}^{K-d} \max(0, S_{i+d} - S_i + d \cdot \textit{margin})
+        \quad\text{and}\quad
+        \frac{1}{K} \sum_{k} \max(0, S_k - S_{\textit{reference}} + \textit{gold margin})
+
+    with the K candidates in falling order of gain; those with the same gain keep their order. A row with one candidate
+    has no order, and one with none has neither.
+
+    Args:
+        score: of each candidate, [B, K].
+        reference: the score of the reference, [B].
+        gain: of each candidate, [B, K].
+        present: which candidates there are, [B, K].
+        margin: by how much a candidate should score higher than the next one.
+        gold_margin: by how much the reference should score higher than a candidate.
+
+    Example:
+        >>> score, gain = torch.tensor([[0.5, 0.75]]), torch.tensor([[0.9, 0.1]])
+        >>> penalties(score, torch.tensor([0.5]), gain, gain > 0, margin=0.25, gold_margin=0.0)
+        Penalties(order=tensor([0.5000]), reference=tensor([0.1250]))
+    """
+    number = present.sum(-1)  # [B]
+    order = gain.where(present, float("-inf")).sort(dim=-1, descending=True, stable=True).indices  # [B, K]
+    ranked = score.where(present, 0.0).gather(-1, order)  # [B, K]
+    too_high = (score - reference.unsqueeze(-1) + gold_margin).relu().where(present, 0.0)  # [B, K]
+    return Penalties(pair_costs(ranked, number, margin=margin).sum((-2, -1)), too_high.sum(-1) / number.clamp_min(1))
+
+
+class Scores(NamedTuple):
+    """Cosines with the document: of the reference, [B], and of each candidate, [B, K]; which candidates there are."""
+
+    reference: Tensor
+    candidates: Tensor
+    present: Tensor
+
+
+def score_batch(encoder: Any, batch: Batch, *, pad: int, pooling: str) -> Scores:
+    """Score the texts of a batch of :class:`Padder`. Texts that are absent are not encoded, and score 0.
+
+    Args:
+        encoder: reads ids and a mask.
+        batch: sources, references (``labels``) and candidates.
+        pad: the id of padding.
+        pooling: "first": a text is its first token's state; "mean": the mean over its tokens.
+    """
+    ids = batch["input_ids"]  # [B, S]
+    mask = batch.get("attention_mask", torch.ones_like(ids))  # [B, S]
+    documents = _states(encoder, ids, mask, pooling)  # [B, D]
+    texts = torch.cat([batch["labels"].unsqueeze(1), batch["candidates"]], 1)  # [B, 1 + K, T]
+    real = texts != IGNORE_INDEX  # [B, 1 + K, T]
+    present = real.any(-1)  # [B, 1 + K]
+    states = documents.new_zeros(*present.shape, documents.shape[-1])  # [B, 1 + K, D]
+    states[present] = _states(encoder, texts.where(real, pad)[present], real[present].long(), pooling)
+    cosine = F.cosine_similarity(documents.unsqueeze(1), states, dim=-1)  # [B, 1 + K]
+    return Scores(cosine[:, 0], cosine[:, 1:], present[:, 1:])
+
+
+def _states(encoder: Any, ids: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """One vector for each text, in fp32 or more, [N, D]."""
+    states: Tensor = encoder(input_ids=ids, attention_mask=mask).last_hidden_state  # [N, T, D]
+    states = states.to(torch.promote_types(states.dtype, torch.float32))  # [N, T, D]
+    if pooling == "first":
+        return states[:, 0]
+    weights = mask.to(states).unsqueeze(-1)  # [N, T, 1]
+    return (states * weights).sum(1) / weights.sum(1)
+
+
+# Training
+
+
+def task(run: Run) -> SystemTask:
+    """What ``ngramloss rerank train`` trains: candidates read and tokenised, and the encoder."""
+    settings, options, trust = run.settings, run.system.options, run.trust_remote_code
+    files = named_files(settings.data.candidates)
+    if "train" not in files:
+        raise UserError(
+            "SimCLS learns from candidates, but data.candidates has none to train on. Make some with ngramloss "
+            "candidates, then: ngramloss rerank train FOLDER"
+        )
+    config = None
+    if settings.model.name != "scratch":  # a mistake is found before data are read
+        config = load_encoder_config(settings.model, trust_remote_code=trust)
+    check_training(files)
+    sets = {split: read_set(paths, settings.data, settings.task, split) for split, paths in files.items()}
+    if settings.train.eval_every == 0:
+        sets.pop("validation", None)
+    check_apart(sets)
+    metric = one_metric({f"the {split} candidates": of_split.metric for split, of_split in sets.items()})
+    used = [*_used(sets), f"gains: {metric_text(metric)}."]
+    tokenizer, _ = tokenizer_for(run, sets["train"])
+    raise_unless_pooled(tokenizer, settings.model.name, options["pooling"])
+    encoder = load_encoder(settings.model, tokenizer, trust_remote_code=trust)
+    longest = max(settings.data.max_source, settings.data.max_target)
+    raise_unless_it_fits(encoder, tokenizer, settings.model.name, longest=longest)
+    rows = {split: _rows(of_split, tokenizer, settings) for split, of_split in sets.items()}
+    used += _cut(rows, settings)
+    margins = {name: options[name] for name in ("margin", "gold_margin")}
+
+    def scores_of(batch: Batch) -> Scores:
+        return score_batch(encoder, batch, pad=tokenizer.pad_token_id, pooling=options["pooling"])
+
+    def parts_of(scores: Scores, gains: Tensor) -> dict[str, Tensor]:
+        found = penalties(scores.candidates, scores.reference, gains, scores.present, **margins)
+        return {"order": found.order, "reference": options["gold_weight"] * found.reference}
+
+    def validate() -> dict[str, float]:
+        """The loss, and the gain of the texts that are chosen."""
+        total, gain = 0.0, 0.0
+        for _, batch in batches(rows["validation"], _padder(tokenizer), encoder):
+            scores = scores_of(batch)
+            total += float(torch.stack([*parts_of(scores, batch["gains"]).values()]).sum())
+            gain += float(batch["gains"].gather(-1, _choice(scores).unsqueeze(-1)).sum())
+        count = len(rows["validation"])
+        return {"loss": total / count, "gain": gain / count}
+
+    made_of = {
+        **data_made_of(sets),
+        **{f"{split} candidates": of_split.candidates.fingerprint for split, of_split in sets.items()},
+        METRIC: json.dumps(metric),
+        **base_made_of(settings.model, config),
+    }
+    return SystemTask(
+        run,
+        encoder,
+        tokenizer,
+        rows["train"],
+        _padder(tokenizer),
+        terms=Penalties._fields,
+        loss_of=lambda batch, counts: mean_over_rows(parts_of(scores_of(batch), batch["gains"]), counts),
+        scores=validate if "validation" in sets else None,
+        made_of=made_of,
+        used=used,
+    )
+
+
+def raise_unless_pooled(tokenizer: Any, name: str, pooling: str) -> None:
+    """Raise if the first token of a text should stand for it, but is the text's own."""
+    if pooling == "first" and tokenizer("a")["input_ids"][:1] == bare_ids(tokenizer, ["a"])[0][:1]:
+        raise UserError(
+            f"pooling=first needs a token before every text, and the tokenizer of {name} adds none. Take the mean over "
+            f"all tokens: --set 'system=\"{NAME}(pooling=mean)\"'"
+        )
+
+
+def _rows(of_split: CandidateSet, tokenizer: Any, settings: Recipe) -> WithCandidates:
+    shape, examples, key = Shape.of(settings.data), of_split.examples, of_split.fingerprint
+    texts = tokenise_candidates(examples, key, of_split.candidates, tokenizer, shape)
+    return WithCandidates(tokenise(examples, key, tokenizer, shape), texts)
+
+
+def _padder(tokenizer: Any) -> Padder:
+    return Padder(tokenizer.pad_token_id, lambda labels: labels)
+
+
+def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
+    """What is used of the candidates, in sentences. Raises if there is nothing to choose between."""
+    sentences = []
+    for split, of_split in sets.items():
+        counts = [len(texts) for texts in of_split.texts]
+        alone = sum(count == 1 for count in counts)
+        if alone == len(counts):
+            raise UserError(
+                f"every source of the {split} candidates has one candidate only, so there is nothing to choose. Make "
+                "several with: ngramloss candidates RUN_OR_MODEL --count 16"
+            )
+        equal = sum(len(set(gains)) == 1 < len(gains) for gains in of_split.gains)
+        if equal == len(counts) - alone:
+            raise UserError(
+                f"all candidates of every source of the {split} candidates have equal gains, so there is no order to "
+                "learn. Make them again with another --metric, or other texts: ngramloss candidates RUN_OR_MODEL"
+            )
+        few = f" {alone:,} sources have one candidate only, which has no order." if alone else ""
+        ties = f" {equal:,} sources have candidates of equal gains, which have no order." if equal else ""
+        origins = " and ".join(f"{name} ({own})" for name, own in dict.fromkeys(of_split.origins))
+        mean = sum(counts) / len(counts)
+        sentences.append(f"{split}: {len(counts):,} sources of {origins}, {mean:.1f} candidates each.{few}{ties}")
+    if "validation" not in sets:
+        sentences.append(
+            "nothing is validated, so the last weights become the model. Candidates of the validation split select the "
+            "best ones: --validation FOLDER."
+        )
+    return sentences
+
+
+def _cut(rows: Mapping[str, WithCandidates], settings: Recipe) -> list[str]:
+    return [
+        f"{split}: {lost_ends(cut, len(of_split), 'sources', settings.data.max_source)}"
+        for split, of_split in rows.items()
+        if (cut := of_split.tokens.cut[0])
+    ]
+
+
+def _choice(scores: Scores) -> Tensor:
+    """The number of the candidate with the highest score, the first of equal ones, [B]."""
+    return scores.candidates.where(scores.present, float("-inf")).argmax(-1)
+
+
+# Choosing
+
+
+class Reranker:
+    """A trained reranker.
+
+    Args:
+        folder: its run.
+        trust_remote_code: whether code that comes with the encoder may run.
+    """
+
+    def __init__(self, folder: Path, *, trust_remote_code: bool = False) -> None:
+        run = RunFolder(folder)
+        if not run.recipe.is_file():
+            raise MissingFileError(
+                f"{folder} is not a run: it has no {run.recipe.name}. Give the folder of ngramloss rerank train, "
+                f"{FIRST}, {BEST} or {MBR}."
+            )
+        command, trust = "ngramloss rerank train CANDIDATES", {"trust_remote_code": trust_remote_code}
+        self.run = saved_run(folder, NAME, noun="a reranker", command=command, **trust)
+        self.tokenizer, self.data = self.run.tokenizer, self.run.settings.data
+        self.pooling = self.run.options["pooling"]
+        self.metric = metric_of(run)
+        encoder = load_encoder(Model(name=str(run.model)), self.tokenizer, **trust)
+        self.encoder = encoder.to(self.run.device).eval()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is saved with its choices."""
+        return {**self.run.facts, "lengths": [self.data.max_source, self.data.max_target]}
+
+    @torch.no_grad()
+    def scores(self, documents: Sequence[str], texts: Sequence[Sequence[str]]) -> list[list[float]]:
+        """The score of each text of each document, −1 to 1, in fp32; of an empty text −∞, so that it is not chosen."""
+        shape = Shape.of(self.data)
+        ids = prompt_ids(documents, self.tokenizer, shape)
+        flat = [text for group in texts for text in group]
+        encoded = iter(targets(flat, self.tokenizer, shape) if flat else [])
+        rows = [
+            {"input_ids": own, "labels": [], "candidates": [next(encoded) for _ in group], "gains": [0.0] * len(group)}
+            for own, group in zip(ids, texts, strict=True)
+        ]
+        found: list[list[float]] = [[] for _ in rows]
+        with Progress("scoring candidates", total=len(rows), unit="documents") as progress:
+            for numbers, batch in batches(rows, _padder(self.tokenizer), self.encoder):
+                scores = score_batch(self.encoder, batch, pad=self.tokenizer.pad_token_id, pooling=self.pooling)
+                known = scores.candidates.where(scores.present, float("-inf"))
+                for number, values in zip(numbers, known.tolist(), strict=True):
+                    found[number] = [
+                        value if text.strip() else float("-inf")
+                        for text, value in zip(texts[number], values, strict=False)
+                    ]
+                    if any(map(isnan, found[number])):
+                        raise UserError(
+                            f"{self.run.model} has a score that is NaN for a candidate of document {number + 1}: its "
+                            "weights are not usable. Train it again, with a lower train.learning_rate."
+                        )
+                progress.update(len(numbers))
+        return found
+
+
+def metric_of(run: RunFolder) -> dict[str, Any]:
+    """The metric of the gains that a reranker was trained on; empty if it is not known."""
+    saved = next(iter(sorted(run.checkpoints.glob(f"*/{IDENTITY}"))), None)
+    if saved is not None:
+        metric = read_object(inside(run.checkpoints, saved.parent.name, saved.name)).get(METRIC)
+        found: dict[str, Any] = json.loads(metric or "{}")
+        return found
+    own = recipe.load(str(run.recipe), objective=False)
+    return next((about[METRIC] for path in _trained_on(own) if METRIC in (about := about_of(path))), {})
+
+
+def _trained_on(own: Recipe) -> list[Path]:
+    return named_files(own.data.candidates)["train"]
+
+
+class Chosen(NamedTuple):
+    """What was chosen. Gains are means over the sources.
+
+    Attributes:
+        path: of the predictions.
+        sources: their number.
+        first: the gain of the writer's own first texts.
+        chosen: that of the chosen texts.
+        best: that of the best possible choice.
+        mean: that of all candidates.
+        changed: sources for which another text than the first was chosen.
+        metric: of the gains, in words.
+    """
+
+    path: Path
+    sources: int
+    first: float
+    chosen: float
+    best: float
+    mean: float
+    changed: int
+    metric: str
+
+
+def choose(
+    chooser: str, of_split: CandidateSet, folder: Path, *, task: str, metric: str = "", trust_remote_code: bool = False
+) -> Chosen:
+    """Choose a text of each source and write it, as ``ngramloss generate`` writes predictions.
+
+    Args:
+        chooser: the folder of a reranker, or one of ``CHOOSERS``.
+        of_split: sources, references and candidates.
+        folder: where to write.
+        task: what the texts are.
+        metric: what ``mbr`` compares texts by; by default the metric of the gains, or the task's usual one.
+        trust_remote_code: as in :class:`Reranker`.
+    """
+    if metric and chooser != MBR:
+        raise UserError(f"--metric is what {MBR} compares texts by, and {chooser} compares none. Leave it out.")
+    if chooser in CHOOSERS and RunFolder(Path(chooser)).recipe.is_file():
+        raise UserError(
+            f"{chooser} is a way to choose, and also a run's folder here. For the run, write ./{chooser}; for the way, "
+            "work in another folder."
+        )
+    texts, gains = of_split.texts, of_split.gains
+    alone = sum(len(group) == 1 for group in texts)
+    if alone:
+        logger.warning(f"{alone:,} of {len(texts):,} sources have one candidate only, which is taken as it is.")
+    facts: dict[str, Any] = {"candidates": of_split.candidates.fingerprint, METRIC: of_split.metric}
+    if chooser == MBR:
+        utility = gain_of(metric, {}) if metric else _gain(of_split.metric, task)
+        for note in check_utility(utility, of_split.examples):
+            logger.info(note)
+        logger.info(f"texts are compared by {metric_text(utility.settings)}.")
+        facts |= {"utility": {**utility.settings, "versions": utility.versions}}
+        picked = [_highest(values) for values in expected_gains(utility, of_split.examples, texts)]
+    elif chooser in CHOOSERS:
+        picked = [0 if chooser == FIRST else _highest(values) for values in gains]
+    else:
+        reranker = Reranker(Path(chooser), trust_remote_code=trust_remote_code)
+        facts |= reranker.facts
+        if reranker.metric and of_split.metric and reranker.metric != of_split.metric:
+            logger.warning(
+                f"{chooser} was trained on gains of {metric_text(reranker.metric)}, and these are of "
+                f"{metric_text(of_split.metric)}."
+            )
+        scores = reranker.scores([example.source for example in of_split.examples], texts)
+        picked = [_highest(values) for values in scores]
+    by_id = {example.id: group[number] for example, group, number in zip(of_split.examples, texts, picked, strict=True)}
+
+    def write(examples: Sequence[Example]) -> list[str]:
+        return [by_id[example.id] for example in examples]
+
+    work = Job(chooser, Model(name=chooser), of_split.data, of_split.split, None, None, 0, 0, task=task)
+    split = Split(of_split.data.name, of_split.split, of_split.examples, [], of_split.fingerprint)
+    path = write_texts(work, folder, split, write, facts)
+    count = len(texts)
+    return Chosen(
+        path,
+        count,
+        sum(values[0] for values in gains) / count,
+        sum(values[number] for values, number in zip(gains, picked, strict=True)) / count,
+        sum(map(max, gains)) / count,
+        sum(sum(values) / len(values) for values in gains) / count,
+        sum(number > 0 for number in picked),
+        metric_text(of_split.metric),
+    )
+
+
+def generate(work: Job, folder: Path) -> Path:
+    """Write candidates of the documents of a job as the writer of the training candidates did, and choose among them.
+
+    Args:
+        work: a job whose model is a reranker's run.
+        folder: where candidates and predictions go.
+    """
+    run = RunFolder(Path(work.model))
+    own = recipe.load(str(run.recipe), objective=False)
+    if work.task != own.task:
+        raise UserError(f"{work.model} was trained for {own.task}, not for {work.task}. Leave --set task out.")
+    about = _writer_of(work.model, _trained_on(own))
+    plain = Data()
+    given = {name: getattr(work.data, name) for name in OF_THE_DATA if getattr(work.data, name) != getattr(plain, name)}
+    writer = job(
+        str(about["model"]),
+        data=work.data.name,
+        split=work.split,
+        limit=work.limit,
+        batch_size=work.batch_size,
+        overrides=[
+            *(f"data.{name}={json.dumps(value)}" for name, value in given.items()),
+            *([f"task={about['task']}"] if "task" in about else []),
+        ],
+        trust_remote_code=work.trust_remote_code,
+    )
+    _raise_if_changed(work.model, writer, about)
+    made, search = about["candidates"], about["generation"]
+    groups = search.get("num_beam_groups", 0)
+    plan = candidates.plan(
+        writer,
+        **{name: made[name] for name in ("how", "count", "temperature", "top_p", "seed")},
+        beams=0 if made["how"] == "sample" else search.get("num_beams", 0),
+        groups=groups,
+        diversity=search["diversity_penalty"] if groups else None,
+    )
+    candidates.write_candidates([writer], plan, _gain(metric_of(run), work.task), folder)
+    of_split = read_set([folder], writer.data, work.task, work.split, exactly=True)
+    return choose(work.model, of_split, folder, task=work.task, trust_remote_code=work.trust_remote_code).path
+
+
+def _writer_of(reranker: str, trained_on: Sequence[Path]) -> dict[str, Any]:
+    """What is saved of the one writer of the training candidates. Raises unless there is one, and it can be found."""
+    instead = f"ngramloss rerank apply {reranker} CANDIDATES --out DIR"
+    found = {}
+    for path in trained_on:
+        about = about_of(path)
+        if "candidates" not in about:
+            raise UserError(
+                f"{reranker} chooses among texts of another writer, and {path} does not say which one. Give it their "
+                f"candidates: {instead}"
+            )
+        found[about.get("weights") or about["model"]] = about
+    if len(found) > 1:
+        names = ", ".join(str(about["model"]) for about in found.values())
+        raise UserError(
+            f"{reranker} was trained on candidates of {len(found)} writers: {names}. Choose the one whose texts it "
+            f"should take, let it write candidates, and: {instead}"
+        )
+    (about,) = found.values()
+    if about.get("model_files") and not Path(str(about["model"])).exists():  # a model of the hub has none
+        raise MissingFileError(
+            f"{reranker} chooses among texts of the model {about['model']}, and there is no such folder here, in "
+            f"{Path.cwd()}. Work where it is, or give candidates: {instead}"
+        )
+    return about
+
+
+def _raise_if_changed(reranker: str, writer: Job, about: Mapping[str, Any]) -> None:
+    """Raise if the writer's weights are not those that wrote the training candidates."""
+    config = loading.load_config(writer.loading, trust_remote_code=writer.trust_remote_code, verb="generate")
+    now = weights_mark(Path(writer.loading.name), config)
+    if now and about.get("weights") and now != about["weights"]:
+        raise UserError(
+            f"the weights of {writer.model} have changed since it wrote the candidates that {reranker} was trained on: "
+            f"{now}, expected {about['weights']}. Restore them, or let it write candidates and: ngramloss rerank apply "
+            f"{reranker} CANDIDATES --out DIR"
+        )
+
+
+def _gain(metric: Mapping[str, Any], task: str) -> Gain:
+    """What makes gains as a saved metric did, or the task's usual one."""
+    if not metric:
+        return gain_of(BY_TASK[task], {})
+    name, scores = metric["name"], metric["scores"]
+    known = METRICS.entry(name).options
+    options = {option: known[option].read(value) for option, value in metric["options"].items() if option in known}
+    return gain_of(name if len(scores) > 1 else scores[0], options, lines=metric["sentence_a_line"] or None)
+
+
+def _highest(values: Sequence[float]) -> int:
+    """The place of the highest value, the first of equal ones."""
+    return max(range(len(values)), key=lambda place: values[place])

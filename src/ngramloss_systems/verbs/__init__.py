@@ -1,0 +1,1 @@
+"""Arguments of the verbs that this package adds to ``ngramloss``."""
