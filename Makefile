@@ -26,9 +26,10 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 QUICK = not (slow or browser or thorough or docs or adopt or fuzz or gpu or ray or package or site)
 
 # A signal within a minute: losses, terms, settings, readers, the order of imports, and a tiny train, generate and score.
-SMOKE = loss schedule labels plan registries recipe formats rouge score errors plugins layout
+SMOKE = loss/test_loss loss/test_schedule loss/test_labels data/test_plan test_registries test_recipe data/test_formats \
+  metrics/test_rouge scoring/test_score test_errors test_plugins project/test_layout
 smoke: setup
-	$(PYTEST) -m "$(QUICK)" $(SMOKE:%=tests/test_%.py)
+	$(PYTEST) -m "$(QUICK)" $(SMOKE:%=tests/%.py)
 
 quick: setup
 	$(PYTEST) -m "$(QUICK)"

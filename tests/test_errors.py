@@ -5,12 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 import ngramloss
 from ngramloss import cli
 from ngramloss.errors import PAGES, MissingFileError, UserError, see
-
-ROOT = Path(__file__).parent.parent
 
 
 def anchors(page):

@@ -11,6 +11,7 @@ from pathlib import Path
 import models
 import pytest
 import torch
+from places import HELPERS
 from searches import PROMPTED, SERVED, SOURCES, tiny, with_settings, written
 
 from ngramloss.models.loading import is_causal
@@ -159,7 +160,7 @@ def memory(name):
 
 @pytest.mark.parametrize("name", ["bart-base", "smollm2-135m"])
 def test_memory_is_at_most_that_of_hf_and_comes_back(name):
-    places = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+    places = [str(HELPERS), str(Path(__file__).parent)]
     program = f"import sys, json; sys.path[:0] = {places!r}; import test_graph; print(json.dumps(test_graph.memory({name!r})))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     peaks = json.loads(done.stdout.splitlines()[-1])

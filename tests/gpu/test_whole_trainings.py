@@ -10,6 +10,7 @@ import transformers as hf
 from captures import OBJECTIVE, bart, llama, rows
 from forks import fork_ranks
 from logged import logged
+from places import HELPERS
 
 import ngramloss as ng
 from ngramloss.recipe import Train
@@ -306,7 +307,7 @@ if torch.distributed.get_rank() == 0:
 @pytest.mark.parametrize("max_tokens", [0, 300])
 def test_two_processes_on_one_gpu_end_at_the_weights_of_one(tmp_path, max_tokens):
     here = Path(__file__).parent
-    program = WORKER.format(tests=str(here.parent), gpu=str(here))
+    program = WORKER.format(tests=str(HELPERS), gpu=str(here))
     given = [str(tmp_path / "weights.pt"), str(max_tokens)]
     codes, err = fork_ranks(program, given, environment=dict(os.environ), one_device=True)
     assert codes == [0, 0], err[-3000:]
