@@ -112,7 +112,7 @@ test-oldest: .venv-oldest/ready
 
 # Small mistakes that the tests must notice; make mutants K=cache: those whose name contains "cache".
 mutants: setup
-	$(BIN)/python tests/run_mutants.py -k "$(K)"
+	$(BIN)/python tests/run_mutants.py -n 2 -k "$(K)"
 
 check: setup
 	$(BIN)/ruff check

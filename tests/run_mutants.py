@@ -1,27 +1,31 @@
-"""a list of small mistakes, tests/mutants.toml → which of them the tests notice.
+"""lists of small mistakes, tests/*/mutants.toml → which of them the tests notice.
 
     python tests/run_mutants.py             # all
     python tests/run_mutants.py -k cache    # those whose name contains "cache"
-    python tests/run_mutants.py --check     # only whether each is still one place of the source
+    python tests/run_mutants.py --check     # only whether each is still one place of its function
+    python tests/run_mutants.py -n 2        # in two processes
 
-A mutant replaces one piece of the source and names the tests that should fail then: those of the quick lane, and with
-``slow = true`` the slow ones after them. It is made in a copy of the project. A survivor says that a test is missing or
-that the line is not needed.
+A mutant names a function, ``module:name``, a piece of it and what replaces the piece, and the tests that should fail
+then: those of the quick lane, and with ``slow = true`` the slow ones after them. It is made in a copy of the project. A
+survivor says that a test is missing or that the line is not needed.
 """
 
 import argparse
+import ast
 import multiprocessing
 import os
+import queue
 import re
 import shutil
 import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LIST = Path(__file__).with_name("mutants.toml")
+LISTS = sorted(Path(__file__).parent.glob("**/mutants.toml"))
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
 WRITTEN = {"runs", "report", "build", "dist"}
 """Folders of the project's root that commands write; the package has a ``report`` of its own."""
@@ -35,9 +39,46 @@ def not_copied(folder, names):
     return NOT_COPIED(folder, names) | (WRITTEN & set(names) if Path(folder) == ROOT else set())
 
 
-def read(path=LIST):
-    """The mutants: dictionaries with ``name``, ``file``, ``old``, ``new``, ``tests`` and, if it is so, ``slow``."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+def read(paths=LISTS):
+    """The mutants: dictionaries with ``name``, ``in``, ``old``, ``new``, ``tests`` and, if it is so, ``slow``."""
+    return [mutant for path in paths for mutant in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]]
+
+
+def source(mutant, root=ROOT):
+    """The file of a mutant."""
+    path = root / "src" / mutant["in"].partition(":")[0].replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def places(mutant, text):
+    """Where the old piece begins in its function or class, or in its module if it names none."""
+    first, last = 0, len(text)
+    if name := mutant["in"].partition(":")[2]:
+        starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        found = _scope(ast.parse(text), name.split("."))
+        if found is None:
+            return []
+        first = starts[min([found.lineno, *(each.lineno for each in found.decorator_list)]) - 1]
+        last = starts[found.end_lineno] if found.end_lineno < len(starts) else len(text)
+    pieces = re.finditer(re.escape(mutant["old"]), text[first:last])
+    return [first + match.start() for match in pieces]
+
+
+def _scope(tree, names):
+    """The function or class with this name; of several with one name, the last, which is the one that counts."""
+    for name in names:
+        inner = [node for node in ast.walk(tree) if node is not tree and getattr(node, "name", None) == name]
+        inner = [node for node in inner if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        if not inner:
+            return None
+        tree = inner[-1]
+    return tree
+
+
+def mutated(mutant, text):
+    """The source with the mutant."""
+    (place,) = places(mutant, text)
+    return text[:place] + mutant["new"] + text[place + len(mutant["old"]) :]
 
 
 def faults(mutants, root=ROOT):
@@ -45,10 +86,10 @@ def faults(mutants, root=ROOT):
     names = [mutant["name"] for mutant in mutants]
     found = [f"{name} is in the list {names.count(name)} times" for name in sorted({*names}) if names.count(name) > 1]
     for mutant in mutants:
-        name, source = mutant["name"], root / mutant["file"]
-        times = source.read_text(encoding="utf-8").count(mutant["old"]) if source.is_file() else 0
+        name, path = mutant["name"], source(mutant, root)
+        times = len(places(mutant, path.read_text(encoding="utf-8"))) if path.is_file() else 0
         if times != 1:
-            found.append(f"{name}: {mutant['file']} has its old text {times} times, expected once")
+            found.append(f"{name}: {mutant['in']} has its old text {times} times, expected once")
         if mutant["old"] == mutant["new"]:
             found.append(f"{name}: changes nothing")
         for test in mutant["tests"]:
@@ -95,9 +136,9 @@ def _pytest(tree, tests, lane, output):
 
 def verdict(tree, mutant):
     """How the tests took a mutant, and whether they noticed it."""
-    path = tree / mutant["file"]
+    path = source(mutant, tree)
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
+    path.write_text(mutated(mutant, text), encoding="utf-8")
     try:
         codes = []
         for lane in LANES[: 2 if mutant.get("slow") else 1]:
@@ -119,6 +160,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-k", default="", help="only mutants whose name contains this")
     parser.add_argument("--check", action="store_true", help="only check the list")
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
     mutants = [mutant for mutant in read() if options.k in mutant["name"]]
     for fault in (wrong := faults(mutants)):
@@ -129,21 +171,32 @@ def main(arguments=None):
     _import_once()
     began, left = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, ignore=not_copied)
+        trees = [Path(folder) / str(number) / "tree" for number in range(options.n)]
+        for tree in trees:
+            shutil.copytree(ROOT, tree, ignore=not_copied)
         for lane, some in zip(LANES, (mutants, [mutant for mutant in mutants if mutant.get("slow")]), strict=True):
-            code, output = (
-                run(tree, sorted({test for mutant in some for test in mutant["tests"]}), lane) if some else (0, "")
-            )
+            tests = sorted({test for mutant in some for test in mutant["tests"]})
+            code, output = run(trees[0], tests, lane) if some else (0, "")
             if code not in (0, 5):
                 print(f"the tests fail without a mutant, too:\n{output[-3000:]}")
                 return True
         print(f"without a mutant the tests pass, {time.monotonic() - began:.0f} s", flush=True)
-        for mutant in mutants:
-            start = time.monotonic()
-            how, noticed = verdict(tree, mutant)
-            left += [] if noticed else [mutant["name"]]
+        free = queue.SimpleQueue()
+        for tree in trees:
+            free.put(tree)
+
+        def judged(mutant):
+            tree, start = free.get(), time.monotonic()
+            try:
+                how, noticed = verdict(tree, mutant)
+            finally:
+                free.put(tree)
             print(f"{mutant['name']}: {how}, {time.monotonic() - start:.0f} s", flush=True)
+            return noticed
+
+        with ThreadPoolExecutor(options.n) as pool:
+            verdicts = list(pool.map(judged, mutants))
+        left = [mutant["name"] for mutant, noticed in zip(mutants, verdicts, strict=True) if not noticed]
     print(f"{len(mutants)} mutants, {len(left)} lived, {(time.monotonic() - began) / 60:.0f} min", *left, sep="\n  ")
     return bool(left)
 
