@@ -25,7 +25,7 @@ from ngramloss.data.rows import SHOWN
 from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, tokenise
 from ngramloss.errors import UserError
 from ngramloss.generation.job import Job, read_sources
-from ngramloss.generation.job_writer import load_model, writer_of
+from ngramloss.generation.load_job import load_model, writer_of
 from ngramloss.generation.predictions import write_by_writer
 from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.models import loading

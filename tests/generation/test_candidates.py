@@ -16,7 +16,7 @@ from ngramloss import METRICS, Metric, Scores, cli
 from ngramloss.data import Example, fingerprint, newswire
 from ngramloss.data.candidates import about_candidates, check_candidates, read_candidates, text_hashes
 from ngramloss.errors import MissingFileError, UserError
-from ngramloss.generation import candidates, job_writer, predictions
+from ngramloss.generation import candidates, load_job, predictions
 from ngramloss.generation.job import job
 from ngramloss.metrics.gains import check_gain, gain_of, gains_of
 from ngramloss.metrics.overlap import bleu
@@ -794,7 +794,7 @@ def test_if_most_candidates_gain_the_same_the_end_says_so(run, own_data, tmp_pat
 
 
 def test_texts_of_a_model_that_looks_ahead_are_not_reranked(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(job_writer, "NOT_CAUSAL", ("mbart", "bart"))
+    monkeypatch.setattr(load_job, "NOT_CAUSAL", ("mbart", "bart"))
     assert (
         cli.main(
             [

@@ -12,7 +12,7 @@ from forks import fork, fork_ranks, killed_at_third_call
 from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.data.sentences import sentences
-from ngramloss.generation import shares
+from ngramloss.generation import row_file
 from ngramloss.generation.baselines import BASELINES
 from ngramloss.generation.job import job
 from ngramloss.search import writer
@@ -456,8 +456,8 @@ def test_more_documents_continue_the_first_of_them(run, tmp_path, capsys, monkey
         )
     capsys.readouterr()
     written = []
-    batches = shares.batches
-    monkeypatch.setattr(shares, "batches", lambda mine, *more: written.extend(mine) or batches(mine, *more))
+    batches = row_file.batches
+    monkeypatch.setattr(row_file, "batches", lambda mine, *more: written.extend(mine) or batches(mine, *more))
     assert generate(run, "--limit", 4, "--out", out) == 0
     assert "the predictions of the first 2 documents are kept or continued.\n" in capsys.readouterr().err
     assert len(written) == (3 if killed else 2)
@@ -474,7 +474,7 @@ def test_more_documents_are_refused_if_nothing_says_that_the_first_are_the_same(
 ):
     assert generate(run, "--limit", 2, "--out", tmp_path / "out") == 0
     if unsure == "processes":
-        monkeypatch.setattr(shares, "processes", lambda: 2)
+        monkeypatch.setattr(row_file, "processes", lambda: 2)
     else:
         (tmp_path / "out" / "references.jsonl").unlink()
     assert generate(run, "--limit", 4, "--out", tmp_path / "out") == 2

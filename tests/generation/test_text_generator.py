@@ -11,7 +11,7 @@ from searches import DOCUMENTS, hf_texts, ids, real_model, texts_of_run
 import ngramloss as ng
 from ngramloss import recipe
 from ngramloss.errors import UserError
-from ngramloss.generation import job_writer, text_generator
+from ngramloss.generation import load_job, text_generator
 from ngramloss.models import loading
 from ngramloss.recipe import Model
 from ngramloss.search import engines, writer
@@ -227,13 +227,13 @@ def test_a_process_loads_the_model_once_for_all_copies_and_only_for_a_batch(smal
 
 def record_loading(monkeypatch):
     """The device of each model that is loaded, and whether a run trained it."""
-    loaded, load_model = [], job_writer.load_model
+    loaded, load_model = [], load_job.load_model
 
     def counted(work, **options):
         loaded.append((options["device"], work.is_run))
         return load_model(work, **options)
 
-    monkeypatch.setattr(job_writer, "load_model", counted)
+    monkeypatch.setattr(load_job, "load_model", counted)
     return loaded
 
 

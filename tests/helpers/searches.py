@@ -9,7 +9,7 @@ import torch
 
 from ngramloss.data.tokens import Shape, separator_id, sources
 from ngramloss.generation.job import job
-from ngramloss.generation.job_writer import load_model, writer_of
+from ngramloss.generation.load_job import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Data, Generation, Model
 from ngramloss.search.batches import Budget

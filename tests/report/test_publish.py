@@ -18,7 +18,7 @@ from ngramloss import cli, recipe
 from ngramloss.data import newswire
 from ngramloss.errors import UserError
 from ngramloss.generation.job import job
-from ngramloss.generation.job_writer import load_model, writer_of
+from ngramloss.generation.load_job import load_model, writer_of
 from ngramloss.report.publish import publish
 from ngramloss.storage.files import fingerprint
 

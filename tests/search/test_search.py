@@ -6,7 +6,7 @@ from logged import logged
 from searches import ids, real_model
 
 from ngramloss.generation.job import job
-from ngramloss.generation.job_writer import load_model, writer_of
+from ngramloss.generation.load_job import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Generation
 from ngramloss.search.engines import hf

@@ -9,9 +9,9 @@ import torch
 from searches import tiny, with_settings
 
 from ngramloss.errors import UserError
-from ngramloss.search import agreement, beams, sampling
-from ngramloss.search.agreement import kernels_agree
+from ngramloss.search import beams, kernel_check, sampling
 from ngramloss.search.engines import graph
+from ngramloss.search.kernel_check import kernels_agree
 from ngramloss.search.kernels import selection
 
 pytestmark = pytest.mark.slow
@@ -167,7 +167,7 @@ def test_kernels_are_compared_with_pytorch_before_they_write(settings):
     def mixed(groups, logits, given):
         """Scores are right, and texts are not, at the last token that is compared."""
         parents = selection.advance_groups(groups, logits, given)
-        groups[0].ids[:, 0, 1] += groups[0].length == 1 + agreement.TOKENS
+        groups[0].ids[:, 0, 1] += groups[0].length == 1 + kernel_check.TOKENS
         return parents
 
     assert not kernels_agree(search, 200, device, advance=wrong)
@@ -187,8 +187,8 @@ def test_kernels_of_texts_that_go_on_alone_are_compared(name, settings, monkeypa
     settings = {"num_beams": 1, "max_length": 12, "no_repeat_ngram_size": 2, "eos_token_id": 7, **settings}
     search = with_settings(tiny("bart"), **settings)
     assert kernels_agree(search, 200, torch.device(DEVICE))
-    calls, choose = iter([0, 1]), getattr(agreement, name)
-    monkeypatch.setattr(agreement, name, lambda *given, **how: choose(*given, **how) + next(calls))
+    calls, choose = iter([0, 1]), getattr(kernel_check, name)
+    monkeypatch.setattr(kernel_check, name, lambda *given, **how: choose(*given, **how) + next(calls))
     assert not kernels_agree(search, 200, torch.device(DEVICE))
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from ngramloss import cli, recipe
 from ngramloss.data.tokens import prompt_ids
 from ngramloss.generation.job import job
-from ngramloss.generation.job_writer import load_model, writer_of
+from ngramloss.generation.load_job import load_model, writer_of
 from ngramloss.search.engines import graph
 from ngramloss.search.registry import ENGINES
 from ngramloss.search.search import Options

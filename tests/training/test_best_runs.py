@@ -14,7 +14,7 @@ from searches import hf_texts
 from ngramloss import recipe
 from ngramloss.data.tokens import Shape, separator_id, sources
 from ngramloss.generation.job import Job
-from ngramloss.generation.job_writer import load_model
+from ngramloss.generation.load_job import load_model
 from ngramloss.metrics.rouge import rouge
 from ngramloss.models import loading
 from ngramloss.recipe import Data, Model

@@ -22,7 +22,7 @@ from ngramloss.data import newswire
 from ngramloss.errors import UserError
 from ngramloss.generation import predictions
 from ngramloss.generation.job import data_facts, job, read_split
-from ngramloss.generation.job_writer import load_model, writer_of
+from ngramloss.generation.load_job import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Model
 from ngramloss.storage.checksums import OWN as CHECKSUM

@@ -12,7 +12,7 @@ import torch
 
 from ngramloss.errors import UserError
 from ngramloss.generation.job import Job
-from ngramloss.generation.job_writer import load_model, writer_of
+from ngramloss.generation.load_job import load_model, writer_of
 from ngramloss.models import loading
 from ngramloss.recipe import Data, Generation, Model
 

@@ -77,7 +77,7 @@ def add(verbs: Verbs) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from ngramloss.generation import candidates, unseen
+    from ngramloss.generation import candidates, left_out
     from ngramloss.generation.job import check_model
     from ngramloss.storage.run_folder import RunFolder
     from ngramloss.training.systems import system_of
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
                 f"{work.model} is a run of {system.name}, which writes one text of each source. Candidates are written "
                 "by a run without a system, or a model."
             )
-    parts, work = unseen.parts_of(works), works[0]
+    parts, work = left_out.parts_of(works), works[0]
     if options.others and options.out is None:
         raise UserError("several runs write into one folder: give it with --out DIR.")
     chosen = candidates.plan(

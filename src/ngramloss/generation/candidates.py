@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from ngramloss.data import Example, in_part
 from ngramloss.data.candidates import read_candidates, text_hashes
 from ngramloss.errors import UserError
-from ngramloss.generation import shares, unseen
+from ngramloss.generation import left_out, row_file
 from ngramloss.generation.baselines import is_baseline
 from ngramloss.generation.job import Job, data_facts, read_split
-from ngramloss.generation.job_writer import load_model, versions, writer_facts, writer_of
-from ngramloss.generation.shares import Author, Output
+from ngramloss.generation.load_job import load_model, versions, writer_facts, writer_of
+from ngramloss.generation.row_file import Author, Output
 from ngramloss.metrics import gains
 from ngramloss.metrics.gains import Gain
 from ngramloss.models.loading import own_device
@@ -148,21 +148,21 @@ def write_candidates(
         chosen: how candidates are made.
         gain: what each candidate scores.
         folder: where; it is created if it does not exist.
-        parts: of which part of the sources each job writes, as :func:`ngramloss.generation.unseen.parts_of` returns
+        parts: of which part of the sources each job writes, as :func:`ngramloss.generation.left_out.parts_of` returns
             them; empty: of all.
 
     Returns:
         A summary; None in other processes than the first.
     """
-    with shares.claimed(folder) as run:
+    with row_file.claimed(folder) as run:
         _write(works, chosen, gain, candidates_in(run), parts)
-        return summary(run.candidates, chosen.count) if shares.rank() == 0 else None
+        return summary(run.candidates, chosen.count) if row_file.rank() == 0 else None
 
 
 def _author(work: Job, chosen: Plan, output: Output, column: str) -> tuple[dict[str, Any], Author]:
     """Everything about the model of a job that could change its candidates, and the model as what writes them."""
     model, tokenizer = load_model(work, device=own_device())
-    engine = work.engine if chosen.search.groups > 1 else shares.engine_that_began(output, work.engine)
+    engine = work.engine if chosen.search.groups > 1 else row_file.engine_that_began(output, work.engine)
     writer = writer_of(work, model, tokenizer, chosen.search, engine=engine, column=column)
     if writer.engine.note:
         logger.info(writer.engine.note)
@@ -214,13 +214,13 @@ def _write(works: Sequence[Job], chosen: Plan, gain: Gain, output: Output, parts
     work, several = works[0], len(works) > 1
     split = read_split(work)
     is_train = split.split == "train"
-    seen = [unseen.trained_sources(each.model, split) if is_train else None for each in works]
+    seen = [left_out.trained_sources(each.model, split) if is_train else None for each in works]
     if parts[0] and not several:
-        split = unseen.only_part(split, parts[0], work.model)
+        split = left_out.only_part(split, parts[0], work.model)
     examples = split.examples
     for note in gains.check_gain(gain, examples):
         logger.info(note)
-    unseen.check_left_out(examples, works, parts, seen)
+    left_out.check_left_out(examples, works, parts, seen)
 
     @lru_cache(maxsize=1)  # one model at a time
     def author(number: int) -> tuple[dict[str, Any], Author]:
@@ -234,7 +234,7 @@ def _write(works: Sequence[Job], chosen: Plan, gain: Gain, output: Output, parts
         settings["runs"] = [each.model for each in works]
         settings["writers"] = [{key: value for key, value in facts.items() if key != "model"} for facts in every]
     settings["versions"] = versions(settings) | gain.versions
-    if not shares.begin(output, settings):
+    if not row_file.begin(output, settings):
         return
     writers = {
         example.id: number
@@ -244,11 +244,11 @@ def _write(works: Sequence[Job], chosen: Plan, gain: Gain, output: Output, parts
     }
     for number in range(len(works)):
         mine = {key for key, writer in writers.items() if writer == number}
-        shares.write_share(output, examples, author(number)[1], unit=WORDS[work.task].sources, only=mine)
-    if shares.rank() == 0:
-        rows = shares.collected(output, [example.id for example in examples])
+        row_file.write_share(output, examples, author(number)[1], unit=WORDS[work.task].sources, only=mine)
+    if row_file.rank() == 0:
+        rows = row_file.collected(output, [example.id for example in examples])
         scores = gains.gains_of(gain, examples, [row["candidates"] for row in rows])
-        shares.finish(
+        row_file.finish(
             output,
             [
                 {
@@ -258,7 +258,7 @@ def _write(works: Sequence[Job], chosen: Plan, gain: Gain, output: Output, parts
                     "tokens": row["tokens"],
                     **text_hashes(example),
                     **({"writer": works[writers[example.id]].model} if several else {}),
-                    **unseen.mark(example, seen[writers[example.id]]),
+                    **left_out.mark(example, seen[writers[example.id]]),
                 }
                 for row, values, example in zip(rows, scores, examples, strict=True)
             ],

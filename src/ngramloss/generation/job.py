@@ -14,7 +14,7 @@ from ngramloss.data.origins import Files, has_several_sentences, missing, origin
 from ngramloss.data.prompts import read_alike
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation.baselines import baseline_writer, is_baseline
-from ngramloss.generation.like import like_decoding, like_documents, read_like
+from ngramloss.generation.like_run import like_decoding, like_documents, read_like
 from ngramloss.output.console import logger
 from ngramloss.recipe import AUTO, TASKS, Data, Generation, Model, Recipe
 from ngramloss.storage.files import read_object

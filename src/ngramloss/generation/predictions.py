@@ -11,11 +11,11 @@ from ngramloss.data.languages import AUTO
 from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import target_ids
 from ngramloss.errors import UserError
-from ngramloss.generation import shares
+from ngramloss.generation import row_file
 from ngramloss.generation.baselines import Write, baseline_of, baseline_writer
 from ngramloss.generation.job import Job, data_facts, read_sources
-from ngramloss.generation.job_writer import load_model, versions, writer_facts, writer_of
-from ngramloss.generation.shares import Author, Output
+from ngramloss.generation.load_job import load_model, versions, writer_facts, writer_of
+from ngramloss.generation.row_file import Author, Output
 from ngramloss.metrics.bayes_risk import check_utility, expected_gains
 from ngramloss.metrics.gains import Gain
 from ngramloss.models.loading import own_device
@@ -56,7 +56,7 @@ def write_predictions(
     baseline = baseline_of(work.model)
     write = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is None or write is None:
-        with shares.claimed(folder) as run:
+        with row_file.claimed(folder) as run:
             _write_by_model(work, options, utility, read_sources(work), run)
             return run.predictions
     if options != Options():
@@ -83,7 +83,7 @@ def write_texts(
     Returns:
         The path of the predictions.
     """
-    with shares.claimed(folder) as run:
+    with row_file.claimed(folder) as run:
         author = Author(
             lambda examples: [[] for _ in examples],
             lambda examples, _: [_row([Text(text, 0)]) for text in write(examples)],
@@ -107,13 +107,13 @@ def _write_by_model(work: Job, options: Options, utility: Gain | None, split: Sp
     elif utility:  # tried on other texts before the model writes its own
         check_utility(utility, [example._replace(target=example.source) for example in split.examples])
     model, tokenizer = load_model(work, device=own_device())
-    engine = work.engine if options.groups > 1 else shares.engine_that_began(output, work.engine)
+    engine = work.engine if options.groups > 1 else row_file.engine_that_began(output, work.engine)
     writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines, column=split.column)
     if writer.engine.note:
         logger.info(writer.engine.note)
     settings, author = _settings(work, writer, utility), _author(writer, counts=utility is not None)
     if _write(work, split, run, settings, split.examples, author, has_sentences=work.has_lines):
-        if work.is_run and split.has_targets and shares.rank() == 0:
+        if work.is_run and split.has_targets and row_file.rank() == 0:
             _write_seen(writer, run, split.examples[:SEEN])
         _finish(run, split, utility)
 
@@ -139,7 +139,7 @@ def write_by_writer(
     Returns:
         The path of the predictions.
     """
-    with shares.claimed(folder) as run:
+    with row_file.claimed(folder) as run:
         settings = {**_settings(work, writer), **facts}
         if _write(work, split, run, settings, split.examples, _author(writer, more), has_sentences=work.has_lines):
             _finish(run, split)
@@ -189,18 +189,18 @@ def _write(
         Whether predictions were left.
     """
     output, settings = predictions_in(run), {**settings, **data_facts(work, split), "versions": versions(settings)}
-    references = "".join(shares.line(_reference_row(example)) for example in split.readable)
+    references = "".join(row_file.line(_reference_row(example)) for example in split.readable)
     # What is reranked is not kept as it was written.
-    if not shares.begin(output, settings, references="" if "utility" in settings else references):
+    if not row_file.begin(output, settings, references="" if "utility" in settings else references):
         return False
     if has_sentences:
         sources = [example.source for example in split.examples[:LOOKED_AT]]
         for note in splitting_notes(sources, "pysbd", work.data.language, "--set data.language"):
             logger.info(note)
-    if shares.rank() == 0:
+    if row_file.rank() == 0:
         run.seen.unlink(missing_ok=True)  # of other or fewer predictions
         write_whole(run.references, references)
-    shares.write_share(output, examples, author, unit=WORDS[work.task].sources)
+    row_file.write_share(output, examples, author, unit=WORDS[work.task].sources)
     return True
 
 
@@ -216,18 +216,18 @@ def _write_seen(writer: Writer, run: RunFolder, examples: Sequence[Example]) -> 
     references = target_ids(sources, targets, writer.tokenizer, writer.shape)
     forced = forced_predictions(writer.model, writer.tokenizer, writer.ids(sources), references)
     rows = ({"id": example.id, **seen} for example, seen in zip(examples, forced, strict=True))
-    write_whole(run.seen, "".join(map(shares.line, rows)))
+    write_whole(run.seen, "".join(map(row_file.line, rows)))
 
 
 def _finish(run: RunFolder, split: Split, utility: Gain | None = None) -> None:
     """In the first process: wait for the others, rerank by a utility, and write the file of all predictions."""
-    if shares.rank() == 0:
+    if row_file.rank() == 0:
         output = predictions_in(run)
-        rows = shares.collected(output, [example.id for example in split.examples])
+        rows = row_file.collected(output, [example.id for example in split.examples])
         if utility and not split.has_targets:
             pairs = zip(split.examples, rows, strict=True)
             _note(utility, [example._replace(target=row["prediction"]) for example, row in pairs])
-        shares.finish(output, rows if utility is None else _reranked(utility, split.examples, rows))
+        row_file.finish(output, rows if utility is None else _reranked(utility, split.examples, rows))
 
 
 def _note(utility: Gain, examples: Sequence[Example]) -> None:

@@ -156,7 +156,7 @@ def _load(work: Job, device: str | None, weights: str | None, column: str) -> Wr
 
     if os.getpid() != IMPORTED_BY:
         torch.set_num_threads(1)
-    from ngramloss.generation.job_writer import load_model, writer_of
+    from ngramloss.generation.load_job import load_model, writer_of
 
     if _weights(work) != weights:
         raise UserError(

@@ -18,10 +18,10 @@ from ngramloss.errors import UserError
 from ngramloss.loss.kernels import graphs
 from ngramloss.models.attached.heads import TOLERANCES, head_module, head_of
 from ngramloss.search import beams
-from ngramloss.search.agreement import kernels_agree
 from ngramloss.search.decoders import DECODERS, PaddedHead, difference, joined, padded_head
 from ngramloss.search.engines.hf import ended
 from ngramloss.search.fused_layers import Joined
+from ngramloss.search.kernel_check import kernels_agree
 from ngramloss.search.sampling import sampled, text_seeds
 from ngramloss.search.search import Search
 

@@ -14,7 +14,7 @@ from ngramloss import cli, recipe
 from ngramloss.data import in_part, load, load_split, newswire, without_part
 from ngramloss.data.candidates import read_candidates, source_hash
 from ngramloss.errors import UserError
-from ngramloss.generation import unseen
+from ngramloss.generation import left_out
 from ngramloss.recipe import Data
 from ngramloss.search import writer
 from ngramloss.settings import part_of
@@ -263,7 +263,7 @@ def test_a_run_that_began_with_the_encoder_of_another_knows_the_sources_of_both(
     settings = recipe.changed(recipe.load("one/recipe.toml"), ["model.encoder=all/model"])
     (place / "one" / "recipe.toml").write_text(recipe.dump(settings))
     split = load("data", "train")
-    assert unseen.trained_sources("one", split) == {source_hash(example) for example in split.examples}
+    assert left_out.trained_sources("one", split) == {source_hash(example) for example in split.examples}
 
 
 def lose(place):
