@@ -14,7 +14,7 @@ from places import HELPERS
 
 import ngramloss as ng
 from ngramloss.recipe import Train
-from ngramloss.training import checkpoints, compiling, loop
+from ngramloss.training import checkpoints, compiling, loop, planning
 from ngramloss.training.captured import CapturedStep
 from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.processes import start_processes
@@ -139,7 +139,7 @@ def test_a_captured_step_with_shared_prompts_is_one_with_a_prompt_before_each_te
     given = {"data": data, "objective": "ce + risk", "precision": "fp32"}
     shared, was, _, said = trained(llama(), **given)
     assert was, said
-    monkeypatch.setattr(loop, "why_not_shared", lambda *args, **more: "of a test")
+    monkeypatch.setattr(planning, "why_not_shared", lambda *args, **more: "of a test")
     repeated, was, _, said = trained(llama(), **given)
     assert was, said
     assert any("do not share their prompt" in line for line in said)

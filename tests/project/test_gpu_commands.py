@@ -42,6 +42,17 @@ def test_a_module_of_gpu_tests_imports(module, monkeypatch):
     import_module(module)
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_what_a_module_of_gpu_tests_replaces_exists(module, monkeypatch):
+    monkeypatch.syspath_prepend(GPU)
+    loaded = import_module(module)
+    for call in ast.walk(ast.parse((GPU / f"{module}.py").read_text())):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "monkeypatch.setattr":
+            owner, name, *_ = call.args
+            if isinstance(owner, ast.Name) and hasattr(loaded, owner.id) and isinstance(name, ast.Constant):
+                assert hasattr(getattr(loaded, owner.id), name.value), f"{owner.id}.{name.value}"
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_command_of_gpu_tests_is_one(command):
     parser().parse_args(command)
