@@ -223,7 +223,7 @@ VERBS = [
     import_module(name if "." in name else f"ngramloss.cli.{name}")
     for name in (
         *("new", "train", "generate", "score", "report", "explain", "list_", "data", "study"),
-        *("ngramloss_systems.verbs.reproduce", "candidates", "ngramloss_systems.verbs.rerank", "publish"),
+        *("reproduce", "candidates", "ngramloss_systems.verbs.rerank", "publish"),
         *("ngramloss_systems.verbs.import_", "ngramloss_bench.verbs.bench", "doctor"),
     )
 ]

@@ -84,9 +84,9 @@ def run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from ngramloss.metrics.registry import METRICS
+    from ngramloss.study import reproduce
     from ngramloss.study.system_rows import chosen as chosen_systems
     from ngramloss.study.tables import as_text
-    from ngramloss_systems import reproduce
 
     systems = chosen_systems(options.systems)
     data = options.data or reproduce.chosen_data()

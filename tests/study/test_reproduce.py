@@ -13,10 +13,9 @@ from ngramloss import cli, recipe
 from ngramloss.data import newswire
 from ngramloss.data.origins import canonical
 from ngramloss.scoring import paper
-from ngramloss.study import run
+from ngramloss.study import reproduce, run
 from ngramloss.training import runner
 from ngramloss.training.run import run_of
-from ngramloss_systems import reproduce
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 

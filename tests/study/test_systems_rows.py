@@ -11,12 +11,11 @@ from in_process import InProcess
 from ngramloss import cli, recipe
 from ngramloss.scoring import paper
 from ngramloss.storage.files import lock_folder
-from ngramloss.study import run
+from ngramloss.study import reproduce, run
 from ngramloss.study import system_rows as rows
 from ngramloss.training import runner
 from ngramloss.training.run import run_of
 from ngramloss.training.systems import SYSTEMS, System
-from ngramloss_systems import reproduce
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
