@@ -22,7 +22,7 @@ from ngramloss.output.progress import Progress
 from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, LengthLimits, cut_off, oddities
 from ngramloss.scoring.provenance import Run
-from ngramloss.scoring.score_cache import Corpus, Keyed, Saved
+from ngramloss.scoring.score_cache import CachedScores, Corpus, Keyed
 from ngramloss.scoring.significance import CorpusScore
 from ngramloss.scoring.systems import Aligned
 from ngramloss.storage.run_folder import Busy
@@ -132,7 +132,7 @@ def score_systems(
     chosen = {name: checked_options(name, (options or {}).get(name, {})) for name in metrics}
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
     saved = [
-        score_cache.read(folder, texts.task.ids, predictions) if folder else Saved({}, {})
+        score_cache.read(folder, texts.task.ids, predictions) if folder else CachedScores({}, {})
         for folder, predictions in zip(texts.folders, texts.texts, strict=True)
     ]
     unused = [

@@ -74,7 +74,7 @@ class _File(NamedTuple):
     intervals: dict[str, list[float | None]] = {}  # noqa: RUF012 -- nobody changes it
 
 
-class Saved(NamedTuple):
+class CachedScores(NamedTuple):
     """The scores that a folder has for some predictions.
 
     Attributes:
@@ -110,7 +110,7 @@ def text_hashes(texts: Mapping[str, Any]) -> dict[str, str]:
     return {name: _hash(texts[name]) for name in ("references", "documents")}
 
 
-def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> Saved:
+def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> CachedScores:
     """The saved scores of these predictions."""
     return _read(RunFolder(folder), ids, _hash([ids, predictions]))
 
@@ -177,33 +177,33 @@ def number(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def _read(run: RunFolder, ids: Sequence[str], texts: str) -> Saved:
+def _read(run: RunFolder, ids: Sequence[str], texts: str) -> CachedScores:
     """The saved scores of predictions whose hash is ``texts``."""
     if not run.scores.exists():
-        return Saved({}, {})
+        return CachedScores({}, {})
     try:
         about = read_object(run.scores)
         if damage := _damage(run, about):
-            return Saved({}, {}, damage)
+            return CachedScores({}, {}, damage)
         known: _File = typed(_File, about, run.scores)
         rows = whole_rows(run.document_scores)
         if known.predictions != texts or [row["id"] for row in rows] != list(ids):
-            return Saved({}, {})
+            return CachedScores({}, {})
         metrics = {
             metric: Keyed(
                 own.key, Scores(_columns(rows, own.figures), own.signature), own.texts, own.pooled, own.version
             )
             for metric, own in known.metrics.items()
         }
-        return Saved(
+        return CachedScores(
             metrics, {name: Corpus(value, *known.intervals.get(name, ())) for name, value in known.scores.items()}
         )
     except UserError as reason:
-        return Saved({}, {}, str(reason).rstrip("."))
+        return CachedScores({}, {}, str(reason).rstrip("."))
     except OSError:
-        return Saved({}, {}, f"{run.document_scores.name} is missing")
+        return CachedScores({}, {}, f"{run.document_scores.name} is missing")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Saved({}, {})
+        return CachedScores({}, {})
 
 
 def _damage(run: RunFolder, about: Mapping[str, Any]) -> str:

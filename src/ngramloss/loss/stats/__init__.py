@@ -23,7 +23,7 @@ from ngramloss.loss.stats.segments import packing as packing
 from ngramloss.loss.stats.segments import unpack as unpack
 from ngramloss.loss.stats.teachers import Teacher as Teacher
 from ngramloss.loss.stats.token_stats import LOGITS_ONLY as LOGITS_ONLY
-from ngramloss.loss.stats.token_stats import Texts as Texts
+from ngramloss.loss.stats.token_stats import TextIds as TextIds
 from ngramloss.loss.stats.token_stats import TokenStats as TokenStats
 from ngramloss.loss.stats.token_stats import head_logits as head_logits
 from ngramloss.loss.stats.token_stats import token_stats as token_stats

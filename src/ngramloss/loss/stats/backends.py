@@ -17,7 +17,7 @@ from ngramloss.loss.stats.labels import IGNORE_INDEX, NOT_FLATTENED, legal_label
 from ngramloss.loss.stats.pairs import twin_rows
 from ngramloss.loss.stats.segments import at_positions
 from ngramloss.loss.stats.teachers import Teacher, needed_teacher
-from ngramloss.loss.stats.token_stats import LOGITS_ONLY, Texts, TokenStats, head_logits, rows_as_texts, token_stats
+from ngramloss.loss.stats.token_stats import LOGITS_ONLY, TextIds, TokenStats, head_logits, rows_as_texts, token_stats
 from ngramloss.loss.terms.registry import TEACHER_STATISTICS, TWIN_STATISTICS
 
 BACKENDS = {
@@ -50,7 +50,7 @@ def token_stats_from_hidden(
     check: bool = False,
     backend: str = "auto",
     memory: str = "fast",
-    texts: Texts | None = None,
+    texts: TextIds | None = None,
     positions: Tensor | None = None,
     low_rank: Tensor | None = None,
     teacher: Teacher | Tensor | None = None,
@@ -116,12 +116,12 @@ def token_stats_from_hidden(
     return stats if positions is None else _spread(positions, stats, shape)
 
 
-def _gather(positions: Tensor, hidden: Tensor, labels: Tensor, texts: Texts) -> tuple[Tensor, Tensor, Texts]:
+def _gather(positions: Tensor, hidden: Tensor, labels: Tensor, texts: TextIds) -> tuple[Tensor, Tensor, TextIds]:
     """Hidden states, labels and texts of these positions alone, [1, N, …]."""
     index, none = positions.clamp_min(0), positions < 0                  # [N]
     own = labels.flatten()[index].masked_fill(none, IGNORE_INDEX)        # [N]
     owner = texts.owner.flatten()[index].masked_fill(none, -1)           # [N]
-    return at_positions(hidden, index).unsqueeze(0), own.unsqueeze(0), Texts(texts.labels, owner.unsqueeze(0))
+    return at_positions(hidden, index).unsqueeze(0), own.unsqueeze(0), TextIds(texts.labels, owner.unsqueeze(0))
 
 
 def _gather_teacher(positions: Tensor, teacher: Teacher) -> Teacher:

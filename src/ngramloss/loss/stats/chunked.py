@@ -11,7 +11,7 @@ from ngramloss.loss.stats.head import Block, Running, Slopes, Taught
 from ngramloss.loss.stats.labels import IGNORE_INDEX
 from ngramloss.loss.stats.pairs import FARTHEST, Pairs
 from ngramloss.loss.stats.teachers import NEAR, Compared, excess, log_ratio
-from ngramloss.loss.stats.token_stats import FAR_BELOW, Texts, cross_labels
+from ngramloss.loss.stats.token_stats import FAR_BELOW, TextIds, cross_labels
 
 SLICE_NUMBERS = {"cpu": 2**18}
 """Approximate number of logits in a slice: on a CPU few enough to stay in its cache, elsewhere 2²⁴."""
@@ -114,7 +114,7 @@ def _gap(own: Tensor, twin: Tensor) -> Tensor:
     return (own - twin).masked_fill_((own == -torch.inf) & (twin == -torch.inf), 0.0)   # [R, width]
 
 
-def absorb_cross(block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
+def absorb_cross(block: Block, labels: Tensor, texts: TextIds, lse: Tensor, cross_logp: Tensor) -> None:
     """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, turn them into logs."""
     reference = cross_labels(labels, texts)                              # [N, U]
     column = _cross_column(block, reference)                             # [N, U]
@@ -193,7 +193,7 @@ def _pair_gradients(logits: list[Tensor], lse: Tensor, pairs: Pairs) -> tuple[Te
 
 
 def differentiate_cross(
-    block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor,
+    block: Block, labels: Tensor, texts: TextIds, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor,
     pairs: Pairs | None = None, taught: Taught | None = None,
 ) -> None:
     """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""

@@ -15,7 +15,7 @@ from ngramloss.loss.stats.head import Block, Running, Slopes, Taught
 from ngramloss.loss.stats.labels import IGNORE_INDEX
 from ngramloss.loss.stats.pairs import FARTHEST, Pairs
 from ngramloss.loss.stats.teachers import Compared
-from ngramloss.loss.stats.token_stats import FAR_BELOW, Texts
+from ngramloss.loss.stats.token_stats import FAR_BELOW, TextIds
 
 IGNORE = tl.constexpr(IGNORE_INDEX)
 FAR = tl.constexpr(FAR_BELOW)
@@ -52,7 +52,7 @@ def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None =
     )
 
 
-def absorb_cross(block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
+def absorb_cross(block: Block, labels: Tensor, texts: TextIds, lse: Tensor, cross_logp: Tensor) -> None:
     """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, turn them into logs."""
     N, U = cross_logp.shape
     if cross_logp.numel() == 0:
@@ -105,7 +105,7 @@ def differentiate(
 
 
 def differentiate_cross(
-    block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor,
+    block: Block, labels: Tensor, texts: TextIds, stats: Running, slopes: Slopes, cross_logp: Tensor, by_cross: Tensor,
     pairs: Pairs | None = None, taught: Taught | None = None,
 ) -> None:
     """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once."""

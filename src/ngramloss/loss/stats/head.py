@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from ngramloss.loss.stats.pairs import Pairs, twin_tokens
 from ngramloss.loss.stats.teachers import Compared, Teacher
-from ngramloss.loss.stats.token_stats import Texts, TokenStats, rows_as_texts
+from ngramloss.loss.stats.token_stats import TextIds, TokenStats, rows_as_texts
 from ngramloss.loss.terms.registry import TEMPERED, temperature_of
 
 ALIGNMENT = 128
@@ -112,7 +112,7 @@ class Kernels(Protocol):
     def absorb(self, block: Block, labels: Tensor, running: Running, pairs: Pairs | None = None) -> None:
         """Add the block to the running statistics."""
 
-    def absorb_cross(self, block: Block, labels: Tensor, texts: Texts, lse: Tensor, cross_logp: Tensor) -> None:
+    def absorb_cross(self, block: Block, labels: Tensor, texts: TextIds, lse: Tensor, cross_logp: Tensor) -> None:
         """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, take logs."""
 
     def absorb_teacher(
@@ -127,7 +127,7 @@ class Kernels(Protocol):
         """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
 
     def differentiate_cross(
-        self, block: Block, labels: Tensor, texts: Texts, stats: Running, slopes: Slopes, cross_logp: Tensor,
+        self, block: Block, labels: Tensor, texts: TextIds, stats: Running, slopes: Slopes, cross_logp: Tensor,
         by_cross: Tensor, pairs: Pairs | None = None, taught: Taught | None = None,
     ) -> None:
         """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once.
@@ -136,7 +136,7 @@ class Kernels(Protocol):
         """
 
 
-class Plan(NamedTuple):
+class SweepSettings(NamedTuple):
     """The settings of one pass over the vocabulary."""
 
     kernels: Kernels
@@ -150,20 +150,20 @@ class Plan(NamedTuple):
 
 def sweep(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
-    needs: Collection[str], kernels: Kernels, lean: bool, texts: Texts | None = None, low_rank: Tensor | None = None,
+    needs: Collection[str], kernels: Kernels, lean: bool, texts: TextIds | None = None, low_rank: Tensor | None = None,
     twins: Tensor | None = None, teacher: Teacher | None = None,
 ) -> TokenStats:
     """Compute the statistics, with their gradient, in one pass over the vocabulary. ``twins`` are those of twin_rows.
     """
     # Read is_grad_enabled here: inside forward() it is always off, and every parameter seems to need a gradient.
-    plan = Plan(
+    plan = SweepSettings(
         kernels, lean, torch.is_grad_enabled(), frozenset(needs), scale, softcap, temperature_of(needs)
     )
     flat_bias = None if bias is None else bias.reshape(-1)               # [V]
     labels = labels.contiguous()                                         # [B, T]
     if "cross_logp" in needs:
         texts = texts or rows_as_texts(labels)
-        texts = Texts(texts.labels.contiguous(), texts.owner.reshape(-1).contiguous())   # [S, U], [N]
+        texts = TextIds(texts.labels.contiguous(), texts.owner.reshape(-1).contiguous())   # [S, U], [N]
     found = _Sweep.apply(  # type: ignore[no-untyped-call]
         hidden, weight, low_rank, flat_bias, labels, plan, texts, twins, teacher
     )
@@ -178,7 +178,7 @@ class _Sweep(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, labels: Tensor,
-        plan: Plan, texts: Texts | None, twins: Tensor | None, teacher: Teacher | None,
+        plan: SweepSettings, texts: TextIds | None, twins: Tensor | None, teacher: Teacher | None,
     ) -> tuple[Tensor | None, ...]:
         device = hidden.device.type
         casts = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64   # autocast does not cast fp64
@@ -231,7 +231,7 @@ class _Sweep(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, low_rank, bias, flat, cross, reference, owner, twins, gap, *saved = ctx.saved_tensors
-        plan, stats, texts = ctx.plan, Running(*saved), Texts(reference, owner)
+        plan, stats, texts = ctx.plan, Running(*saved), TextIds(reference, owner)
         if not plan.lean and ctx.kept is None:
             raise RuntimeError(
                 "cannot run backward twice through the same loss: the first one overwrote the logits with their "
@@ -316,7 +316,7 @@ def _weight_gradient(
     return whole
 
 
-def _fresh(labels: Tensor, dtype: torch.dtype, plan: Plan) -> Running:
+def _fresh(labels: Tensor, dtype: torch.dtype, plan: SweepSettings) -> Running:
     float_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     optional: list[str] = [name for name in ("mean_logp", "entropy") if name in plan.needs]
     optional += [] if plan.temperature is None else [TEMPERED]
@@ -343,7 +343,7 @@ def _columns(rows: Tensor, weight: Tensor, *, whole: bool) -> int:
     return max(LEAN_BYTES // (rows.element_size() * max(len(rows), 1)) // ALIGNMENT, 1) * ALIGNMENT
 
 
-def _teacher_blocks(teacher: Teacher | None, plan: Plan, most: int) -> Iterator[Block | None]:
+def _teacher_blocks(teacher: Teacher | None, plan: SweepSettings, most: int) -> Iterator[Block | None]:
     """Each block of the teacher's logits, as wide as the model's; nothing forever without a teacher."""
     if teacher is None:
         yield from itertools.repeat(None)
@@ -363,7 +363,7 @@ def _teacher_blocks(teacher: Teacher | None, plan: Plan, most: int) -> Iterator[
 
 
 def _blocks(
-    rows: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, plan: Plan, most: int
+    rows: Tensor, weight: Tensor, low_rank: Tensor | None, bias: Tensor | None, plan: SweepSettings, most: int
 ) -> Iterator[tuple[Block, Tensor, Tensor | None]]:
     """Each block of logits, and the parts of weight and low rank it was computed from, padded like the block."""
     V, D = weight.shape

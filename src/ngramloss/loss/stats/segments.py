@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ngramloss.loss.stats.labels import IGNORE_INDEX
-from ngramloss.loss.stats.token_stats import Texts, TokenStats
+from ngramloss.loss.stats.token_stats import TextIds, TokenStats
 
 TEXTS, LENGTH, POSITIONS = 8, 32, 64
 """The number of texts, the longest length and the number of labels are rounded up to multiples of these, so that few
@@ -29,9 +29,9 @@ class Packing(NamedTuple):
     """The text that each label of the batch belongs to, −1 where there is none, [B, T]."""
 
     @property
-    def texts(self) -> Texts:
+    def texts(self) -> TextIds:
         """What ``cross_logp`` needs: the tokens of each text, and the text of each position."""
-        return Texts(self.labels, self.owner)
+        return TextIds(self.labels, self.owner)
 
     @property
     def row(self) -> Tensor:

@@ -28,7 +28,7 @@ LOGITS_ONLY = frozenset({"top_entropy"})
 """Statistics that need all logits of a position at once, so that a sweep in blocks cannot compute them."""
 
 
-class Texts(NamedTuple):
+class TextIds(NamedTuple):
     """The texts of a packed batch, for ``cross_logp``. Without packing every row is a text."""
 
     labels: Tensor
@@ -86,7 +86,7 @@ class TokenStats(NamedTuple):
 
 
 def token_stats(
-    logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), check: bool = False, texts: Texts | None = None,
+    logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), check: bool = False, texts: TextIds | None = None,
     twins: Tensor | None = None, teacher: Teacher | Tensor | None = None,
 ) -> TokenStats:
     """Summarise logits, in fp32 or better.
@@ -178,13 +178,13 @@ def _entropy(logits: Tensor) -> Tensor:
     return total.log() - (powers * below.clamp_min(FAR_BELOW)).sum(-1) / total   # [B, T]
 
 
-def rows_as_texts(labels: Tensor) -> Texts:
+def rows_as_texts(labels: Tensor) -> TextIds:
     """Every row is a text."""
     row = torch.arange(len(labels), device=labels.device)                # [B]
-    return Texts(labels, row.unsqueeze(-1).expand(labels.shape))
+    return TextIds(labels, row.unsqueeze(-1).expand(labels.shape))
 
 
-def cross_labels(labels: Tensor, texts: Texts) -> Tensor:
+def cross_labels(labels: Tensor, texts: TextIds) -> Tensor:
     """The reference ids of each position's text, ``IGNORE_INDEX`` if either position does not count.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ngramloss.errors import UserError
 from ngramloss.loss.joint_loss import JointLoss
-from ngramloss.loss.stats import CandidateStats, Texts, TokenStats, at_positions, token_stats, token_stats_from_hidden
+from ngramloss.loss.stats import CandidateStats, TextIds, TokenStats, at_positions, token_stats, token_stats_from_hidden
 from ngramloss.models.attached.calls import Made
 from ngramloss.models.attached.candidates import CandidateRows
 from ngramloss.models.attached.heads import Head, has_encoder
@@ -86,7 +86,7 @@ def _candidate_stats(
     if "greedy_cross_logp" not in needs or candidates.greedy is None:
         return candidates.stats(every(rows, labels).label_logp, needs)
     row = torch.arange(len(references), device=rows.device)  # [B]
-    texts = Texts(references.to(rows.device), row.unsqueeze(-1).expand(-1, labels.shape[-1]))  # [B, T], [B, T']
+    texts = TextIds(references.to(rows.device), row.unsqueeze(-1).expand(-1, labels.shape[-1]))  # [B, T], [B, T']
     own = every(candidates.own(rows), candidates.own(labels), needs=("cross_logp",), texts=texts)
     # Only greedy texts need `cross_logp`, which is large. If there are samples, too, the head runs twice for them.
     of_all = own if candidates.labels.shape[1] == 1 else every(rows, labels)
@@ -101,7 +101,7 @@ def _row_stats(
     *,
     memory: str,
     needs: Collection[str] = (),
-    texts: Texts | None = None,
+    texts: TextIds | None = None,
 ) -> TokenStats:
     """Statistics of further rows, from hidden states without ever having all logits.
 

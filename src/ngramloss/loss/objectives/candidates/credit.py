@@ -38,11 +38,6 @@ def credit(stats: CandidateStats, labels: Tensor, *, n: tuple[int, ...]) -> Tens
 
     Time is K · T log T.
 
-    Args:
-        stats: samples, summarised, as :func:`checked_candidates` returns them, with ``tokens`` and ``token_logp``.
-        labels: reference ids, [B, U], padded with ``IGNORE_INDEX``.
-        n: lengths of the n-grams, 1 or more each; an n longer than a sample has no windows in it.
-
     Returns:
         Any numbers. 0 and no gradient for a row without samples, and where no window is credited, as if the reference
         is shorter than every n. The gradient by the log-probabilities of all tokens adds up to 0.

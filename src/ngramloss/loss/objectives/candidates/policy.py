@@ -29,7 +29,6 @@ def policy(stats: CandidateStats, *, baseline: str = "mean", scale: str = "none"
     ``scale=std`` gives no gradient, also with ``baseline=greedy``, whose advantage would otherwise be divided by 1e-6.
 
     Args:
-        stats: samples, summarised, as :func:`checked_candidates` returns them; with ``baseline``, if that is greedy.
         baseline: ``"mean"``, ``"others"`` or ``"greedy"``.
         scale: ``"none"`` or ``"std"``.
         alpha: exponent of the length, 0 or more; 1 takes the mean log-probability of a sample's tokens.

@@ -25,7 +25,6 @@ def prefer(stats: CandidateStats, *, beta: float = 0.1, alpha: float = 0.0, marg
     If all candidates have the same gain, the first is still preferred to the last.
 
     Args:
-        stats: candidates, summarised, as :func:`checked_candidates` returns them.
         beta: how much a difference of scores counts, above 0.
         alpha: exponent of the length, 0 or more; 0 compares log-probabilities, 1 their means over tokens.
         margin: by how much β times the difference should exceed 0, 0 or more.

@@ -24,7 +24,6 @@ def rank(stats: CandidateStats, *, margin: float = 0.001, alpha: float = 2.0) ->
     should score higher.
 
     Args:
-        stats: candidates, summarised, as :func:`checked_candidates` returns them.
         margin: by how much a candidate should score higher than the next one, 0 or more.
         alpha: exponent of the length, 0 or more; 0 compares log-probabilities, 1 their means over tokens.
 

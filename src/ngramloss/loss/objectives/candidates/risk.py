@@ -17,7 +17,6 @@ def risk(stats: CandidateStats, *, sharpness: float = 0.005) -> Tensor:
     probabilities are shared out among the candidates of the row alone.
 
     Args:
-        stats: candidates, summarised, as :func:`checked_candidates` returns them.
         sharpness: exponent of the probabilities, 0 or more; 0 gives the mean of 1 − gain, without a gradient.
 
     Returns:

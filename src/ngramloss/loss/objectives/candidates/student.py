@@ -24,11 +24,6 @@ def matches_student(stats: CandidateStats, labels: Tensor, *, n: int) -> Tensor:
     the number of windows of c equal to window t. The longer one of both divides: a text that stops early cannot score
     well by its first words, and one that goes on earns no more. This is our own term, after Zhu et al.'s ``matches``.
 
-    Args:
-        stats: with the own text, as :func:`checked_candidates` returns it.
-        labels: reference ids, [B, U], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
-
     Returns:
         Losses in [0, 1]. 1 and no gradient if the text or the reference is shorter than n, or if there is no own text.
 
@@ -58,11 +53,6 @@ def precision_student(stats: CandidateStats, labels: Tensor, *, n: int) -> Tenso
     before: its tokens need not be the most probable ones any more. Their mask also counts one position after the end
     token; ours ends with it.
 
-    Args:
-        stats: with the own text, as :func:`checked_candidates` returns it.
-        labels: reference ids, [B, U], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
-
     Returns:
         Losses in [−1, 0]. 0 and no gradient if the text or the reference is shorter than n, or if there is no own text.
     """
@@ -84,11 +74,6 @@ def bag_student(stats: CandidateStats, labels: Tensor, *, n: int) -> Tensor:
     the text before it: B(g) is the count expected along the own text, and not the mean over all texts.
 
     Time and memory grow with T · U.
-
-    Args:
-        stats: with the own text and ``greedy_cross_logp``, as :func:`checked_candidates` returns it.
-        labels: reference ids, [B, U], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
 
     Returns:
         Losses in [0, 1]. 1 and no gradient if the text or the reference is shorter than n, or if there is no own text.

@@ -19,8 +19,6 @@ def distill(stats: TokenStats, labels: Tensor, *, temperature: float = 1.0) -> T
     size of the gradient.
 
     Args:
-        stats: predictions, summarised, with ``teacher_kl`` at this temperature.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
         temperature: τ.
 
     Returns:

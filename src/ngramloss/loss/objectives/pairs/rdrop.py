@@ -20,10 +20,6 @@ def rdrop(stats: TokenStats, labels: Tensor) -> Tensor:
     translation and summarisation add up the cross-entropies of both rows, where ``ce`` is their mean: their α is twice
     the weight of this term, and ``ce + 2.5*rdrop`` has α = 5.
 
-    Args:
-        stats: predictions of twins, summarised, with ``twin_kl``.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-
     Returns:
         Sums, 0 or more; 0 for a row that contains only padding.
 

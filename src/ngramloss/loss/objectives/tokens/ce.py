@@ -20,9 +20,6 @@ def ce(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0, temperature
     loss.
 
     Args:
-        stats: predictions, summarised; with ``mean_logp`` if smoothing is not 0, and with ``tempered_lse`` at the
-            temperature if that is not 1.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
         smoothing: share of the target spread evenly over the vocabulary, from 0 to 1.
         temperature: τ. Above 1 the model learns to be surer than its softmax says here; below 1 less sure.
 

@@ -19,8 +19,6 @@ def convex(stats: TokenStats, labels: Tensor, *, order: float = 1.0) -> Tensor:
     order · exp(order · mean log p), so likely references are learned and unlikely ones are left alone.
 
     Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``. Positions that do not count are skipped.
         order: the exponent, above 0; larger ones are sharper.
 
     Returns:

@@ -18,10 +18,6 @@ def dft(stats: TokenStats, labels: Tensor) -> Tensor:
     sharpens: a token that the model thinks unlikely has next to no gradient. The value itself is not monotonic in p; it
     is largest at p = 1/e. The paper and its authors' code agree.
 
-    Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-
     Returns:
         Sums of 0 or more, at most 1/e for each token; 0 for a row that contains only padding. A token whose probability
         underflows adds 0 and has no gradient.

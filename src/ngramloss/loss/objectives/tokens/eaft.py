@@ -22,8 +22,6 @@ def eaft(stats: TokenStats, labels: Tensor, *, alpha: float = 1.0) -> Tensor:
     :func:`eaft_released` for theirs. With alpha = 0 it is cross-entropy.
 
     Args:
-        stats: predictions, summarised, with ``entropy``.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
         alpha: exponent of the weight, 0 or more.
 
     Returns:

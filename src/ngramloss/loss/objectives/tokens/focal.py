@@ -19,8 +19,6 @@ def focal(stats: TokenStats, labels: Tensor, *, gamma: float = 2.0) -> Tensor:
     model is sure of are hardly pushed further. γ = 0 is cross-entropy.
 
     Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
         gamma: how much less a probable token counts, 0 or more.
 
     Returns:

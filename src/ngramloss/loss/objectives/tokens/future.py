@@ -21,8 +21,6 @@ def future(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tens
     streams and averages over tokens; Hugging Face's own loss is a mean over both, so it is n times smaller.
 
     Args:
-        stats: predictions, summarised, with ``future_logp``, and ``future_mean_logp`` if smoothing is not 0.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
         smoothing: share of the target spread evenly over the vocabulary, from 0 to 1.
 
     Returns:

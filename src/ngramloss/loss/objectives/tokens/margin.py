@@ -25,8 +25,6 @@ def margin(stats: TokenStats, labels: Tensor, *, power: int = 5) -> Tensor:
     tokens of a micro-batch, ours over those of a step.
 
     Args:
-        stats: predictions, summarised, with ``lm_logp``.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
         power: 1 or more. The larger it is, the less a margin counts that is not nearly 1.
 
     Returns:

@@ -19,8 +19,6 @@ def mixce(stats: TokenStats, labels: Tensor, *, eta: float = 0.5) -> Tensor:
     ``ce``, η = 0 is ``dft``. The weight of a token is never below η.
 
     Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
         eta: share of cross-entropy, from 0 to 1.
 
     Returns:

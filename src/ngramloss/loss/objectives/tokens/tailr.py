@@ -22,8 +22,6 @@ def tailr(stats: TokenStats, labels: Tensor, *, gamma: float = 0.8, min_weight: 
     are the values of its summarisation script.
 
     Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
         gamma: from 0, cross-entropy, to 1, the strongest discount.
         min_weight: the smallest weight of a token, from 0 to 1.
 

@@ -23,10 +23,7 @@ def unlikelihood(stats: TokenStats, labels: Tensor) -> Tensor:
     repeat, and given to all others, not to the reference in particular. Time and memory grow with T², like
     ``cross_logp``.
 
-    Args:
-        stats: predictions, summarised, with ``cross_logp``.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``. Positions that do not count neither are penalised
-            nor add a token to later ones.
+    Positions that do not count neither are penalised nor add a token to later ones.
 
     Returns:
         Sums of 0 or more; 0 for a row with less than two different tokens. A token whose probability exceeds

@@ -19,11 +19,6 @@ def bag(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     perfect model scores ½, not 0, and the gradient is half that of Shao et al. (2020): see :func:`bag_original`.
     Time and memory grow with T², like ``cross_logp``.
 
-    Args:
-        stats: predictions, summarised, with ``cross_logp``.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
-
     Returns:
         Losses in [½, 1]. A reference shorter than n scores exactly 1, and its gradient is zero.
 

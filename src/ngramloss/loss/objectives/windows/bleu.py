@@ -24,11 +24,6 @@ def bleu(stats: TokenStats, labels: Tensor, *, n: tuple[int, ...]) -> Tensor:
     count only if C(g) = 1 and g cannot overlap itself. There is no brevity penalty: under teacher forcing lengths
     are equal. Time and memory grow with T²; memory is about 25 times ``cross_logp`` for n = 1, 2, 3, 4.
 
-    Args:
-        stats: predictions, summarised, with ``cross_logp``.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: lengths of the n-grams. They give one term together, not one each.
-
     Returns:
         Losses in [−1, 0]. An n longer than the reference is ignored; if all are, the loss is 0 without a gradient.
 

@@ -19,11 +19,6 @@ def eisl(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     after Liu et al. (2022), without their Gumbel noise; the gradient flows through both factors. Unlike
     ``matches`` it gives every window a gradient, even those not predicted yet. Time and memory grow with T².
 
-    Args:
-        stats: predictions, summarised, with ``cross_logp``.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
-
     Returns:
         Losses of 0 or more. A reference shorter than n scores 0, and its gradient is zero. An n-gram that is
         impossible everywhere (a logit of −inf in each placement) costs 1e30, not infinity.

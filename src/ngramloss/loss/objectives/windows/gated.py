@@ -20,11 +20,6 @@ def gated(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     n-grams can reach 0, and one more correct copy always lowers the loss. It sharpens only windows that are already
     correct: all others have no gradient, and the value jumps where the argmax changes.
 
-    Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
-
     Returns:
         Losses in [0, 1]. A reference shorter than n scores exactly 1, and its gradient is zero.
 

@@ -21,10 +21,6 @@ def lcs(stats: TokenStats, labels: Tensor) -> Tensor:
     sequential steps: the number of launches is linear, time is quadratic, memory is about 20 times ``cross_logp``.
     ``torch.compile`` unrolls the steps and compiles again for every T.
 
-    Args:
-        stats: predictions, summarised, with ``cross_logp``.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-
     Returns:
         Losses of 0 or more, at most about 69.
 

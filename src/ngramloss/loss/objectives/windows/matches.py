@@ -31,11 +31,6 @@ def matches(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     eqs. 12 and 13 and Algorithm 2. An n-gram earns its mean probability, no matter how often it is predicted, so with
     U distinct n-grams in the reference the loss is at least 1 − U/W. A window that does not match has no gradient.
 
-    Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
-
     Returns:
         Losses in [0, 1]. A reference shorter than n scores exactly 1, and its gradient is zero.
 

@@ -32,9 +32,6 @@ def near(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> Te
     sharpens what is right and, unlike ``gated``, also raises what is almost right.
 
     Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
         power: how quickly the weight falls with the distance to the most probable tokens, 0 or more.
 
     Returns:

@@ -21,11 +21,6 @@ def precision(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     every window matches and nothing is clipped, the value is −1 at any confidence and there is no gradient. Products
     that underflow in fp32 (n of 9 or more with uniform predictions over 50,000 ids) count as 0.
 
-    Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
-
     Returns:
         Losses in [−1, 0]. A reference shorter than n scores 0, and its gradient is zero.
 
@@ -63,10 +58,8 @@ def clipped_shares(
     Args:
         tokens: ids of the text, [B, T].
         logp: their log-probabilities, [B, T].
-        labels: reference ids, [B, T].
         real: which windows of the text count, [B, S].
         of_reference: which windows of the reference count, [B, S].
-        n: length of the windows.
     """
     candidate, reference = ngrams.ids(tokens, labels, n=n)               # [B, S] each
     probability = ngrams.sums(logp, n).exp().where(real, 0.0)            # [B, S]

@@ -18,11 +18,6 @@ def rewards(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     with c the most probable tokens and :math:`K_t` the number of correct placements of that same n-gram, so an
     n-gram that repeats earns one reward in total: Zhu et al., eqs. 10 and 11 and Algorithm 1.
 
-    Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 2 or more; a reward for single tokens would repeat cross-entropy.
-
     Returns:
         Losses in [0, 1]. A reference shorter than n scores exactly 1, and its gradient is zero.
 

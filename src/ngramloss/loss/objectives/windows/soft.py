@@ -20,9 +20,6 @@ def soft(stats: TokenStats, labels: Tensor, *, n: int, kappa: float | None = Non
     the value is continuous. ``soft(1)`` is one minus the mean probability of the reference tokens.
 
     Args:
-        stats: predictions, summarised.
-        labels: reference ids, [B, T], padded with ``IGNORE_INDEX``.
-        n: length of the n-grams, 1 or more.
         kappa: exponent of the geometric mean of a window's probabilities, above 0; by default n.
 
     Returns:
