@@ -17,21 +17,15 @@ Write = Callable[[Sequence[Example]], list[str]]
 
 
 class Baseline(NamedTuple):
-    """A rule that writes summaries without a model.
-
-    Attributes:
-        pattern: matches its name; a group in it is its number.
-        about: a description.
-        write: ``(number, split, examples, language) → texts``; the number is 0 if the name has none.
-        data: the only data set that it works on; empty if it works on any.
-        splits_sentences: whether it splits documents into sentences.
-        reads_targets: whether it reads the references, so that it needs them.
-    """
+    """A rule that writes summaries without a model."""
 
     pattern: re.Pattern[str]
+    """Matches its name; a group in it is its number."""
     about: str
     write: Callable[[int, str, Sequence[Example], str], list[str]]
+    """``(number, split, examples, language) → texts``; the number is 0 if the name has none."""
     data: str = ""
+    """The only data set that it works on; empty if it works on any."""
     splits_sentences: bool = False
     reads_targets: bool = False
 
@@ -90,8 +84,7 @@ def baseline_of(model: str) -> Baseline | None:
 def baseline_writer(model: str, data: str, split: str, language: str = AUTO) -> Write | None:
     """The function (examples → texts) of a baseline, or None if there is no baseline of this name.
 
-    Raises:
-        UserError: the number is 0, or the baseline does not work on this data set.
+    Raises if the number is 0, or the baseline does not work on this data set.
     """
     baseline = baseline_of(model)
     match = baseline.pattern.fullmatch(model) if baseline else None

@@ -30,14 +30,13 @@ from ngramloss.search.batches import budget_for
 from ngramloss.search.registry import ENGINES
 from ngramloss.search.search import Options, check_options
 from ngramloss.search.writer import Text, Writer
-from ngramloss.storage.run_folder import RunFolder
 
 ROUNDS = 4
 """How often samples are drawn for a source that has too few distinct texts."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class CandidatePlan:
     """How candidates are made.
 
     Attributes:
@@ -56,29 +55,23 @@ class Plan:
 
 
 class Summary(NamedTuple):
-    """What there is at the end. Gains are means over the sources.
-
-    Attributes:
-        sources: their number.
-        candidates: of each source, the mean.
-        best: the gain of an oracle that chooses the best candidate.
-        mean: the gain of all candidates.
-        worst: the gain of the worst candidate.
-        first: the gain of the first candidate, which the search prefers.
-        ties: sources of which all candidates have the same gain, so that nothing can be learned from them.
-        fewer: sources with fewer candidates than were asked for.
-        missing: candidates that they lack in all.
-    """
+    """What there is at the end. Gains are means over the sources."""
 
     sources: int
     candidates: float
+    """Of each source, the mean."""
     best: float
+    """The gain of an oracle that chooses the best candidate."""
     mean: float
     worst: float
     first: float
+    """The gain of the first candidate, which the search prefers."""
     ties: int
+    """Sources of which all candidates have the same gain, so that nothing can be learned from them."""
     fewer: int
+    """Sources with fewer candidates than were asked for."""
     missing: int
+    """Candidates that they lack in all."""
 
 
 def plan(
@@ -92,19 +85,11 @@ def plan(
     temperature: float = 1.0,
     top_p: float = 1.0,
     seed: int = 0,
-) -> Plan:
+) -> CandidatePlan:
     """How candidates are made. Raises if options contradict each other, or cannot be used with this model.
 
-    Args:
-        work: the job.
-        how: one of ``HOW``.
-        count: candidates of each source.
-        beams: of the search; 0 means as many as there are candidates of it.
-        groups: of the beams; 0 means as many as there are candidates of the search.
-        diversity: what a token's log-probability loses for each beam of an earlier group that takes it; None means 1.
-        temperature: of the samples.
-        top_p: of the samples.
-        seed: of the samples.
+    0 beams or groups mean as many as there are candidates of the search; no diversity means 1. Temperature, top-p and
+    seed are those of the samples.
     """
     if is_baseline(work.model):
         raise UserError(f"{work.model} is a baseline, which writes one text of each document. Candidates need a model.")
@@ -118,7 +103,7 @@ def plan(
             raise UserError("--how sample has no --beams. The search for the first text has generation.num_beams.")
         if beams and beams < searched:
             raise UserError(f"--beams {beams} are fewer than --count {count}.")
-        return Plan(how, count, searched, Options(searched, beams=beams), samples)
+        return CandidatePlan(how, count, searched, Options(searched, beams=beams), samples)
     if (groups or searched) == 1 and (groups or diversity is not None):
         raise UserError("one group is a plain beam search, which has no diversity. Use --how beams, or more groups.")
     beams, groups = beams or searched, groups or searched
@@ -128,16 +113,11 @@ def plan(
     loss = (1.0 if diversity is None else diversity) if groups > 1 else 0.0
     search = Options(beams, groups=groups, diversity=loss, beams=beams)
     check_options(search)
-    return Plan(how, count, searched, search, samples)
-
-
-def candidates_in(run: RunFolder) -> Output:
-    """Where the candidates of a folder are."""
-    return Output(run, "candidates", "candidates", run.candidates, run.about_candidates)
+    return CandidatePlan(how, count, searched, search, samples)
 
 
 def write_candidates(
-    works: Sequence[Job], chosen: Plan, gain: Gain, folder: Path, parts: Sequence[str] = ("",)
+    works: Sequence[Job], chosen: CandidatePlan, gain: Gain, folder: Path, parts: Sequence[str] = ("",)
 ) -> Summary | None:
     """Write candidates and their settings into a folder, or continue a stopped job.
 
@@ -147,22 +127,23 @@ def write_candidates(
         works: the model, the data; several jobs of the same data, if each model writes of a part of the sources.
         chosen: how candidates are made.
         gain: what each candidate scores.
-        folder: where; it is created if it does not exist.
-        parts: of which part of the sources each job writes, as :func:`ngramloss.generation.left_out.parts_of` returns
-            them; empty: of all.
+        folder: created if it does not exist.
+        parts: of which part of the sources each job writes, by :func:`ngramloss.generation.left_out.parts_of`; empty:
+            of all.
 
     Returns:
         A summary; None in other processes than the first.
     """
     with row_file.claimed(folder) as run:
-        _write(works, chosen, gain, candidates_in(run), parts)
+        output = Output(run, "candidates", "candidates", run.candidates, run.about_candidates)
+        _write(works, chosen, gain, output, parts)
         return summary(run.candidates, chosen.count) if row_file.rank() == 0 else None
 
 
-def _author(work: Job, chosen: Plan, output: Output, column: str) -> tuple[dict[str, Any], Author]:
+def _author(work: Job, chosen: CandidatePlan, output: Output, column: str) -> tuple[dict[str, Any], Author]:
     """Everything about the model of a job that could change its candidates, and the model as what writes them."""
     model, tokenizer = load_model(work, device=own_device())
-    engine = work.engine if chosen.search.groups > 1 else row_file.engine_that_began(output, work.engine)
+    engine = row_file.engine_that_began(output, work.engine, chosen.search)
     writer = writer_of(work, model, tokenizer, chosen.search, engine=engine, column=column)
     if writer.engine.note:
         logger.info(writer.engine.note)
@@ -203,14 +184,11 @@ def _author(work: Job, chosen: Plan, output: Output, column: str) -> tuple[dict[
             "samples": sampler(0).engine.facts,
         },
     }
-    return facts, Author(
-        lambda examples: writer.ids([example.source for example in examples]),
-        write,
-        budget_for(model, [writer.search, sampler(0).search], work.batch_size),
-    )
+    budget = budget_for(model, [writer.search, sampler(0).search], work.batch_size)
+    return facts, Author(writer.ids_of, write, budget)
 
 
-def _write(works: Sequence[Job], chosen: Plan, gain: Gain, output: Output, parts: Sequence[str]) -> None:
+def _write(works: Sequence[Job], chosen: CandidatePlan, gain: Gain, output: Output, parts: Sequence[str]) -> None:
     work, several = works[0], len(works) > 1
     split = read_split(work)
     is_train = split.split == "train"
@@ -279,12 +257,7 @@ def _distinct(texts: Sequence[Text]) -> list[Text]:
 
 
 def summary(path: Path, count: int) -> Summary:
-    """What a file of candidates contains.
-
-    Args:
-        path: the file.
-        count: candidates of each source that were asked for.
-    """
+    """What a file of candidates contains, if ``count`` of each source were asked for."""
     rows = list(read_candidates(path).rows.values())
     of_sources = [values for _, values in rows]
     lacks = [count - len(values) for values in of_sources if len(values) < count]

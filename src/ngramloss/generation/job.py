@@ -25,43 +25,33 @@ DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
 
 
 class Job(NamedTuple):
-    """One generation job: model, data and settings.
-
-    Attributes:
-        model: a run folder, a model folder or hub id, or a baseline such as ``lead-3``.
-        loading: how to load the model.
-        data: which data, and how to tokenise them.
-        split: of the data.
-        generation: search settings; None means the model's own ``generation_config``.
-        preset: name of the preset, if one was chosen.
-        limit: maximum number of documents; 0 means all.
-        batch_size: documents per batch; 0 means as many as the memory allows.
-        trust_remote_code: whether code that comes with the model may run.
-        task: "summarisation" or "translation".
-        engine: what searches: a name in ``ENGINES``, or ``auto``.
-        precision: of the weights.
-        system: the written form of a system, if ``--set system=…`` gave one; empty: the run's own.
-        only: the search settings that were given for a model that was trained elsewhere; the others are its own. Empty:
-            all of ``generation`` counts.
-        need_target: whether the target column was named for this job, so that it must be there. One that a run was
-            trained with need not be in other data.
-    """
+    """One generation job: model, data and settings."""
 
     model: str
+    """A run folder, a model folder or hub id, or a baseline such as ``lead-3``."""
     loading: Model
     data: Data
     split: str
     generation: Generation | None
+    """None means the model's own ``generation_config``."""
     preset: str | None
+    """The name of the preset, if one was chosen."""
     limit: int
+    """Maximum number of documents; 0 means all."""
     batch_size: int
+    """Documents per batch; 0 means as many as the memory allows."""
     trust_remote_code: bool = False
     task: str = TASKS[0]
     engine: str = AUTO
     precision: str = "fp32"
     system: str = ""
+    """The written form of a system, if ``--set system=…`` gave one; empty: the run's own."""
     only: tuple[str, ...] = ()
+    """The search settings that were given for a model that was trained elsewhere; the others are its own. Empty: all of
+    ``generation`` counts."""
     need_target: bool = False
+    """Whether the target column was named for this job, so that it must be there. One that a run was trained with need
+    not be in other data."""
 
     @property
     def is_run(self) -> bool:
@@ -121,18 +111,15 @@ def job(
             f"{model} is not a run, which would name its data: choose the documents with --data, with --like RUN, or "
             "with a --preset."
         )
-    if own is None:  # a model that was trained elsewhere does not expect separators before sentences
+    base = own
+    if base is None:  # a model that was trained elsewhere does not expect separators before sentences
         task = recipe.load("xsum", [setting for setting in overrides if setting.startswith("task=")]).task
         base = recipe.load(preset or DEFAULTS[task], ["data.separator=none"])
-        if preset is None:  # of the search, only what is given counts
-            base = dataclasses.replace(base, generation=Generation())
-    else:
-        base = own
     if preset is not None:
-        theirs = dataclasses.replace(
-            recipe.load(preset).generation, engine=base.generation.engine, precision=base.generation.precision
-        )
-        base = dataclasses.replace(base, generation=theirs)
+        how = {name: getattr(base.generation, name) for name in ("engine", "precision")}
+        base = dataclasses.replace(base, generation=dataclasses.replace(recipe.load(preset).generation, **how))
+    elif own is None:  # of the search, only what is given counts
+        base = dataclasses.replace(base, generation=Generation())
     keys = [setting.partition("=")[0].strip() for setting in overrides]
     cut = {"data.validation_fraction", "data.test_fraction"} & {*keys}
     if data is not None and split is None and not cut and _is_file(data):  # all of its rows, and of no split but this
@@ -142,10 +129,8 @@ def job(
             )
         data = f"test={data}"
     if data is not None:  # columns and a held-out part are of the run's own data
-        theirs_only = dataclasses.replace(
-            base.data, name=data, validation_fraction=0.0, test_fraction=0.0, leave_out=""
-        )
-        base = dataclasses.replace(base, data=theirs_only)
+        whole: dict[str, Any] = {"validation_fraction": 0.0, "test_fraction": 0.0, "leave_out": ""}
+        base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, **whole))
     decoded_like = False
     if like is not None:
         compared, recorded = read_like(Path(like))
@@ -154,12 +139,13 @@ def job(
             split, limit = split or recorded.get("split"), limit or recorded.get("documents", 0)
         keeps = f"--preset {preset}" if preset else f"{model}, a run of {own.system}," if own and own.system else ""
         decoded_like = not (keeps or is_baseline(model))
-        if keeps and not is_baseline(model):
-            logger.info(f"only the documents are those of {like}: {keeps} has a search of its own.")
         if decoded_like:
             loading = None if own else Model(name=model)
-            more: dict[str, Any] = {"loading": loading, "trust_remote_code": trust_remote_code}
-            base = like_decoding(base, compared, recorded, given=keys, **more)
+            base = like_decoding(
+                base, compared, recorded, given=keys, loading=loading, trust_remote_code=trust_remote_code
+            )
+        elif keeps and not is_baseline(model):
+            logger.info(f"only the documents are those of {like}: {keeps} has a search of its own.")
     split = split or "test"
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
@@ -202,9 +188,7 @@ def _is_file(data: str) -> bool:
 def source_column(work: Job, column: str) -> str:
     """The column that decides how a model reads sources: that of its training, or else the one that is read here.
 
-    Raises:
-        UserError: a run was trained on another kind of texts: prompts, messages, instructions, documents, or several
-            columns joined.
+    Raises if a run was trained on another kind of texts: prompts, messages, instructions, documents, joined columns.
     """
     prepared = RunFolder(Path(work.model)).prepared
     trained = str(read_object(prepared).get("column", "")) if work.is_run and prepared.is_file() else ""
@@ -220,13 +204,7 @@ def source_column(work: Job, column: str) -> str:
 
 
 def check_model(work: Job, verb: str, *, groups: int = 1) -> None:
-    """Raise if a command cannot use the model of a job, before any data are read.
-
-    Args:
-        work: the job.
-        verb: the command.
-        groups: of beams, which only some engines have, and for some types of models.
-    """
+    """Raise if a command cannot use the model of a job, before any data are read."""
     from ngramloss.models.loading import load_config
     from ngramloss.search import engines
 
@@ -245,9 +223,7 @@ def read_split(work: Job) -> Split:
 def read_sources(work: Job, *, reader: str = "") -> Split:
     """Read the documents of a job, and their targets if there are any; say so if there are none.
 
-    Args:
-        work: the job.
-        reader: what reads the targets and so needs them, such as ``ext-oracle``; empty: nothing does.
+    ``reader`` is what reads the targets and so needs them, such as ``ext-oracle``; empty: nothing does.
     """
     split = load_split(work.data, work.task, work.split, limit=work.limit, need_target=work.need_target)
     if split.has_targets:

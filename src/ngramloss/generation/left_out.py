@@ -21,12 +21,9 @@ LEAVE_OUT = "data.leave_out"
 
 
 def parts_of(works: Sequence[Job]) -> list[str]:
-    """The part of the training rows that each job writes of, ``K/N``; empty: all rows.
+    """The part of the training rows that each job writes of, ``K/N``: those that its run left out; empty: all rows.
 
-    A run writes of the rows that it left out. One job of other data, or of another split, writes of all rows.
-
-    Raises:
-        UserError: several runs did not leave out every part of the same rows, each once, or were not trained alike.
+    Raises if several runs did not leave out every part of the same rows, each once, or were not trained alike.
     """
     if len(works) == 1:
         return [works[0].data.leave_out if works[0].split == "train" else ""]
@@ -86,11 +83,8 @@ def only_part(split: Split, part: str, model: str) -> Split:
 def trained_sources(model: str, split: Split) -> set[str] | None:
     """Hashes of the sources that a run, and the runs that it began with, were trained on; None if that is not known.
 
-    Of a model that no run trained, nothing is known.
-
-    Args:
-        model: a run's folder, or the folder of its model or of a checkpoint, or something else.
-        split: rows that were read already; often they are those of the training.
+    ``model`` is a run's folder, or that of its model or of a checkpoint; of others nothing is known. ``split`` was read
+    already: often its rows are those of the training.
     """
     run = _run(model)
     if run is None:
@@ -113,13 +107,7 @@ def check_left_out(
 ) -> None:
     """Warn of sources that a run left out and was trained on all the same. Raises if what it left out is not known.
 
-    Such a source is in two rows, or the run began with a model that was trained on it.
-
-    Args:
-        examples: of which candidates are written.
-        works: the jobs.
-        parts: what each left out; empty: nothing.
-        seen: what each was trained on, by :func:`trained_sources`.
+    ``seen`` is what each run was trained on, by :func:`trained_sources`.
     """
     for work, part, sources in zip(works, parts, seen, strict=True):
         if not part:

@@ -50,13 +50,8 @@ def like_decoding(
 ) -> Recipe:
     """The settings with the search, the precision and the source limit of a run, and its prompt; says what it takes.
 
-    Args:
-        base: the settings.
-        theirs: those of the run.
-        recorded: of its predictions; without them its recipe decides.
-        given: settings that a person gave, which win.
-        loading: of a model that was trained elsewhere; None for a run, which reads as in its training.
-        trust_remote_code: as in a job.
+    ``recorded`` is of its predictions; without them its recipe decides. Settings that a person gave win. ``loading`` is
+    None for a run, which reads as in its training.
     """
     search, others = _search(theirs, recorded)
     data = {"max_source": recorded.get("shape", {}).get("max_source", theirs.data.max_source)}

@@ -30,15 +30,11 @@ from ngramloss.version import __version__, installed
 
 
 def load_model(work: Job, *, device: str | None = None, load: Callable[..., Any] = loading.load) -> tuple[Any, Any]:
-    """Load the model of a job onto its device, and its tokenizer, both set to the languages of the data.
+    """Load the model of a job onto its device, by default the GPU if there is one, and its tokenizer.
 
-    Generation of a model that a run trained begins as its training did. Of other models only multilingual ones are
-    changed; their settings cannot know the target language.
-
-    Args:
-        work: the job.
-        device: by default the GPU if there is one.
-        load: as :func:`ngramloss.models.loading.load`, for a model of a class of our own.
+    Both are set to the languages of the data. Generation of a model that a run trained begins as its training did. Of
+    other models only multilingual ones are changed; their settings cannot know the target language. ``load`` is for a
+    model of a class of our own.
     """
     import torch
 
@@ -62,16 +58,9 @@ def writer_of(
     has_lines: bool = False,
     column: str = "",
 ) -> Writer:
-    """The writer of a job.
+    """The writer of a job, with what :func:`load_model` returned, and by default the job's engine.
 
-    Args:
-        work: the job.
-        model: as ``load_model`` returned it.
-        tokenizer: likewise.
-        options: what is asked of the search.
-        engine: what searches; by default the job's engine.
-        has_lines: whether each sentence of a text becomes a line.
-        column: the name of the column that the sources are from, if it is known.
+    ``has_lines`` says whether each sentence of a text becomes a line. ``column`` is that of the sources, if known.
     """
     column = source_column(work, column)
     shape = shape_of(work.data, work.task, work.loading, model.config, tokenizer, column=column)

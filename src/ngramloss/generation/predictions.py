@@ -45,7 +45,7 @@ def write_predictions(
 
     Args:
         work: the job.
-        folder: where; it is created if it does not exist.
+        folder: created if it does not exist.
         options: what is asked of the search.
         utility: what texts of a document are compared by, if they are reranked by ``MBR``.
 
@@ -57,8 +57,7 @@ def write_predictions(
     write = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is None or write is None:
         with row_file.claimed(folder) as run:
-            _write_by_model(work, options, utility, read_sources(work), run)
-            return run.predictions
+            return _write_by_model(work, options, utility, read_sources(work), run)
     if options != Options():
         raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
     language = {} if work.data.language == AUTO else {"language": work.data.language}
@@ -74,48 +73,20 @@ def write_texts(
 
     Args:
         work: the job.
-        folder: where; it is created if it does not exist.
+        folder: created if it does not exist.
         split: the documents.
         write: examples → texts; gets some of the documents at a time.
         facts: what else could change the texts, besides the model's name and the data.
         has_sentences: whether documents are split into sentences.
-
-    Returns:
-        The path of the predictions.
     """
+    author = Author(
+        lambda examples: [[] for _ in examples],
+        lambda examples, _: [_row([Text(text, 0)]) for text in write(examples)],
+        Budget(documents=work.batch_size),
+    )
     with row_file.claimed(folder) as run:
-        author = Author(
-            lambda examples: [[] for _ in examples],
-            lambda examples, _: [_row([Text(text, 0)]) for text in write(examples)],
-            Budget(documents=work.batch_size),
-        )
         settings = {"model": work.model, **facts}
-        if _write(work, split, run, settings, split.readable, author, has_sentences=has_sentences):
-            _finish(run, split)
-        return run.predictions
-
-
-def predictions_in(run: RunFolder) -> Output:
-    """Where the predictions of a folder are."""
-    return Output(run, "predictions", "prediction", run.predictions, run.generation)
-
-
-def _write_by_model(work: Job, options: Options, utility: Gain | None, split: Split, run: RunFolder) -> None:
-    output = predictions_in(run)
-    if utility and split.has_targets:
-        _note(utility, split.examples)
-    elif utility:  # tried on other texts before the model writes its own
-        check_utility(utility, [example._replace(target=example.source) for example in split.examples])
-    model, tokenizer = load_model(work, device=own_device())
-    engine = work.engine if options.groups > 1 else row_file.engine_that_began(output, work.engine)
-    writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines, column=split.column)
-    if writer.engine.note:
-        logger.info(writer.engine.note)
-    settings, author = _settings(work, writer, utility), _author(writer, counts=utility is not None)
-    if _write(work, split, run, settings, split.examples, author, has_sentences=work.has_lines):
-        if work.is_run and split.has_targets and row_file.rank() == 0:
-            _write_seen(writer, run, split.examples[:SEEN])
-        _finish(run, split, utility)
+        return _write(work, split, run, settings, split.readable, author, has_sentences=has_sentences)
 
 
 def write_by_writer(
@@ -130,20 +101,45 @@ def write_by_writer(
 
     Args:
         work: the job.
-        folder: where; it is created if it does not exist.
+        folder: created if it does not exist.
         split: the documents.
         writer: of the job.
         facts: what else could change the texts, besides the writer and the data.
         more: examples → what else the model reads of them, as :meth:`Writer.write` takes it.
-
-    Returns:
-        The path of the predictions.
     """
     with row_file.claimed(folder) as run:
-        settings = {**_settings(work, writer), **facts}
-        if _write(work, split, run, settings, split.examples, _author(writer, more), has_sentences=work.has_lines):
-            _finish(run, split)
-        return run.predictions
+        settings, author = {**_settings(work, writer), **facts}, _author(writer, more)
+        return _write(work, split, run, settings, split.examples, author, has_sentences=work.has_lines)
+
+
+def predictions_in(run: RunFolder) -> Output:
+    """Where the predictions of a folder are."""
+    return Output(run, "predictions", "prediction", run.predictions, run.generation)
+
+
+def _write_by_model(work: Job, options: Options, utility: Gain | None, split: Split, run: RunFolder) -> Path:
+    if utility and split.has_targets:
+        _note(utility, split.examples)
+    elif utility:  # tried on other texts before the model writes its own
+        check_utility(utility, [example._replace(target=example.source) for example in split.examples])
+    model, tokenizer = load_model(work, device=own_device())
+    engine = row_file.engine_that_began(predictions_in(run), work.engine, options)
+    writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines, column=split.column)
+    if writer.engine.note:
+        logger.info(writer.engine.note)
+    settings, author = _settings(work, writer, utility), _author(writer, counts=utility is not None)
+    seen = split.examples[:SEEN] if work.is_run and split.has_targets else ()
+    return _write(
+        work,
+        split,
+        run,
+        settings,
+        split.examples,
+        author,
+        has_sentences=work.has_lines,
+        utility=utility,
+        finish=lambda: _write_seen(writer, run, seen) if seen else None,
+    )
 
 
 def _author(
@@ -151,7 +147,7 @@ def _author(
 ) -> Author:
     """A writer, and what else its model reads; see :func:`_row` for ``counts``."""
     return Author(
-        lambda examples: writer.ids([example.source for example in examples]),
+        writer.ids_of,
         lambda examples, ids: [_row(texts, counts=counts) for texts in writer.write(ids, **more(examples))],
         writer.budget,
     )
@@ -173,8 +169,10 @@ def _write(
     author: Author,
     *,
     has_sentences: bool,
-) -> bool:
-    """Write settings, references, or documents alone if there are none, and this process's share of the predictions.
+    utility: Gain | None = None,
+    finish: Callable[[], None] = lambda: None,
+) -> Path:
+    """Write settings, references, or documents alone if there are none, and predictions. Returns their path.
 
     Args:
         work: the job.
@@ -184,15 +182,14 @@ def _write(
         examples: the documents, as the author reads them.
         author: what writes the predictions.
         has_sentences: whether texts are split into sentences.
-
-    Returns:
-        Whether predictions were left.
+        utility: what reranks them.
+        finish: called in the first process, after its own predictions.
     """
     output, settings = predictions_in(run), {**settings, **data_facts(work, split), "versions": versions(settings)}
     references = "".join(row_file.line(_reference_row(example)) for example in split.readable)
     # What is reranked is not kept as it was written.
-    if not row_file.begin(output, settings, references="" if "utility" in settings else references):
-        return False
+    if not row_file.begin(output, settings, references="" if utility else references):
+        return run.predictions
     if has_sentences:
         sources = [example.source for example in split.examples[:LOOKED_AT]]
         for note in splitting_notes(sources, "pysbd", work.data.language, "--set data.language"):
@@ -201,7 +198,14 @@ def _write(
         run.seen.unlink(missing_ok=True)  # of other or fewer predictions
         write_whole(run.references, references)
     row_file.write_share(output, examples, author, unit=WORDS[work.task].sources)
-    return True
+    if row_file.rank() == 0:
+        finish()
+        rows = row_file.collected(output, [example.id for example in split.examples])
+        if utility and not split.has_targets:
+            pairs = zip(split.examples, rows, strict=True)
+            _note(utility, [example._replace(target=row["prediction"]) for example, row in pairs])
+        row_file.finish(output, rows if utility is None else _reranked(utility, split.examples, rows))
+    return run.predictions
 
 
 def _reference_row(example: Example) -> dict[str, Any]:
@@ -217,17 +221,6 @@ def _write_seen(writer: Writer, run: RunFolder, examples: Sequence[Example]) -> 
     forced = forced_predictions(writer.model, writer.tokenizer, writer.ids(sources), references)
     rows = ({"id": example.id, **seen} for example, seen in zip(examples, forced, strict=True))
     write_whole(run.seen, "".join(map(row_file.line, rows)))
-
-
-def _finish(run: RunFolder, split: Split, utility: Gain | None = None) -> None:
-    """In the first process: wait for the others, rerank by a utility, and write the file of all predictions."""
-    if row_file.rank() == 0:
-        output = predictions_in(run)
-        rows = row_file.collected(output, [example.id for example in split.examples])
-        if utility and not split.has_targets:
-            pairs = zip(split.examples, rows, strict=True)
-            _note(utility, [example._replace(target=row["prediction"]) for example, row in pairs])
-        row_file.finish(output, rows if utility is None else _reranked(utility, split.examples, rows))
 
 
 def _note(utility: Gain, examples: Sequence[Example]) -> None:

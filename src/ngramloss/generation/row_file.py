@@ -22,27 +22,24 @@ from ngramloss.output.progress import Progress
 from ngramloss.recipe import AUTO
 from ngramloss.search.batches import Budget, batches
 from ngramloss.search.registry import ENGINES
+from ngramloss.search.search import Options
 from ngramloss.storage import heartbeat
 from ngramloss.storage.files import appended, object_or_empty, whole_rows, write_whole
 from ngramloss.storage.run_folder import NAMES, RunFolder
 
 
 class Output(NamedTuple):
-    """Where the rows of a job go.
-
-    Attributes:
-        run: the folder.
-        noun: what the rows are, ``predictions`` or ``candidates``.
-        key: what a finished row has, besides its id.
-        whole: the file of all rows.
-        about: the file with the settings of the job.
-    """
+    """Where the rows of a job go."""
 
     run: RunFolder
     noun: str
+    """What the rows are, ``predictions`` or ``candidates``."""
     key: str
+    """What a finished row has, besides its id."""
     whole: Path
+    """The file of all rows."""
     about: Path
+    """The file with the settings of the job."""
 
     @property
     def share(self) -> Path:
@@ -66,16 +63,12 @@ def processes() -> int:
 
 
 class Author(NamedTuple):
-    """What writes the rows of examples.
-
-    Attributes:
-        ids: examples → the ids of their sources.
-        write: examples and their ids → the row of each, without its id.
-        budget: how much one batch may contain.
-    """
+    """What writes the rows of examples."""
 
     ids: Callable[[Sequence[Example]], list[list[int]]]
+    """Examples → the ids of their sources."""
     write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[dict[str, Any]]]
+    """Examples and their ids → the row of each, without its id."""
     budget: Budget
 
 
@@ -103,10 +96,7 @@ def claimed(folder: Path) -> Iterator[RunFolder]:
 def begin(output: Output, settings: Mapping[str, Any], *, references: str = "") -> bool:
     """Save the settings of a job. Returns whether rows are left to write. Raises if another job's rows are there.
 
-    Args:
-        output: where the rows are.
-        settings: everything that could change them.
-        references: what the file of references will contain. If a job of its first documents is there, it is continued.
+    ``references`` is what the file of references will contain. If a job of its first documents is there, it continues.
     """
     if _was_begun(output, settings, references) and output.whole.exists():
         return False
@@ -162,9 +152,10 @@ def _differences(name: str, before: Any, now: Any) -> Iterator[str]:
         yield f"{name}: {written[0]} → {written[1]}"
 
 
-def engine_that_began(output: Output, name: str) -> str:
-    """The name of the engine; for ``auto``, the one that began the rows that are in the folder."""
-    engine = object_or_empty(output.about).get("engine") if name == AUTO and output.exists else None
+def engine_that_began(output: Output, name: str, options: Options) -> str:
+    """The name of the engine; for ``auto`` without groups, the one that began the rows that are in the folder."""
+    continues = name == AUTO and options.groups == 1 and output.exists
+    engine = object_or_empty(output.about).get("engine") if continues else None
     began = engine.get("name") if isinstance(engine, dict) else None
     if began not in ENGINES:
         return name
@@ -175,15 +166,7 @@ def engine_that_began(output: Output, name: str) -> str:
 def write_share(
     output: Output, examples: Sequence[Example], author: Author, *, unit: str, only: Container[str] | None = None
 ) -> None:
-    """Write the rows of this process that are not done yet, batch by batch.
-
-    Args:
-        output: where.
-        examples: of all processes.
-        author: what writes them.
-        unit: what the sources are called in the progress.
-        only: the ids of the examples that are written now; None means all.
-    """
+    """Write the rows of this process that are not done yet, batch by batch; ``only`` those of these ids if given."""
     share = output.share
     write_whole(share, "".join(map(line, whole_rows(share))))  # removes a line that a kill truncated
     done = done_rows(output)
@@ -204,8 +187,7 @@ def write_share(
 def collected(output: Output, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Wait until every document is done, and return all rows in the order of the ids.
 
-    Raises:
-        TimeoutError: another process with documents left gives no sign of life.
+    Raises a :class:`TimeoutError` if another process with documents left gives no sign of life.
     """
     count = processes()
     listeners = {rank: heartbeat.Listener(output.run.beat(rank)) for rank in range(1, count)}

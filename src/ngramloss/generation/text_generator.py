@@ -149,8 +149,8 @@ class TextGenerator:
 def _load(work: Job, device: str | None, weights: str | None, column: str) -> Writer:
     """Load the model of a job. It reads texts as in its training; a model trained elsewhere, by ``data.prompt``.
 
-    A forked process has the objects of its parent but not their threads: waiting for one of those never ends.
-    So it loads the model again, and computes with one thread, of which there are enough if there are several processes.
+    A forked process has the objects of its parent but not their threads, and waiting for one of those never ends. So
+    it computes with one thread.
     """
     import torch
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ngramloss.data import Example
 from ngramloss.data.sentences import sentences
 from ngramloss.data.tokens import Shape, prompt_ids
 from ngramloss.models import loading
@@ -54,6 +55,10 @@ class Writer:
     def ids(self, sources: Sequence[str]) -> list[list[int]]:
         """The ids of sources, with their special tokens; of a decoder-only model, those of whole prompts."""
         return prompt_ids(sources, self.tokenizer, self.shape)
+
+    def ids_of(self, examples: Sequence[Example]) -> list[list[int]]:
+        """The ids of the sources of examples."""
+        return self.ids([example.source for example in examples])
 
     def write(self, ids: Sequence[Ids], **more: Any) -> list[list[Text]]:
         """The texts of each source of one batch, best first.
