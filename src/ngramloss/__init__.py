@@ -13,6 +13,8 @@ from ngramloss.version import __version__ as __version__
 from ngramloss.version import lacking
 
 if TYPE_CHECKING:
+    from ngramloss.cli.verbs import VERBS as VERBS
+    from ngramloss.cli.verbs import Verb as Verb
     from ngramloss.data.batches.twins import twins as twins
     from ngramloss.errors import UserError as UserError
     from ngramloss.generation.text_generator import TextGenerator as TextGenerator
@@ -76,6 +78,8 @@ _ROOMS = {
     "twins": "data.batches.twins",
     "SYSTEMS": "training.systems",
     "System": "training.systems",
+    "VERBS": "cli.verbs",
+    "Verb": "cli.verbs",
 }
 
 _MODULES = {"rewards": "trainers.rewards"}

@@ -2,7 +2,7 @@
 
 To add an entry, write ``ng.OBJECTIVES["mine"] = ng.Objective(...)`` or ``ng.METRICS["mine"] = ng.Metric(...)`` in a
 program, or in a file for the option ``--plugin FILE``. An installed package declares its entries as entry points in the
-groups ``ngramloss.loss.objectives`` and ``ngramloss.metrics``.
+groups ``ngramloss.objectives``, ``ngramloss.metrics``, ``ngramloss.systems`` and ``ngramloss.verbs``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         if name in self._builtin:
             return ""
         point = self._installed.get(name)
-        return f"package {point.dist.name}" if point is not None and point.dist else "plugin"
+        if point is None or point.dist is None:
+            return "plugin"
+        return "" if _is_own(point) else f"package {point.dist.name}"
 
     def source(self, name: str) -> str:
         """A hash of the code of an entry and of what it imports; empty if it is built in or has no files.
@@ -130,7 +132,8 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
 
     def _import(self, point: EntryPoint) -> Any:
         package = point.dist.name if point.dist else point.value
-        _packages.add(point.module.partition(".")[0])
+        if not _is_own(point):
+            _packages.add(point.module.partition(".")[0])
         try:
             return point.load()
         except Exception as error:  # another package's code may raise anything
@@ -138,6 +141,11 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
                 f"the {self.noun} {point.name!r} of the installed package {package} cannot be imported: "
                 f"{type(error).__name__}: {error}. Fix or uninstall that package."
             ) from error
+
+
+def _is_own(point: EntryPoint) -> bool:
+    """Whether an entry is of a package that is installed with ngramloss."""
+    return point.dist is not None and point.dist.name == "ngramloss"
 
 
 @dataclass(frozen=True)

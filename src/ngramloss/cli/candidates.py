@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ngramloss.cli.generate import DIVERSITY, add_job, gain_asked, job_of, of_metrics, output_folder, settings
-from ngramloss.cli.options import ALL_METRICS, Verbs, add_number, verb
+from ngramloss.cli.options import ALL_METRICS, add_number, describe
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 from ngramloss.search.search import HOW
@@ -41,11 +41,9 @@ GAINS = ("first", "mean", "best", "worst")
 """What the table has of a summary, besides how many texts there are."""
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    parser = verb(
-        verbs, "candidates", "write several texts of each source, and their scores", CANDIDATES, EXAMPLES, run
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(parser, CANDIDATES, EXAMPLES, run)
     add_job(parser, "RUN_OR_MODEL", split="train")
     parser.add_argument(
         "others",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_columns, choice, verb
+from ngramloss.cli.options import add_columns, choice, describe
 from ngramloss.output import escape
 from ngramloss.output.console import logger, print_result
 
@@ -25,11 +25,12 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    data = verbs.add_parser("data", help="inspect data sets", description=DATA)
+def add(data: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    data.description = DATA
     looks = choice(data, metavar="WHAT", title="what to inspect")
-    stats = verb(looks, "stats", "count words, sentences and novel bigrams", STATS, STATS_EXAMPLES, run)
+    stats = looks.add_parser("stats", help="count words, sentences and novel bigrams")
+    describe(stats, STATS, STATS_EXAMPLES, run)
     stats.add_argument("name", metavar="NAME", help="name of the data set")
     stats.add_argument("--split", nargs="+", default=[], metavar="SPLIT", help="splits to count (default: all)")
     stats.add_argument(

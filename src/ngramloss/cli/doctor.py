@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, verb
+from ngramloss.cli.options import describe
 from ngramloss.output.console import print_result
 
 DOCTOR = "Show which packages are installed, which backend is used, and why."
@@ -16,9 +16,9 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    doctor = verb(verbs, "doctor", "show installed packages and the backend", DOCTOR, DOCTOR_EXAMPLES, run)
+def add(doctor: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(doctor, DOCTOR, DOCTOR_EXAMPLES, run)
     doctor.add_argument("--json", action="store_true", help="print JSON instead of lines")
 
 

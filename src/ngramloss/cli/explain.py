@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, picture_file, verb
+from ngramloss.cli.options import describe, picture_file
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 
@@ -27,9 +27,9 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    explain = verb(verbs, "explain", "show how an objective scores a sentence pair", EXPLAIN, EXPLAIN_EXAMPLES, run)
+def add(explain: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(explain, EXPLAIN, EXPLAIN_EXAMPLES, run)
     explain.add_argument(
         "--reference",
         nargs="+",

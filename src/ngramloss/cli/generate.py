@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ngramloss.cli.options import (
     ALL_METRICS,
-    Verbs,
     add_columns,
     add_number,
     add_repeated,
     add_trust,
+    describe,
     metric_options,
     recipe_settings,
-    verb,
 )
 from ngramloss.errors import UserError
 from ngramloss.output.console import print_result
@@ -57,9 +56,9 @@ examples:
 DIVERSITY = "what a token's log-probability loses for each beam of an earlier group that takes it"
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    generate = verb(verbs, "generate", "write summaries or translations of a split", GENERATE, GENERATE_EXAMPLES, run)
+def add(generate: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(generate, GENERATE, GENERATE_EXAMPLES, run)
     add_job(generate, "MODEL", split="test")
     generate.set_defaults(split=None)  # with --like, that of the run
     generate.add_argument(

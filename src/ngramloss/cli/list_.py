@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ngramloss.cli.options import Verbs, verb
+from ngramloss.cli.options import describe
 from ngramloss.output.console import logger, print_result
 from ngramloss.plugins import Entry, Registry
 from ngramloss.settings import Setting
@@ -33,11 +33,9 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    parser = verb(
-        verbs, "list", "list objectives, metrics, recipes, baselines, engines or systems", LIST, EXAMPLES, run
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(parser, LIST, EXAMPLES, run)
     parser.add_argument("what", nargs="?", choices=list(LISTS), help="what to list (default: show what there is)")
     parser.add_argument("--all", action="store_true", help="list everything, with variants and options")
 

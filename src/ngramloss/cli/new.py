@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from ngramloss.cli.options import Verbs, verb
+from ngramloss.cli.options import describe
 from ngramloss.output.console import logger, print_result
 
 NEW = """\
@@ -20,9 +20,9 @@ examples:
 CHOICES = ("summarisation", "translation", "language-model")
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    new = verb(verbs, "new", "write a small recipe and data to start from", NEW, NEW_EXAMPLES, run)
+def add(new: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(new, NEW, NEW_EXAMPLES, run)
     new.add_argument("folder", metavar="FOLDER", help="folder to write")
     new.add_argument("--task", choices=CHOICES, default=CHOICES[0], help="what the model writes (default: %(default)s)")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ngramloss.scoring import results, systems
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""The object to which each command adds its parser."""
+"""The commands that a parser chooses from."""
 Run: TypeAlias = "Callable[[argparse.Namespace], int]"
 ALL_METRICS = "{metrics}"
 """Stands for the names of all metrics in the help of an option."""
@@ -34,20 +34,11 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return text.replace(ALL_METRICS, ", ".join(METRICS))
 
 
-def verb(
-    verbs: Verbs, name: str, summary: str, text: str, examples: str, run: Run | None = None
+def describe(
+    parser: argparse.ArgumentParser, text: str, examples: str, run: Run | None = None
 ) -> argparse.ArgumentParser:
-    """Add a command's parser.
-
-    Args:
-        verbs: the commands.
-        name: of the command.
-        summary: its line in the list of commands.
-        text: what it does.
-        examples: that can be pasted.
-        run: what the command runs; it returns the exit code.
-    """
-    parser = verbs.add_parser(name, help=summary, description=text, epilog=examples, formatter_class=_Formatter)
+    """Give a command's parser its description, examples, and the function that runs it and returns the exit code."""
+    parser.description, parser.epilog, parser.formatter_class = text, examples, _Formatter
     add_repeated(parser, "--plugin", "FILE", "run a Python file that adds objectives or metrics; repeatable")
     parser.set_defaults(run_verb=run)
     return parser

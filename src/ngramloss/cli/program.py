@@ -11,17 +11,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ngramloss.cli.options import choice
+from ngramloss.cli.verbs import VERBS, in_order
 from ngramloss.errors import UserError, see
 from ngramloss.output import escape
 from ngramloss.output.console import logger, print_result, show_messages
-from ngramloss.plugins import blame, load_file
+from ngramloss.plugins import LazyFunction, blame, load_file
 from ngramloss.settings import nearest
 from ngramloss.storage.files import FULL, cache_folder
 from ngramloss.version import __version__, installed, lacking
@@ -30,12 +31,13 @@ from ngramloss.version import __version__, installed, lacking
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
     _let_threads_sleep()
-    options = parser().parse_args(arguments)
-    options.arguments = sys.argv[1:] if arguments is None else [*arguments]
     show_messages()
+    options = argparse.Namespace()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± prints ? instead of failing
         sys.stdout.reconfigure(errors="replace")
     try:
+        options = parser().parse_args(arguments)
+        options.arguments = sys.argv[1:] if arguments is None else [*arguments]
         with _ctrl_c_in_callbacks():
             _check_counts(options)
             for plugin in options.plugin:
@@ -196,6 +198,9 @@ def _refusal(refused: OSError) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
+    fill: Callable[[], object] | None = None
+    """Adds the options of a command, once it is given."""
+
     def error(self, message: str) -> NoReturn:
         super().error(escape.for_terminal(message))
 
@@ -209,6 +214,9 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Report unknown arguments here, with the usage of their own command; otherwise the program would."""
+        if self.fill:
+            fill, self.fill = self.fill, None
+            fill()
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             hint = nearest(unknown[0].partition("=")[0], self._option_string_actions, 0.6)
@@ -217,17 +225,6 @@ class _Parser(argparse.ArgumentParser):
                 hint = "Name everything together, before or behind the options."
             self.error(f"unrecognized arguments: {' '.join(unknown)}. {hint}".rstrip())
         return options, unknown
-
-
-VERBS = [
-    import_module(name if "." in name else f"ngramloss.cli.{name}")
-    for name in (
-        *("new", "train", "generate", "score", "report", "explain", "list_", "data", "study"),
-        *("reproduce", "candidates", "ngramloss_systems.verbs.rerank", "publish"),
-        *("ngramloss_systems.verbs.import_", "ngramloss_bench.verbs.bench", "doctor"),
-    )
-]
-"""The modules of the commands, in the order of the help."""
 
 
 GREETING = f"""\
@@ -251,6 +248,11 @@ def greet(_: argparse.Namespace) -> int:
     return 0
 
 
+def _about(name: str) -> str:
+    origin = VERBS.origin(name)
+    return VERBS[name].about + (f" ({origin})" if origin else "")
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands. torch is imported only when a command runs."""
     root: argparse.ArgumentParser = _Parser(
@@ -259,6 +261,9 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"ngramloss {__version__}")
     verbs = choice(root, metavar="COMMAND", title="commands, the first five to start with")
     root.set_defaults(run_verb=greet)
-    for module in VERBS:
-        module.add(verbs)
+    for name in in_order():
+        problem = VERBS.problem(name)
+        verb = verbs.add_parser(name, help=problem or _about(name))
+        assert isinstance(verb, _Parser)
+        verb.fill = partial(verb.error, problem) if problem else partial(LazyFunction(VERBS[name].add), verb)
     return root

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from ngramloss.cli.options import Verbs, verb
+from ngramloss.cli.options import describe
 from ngramloss.output.console import logger, print_result
 
 PUBLISH = """\
@@ -22,9 +22,9 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    publish = verb(verbs, "publish", "write a model and its card as a hub takes them", PUBLISH, PUBLISH_EXAMPLES, run)
+def add(publish: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(publish, PUBLISH, PUBLISH_EXAMPLES, run)
     publish.add_argument("run", metavar="RUN", help="the folder of a finished run")
     publish.add_argument("-o", "--out", metavar="DIR", help="folder to write (default: published/NAME of the run)")
     publish.add_argument("--repo", default="", metavar="OWNER/NAME", help="name on the hub (default: that of the run)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_scoring, score_from_options, verb
+from ngramloss.cli.options import add_scoring, describe, score_from_options
 from ngramloss.errors import UserError
 from ngramloss.output.console import print_result
 
@@ -22,9 +22,9 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    report = verb(verbs, "report", "write an HTML page of results and summaries", REPORT, REPORT_EXAMPLES, run)
+def add(report: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(report, REPORT, REPORT_EXAMPLES, run)
     add_scoring(report, metrics="rouge,bleu,chrf,shape", translation_metrics="bleu,chrf,rouge,shape")
     report.add_argument("-o", "--out", default="report", metavar="DIR", help="output folder (default: %(default)s)")
     report.add_argument(

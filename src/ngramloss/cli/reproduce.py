@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_number, add_repeated, add_trust, metric_options, passed_on, verb
+from ngramloss.cli.options import add_number, add_repeated, add_trust, describe, metric_options, passed_on
 from ngramloss.output.console import print_result
 
 REPRODUCE = """\
@@ -35,9 +35,9 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    parser = verb(verbs, "reproduce", "reproduce a table of the paper", REPRODUCE, REPRODUCE_EXAMPLES, run)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(parser, REPRODUCE, REPRODUCE_EXAMPLES, run)
     parser.add_argument("table", choices=["table1", "table2", "table3", "cases"], help="what to reproduce")
     parser.add_argument(
         "--data", metavar="NAME", help="data set (default: xsum, or newswire if the hub cannot be reached)"

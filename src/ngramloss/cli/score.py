@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_scoring, output_file, score_from_options, systems_given, verb
+from ngramloss.cli.options import add_scoring, describe, output_file, score_from_options, systems_given
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 
@@ -42,9 +42,9 @@ runs, after ngramloss generate:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    score = verb(verbs, "score", "score texts and compare systems", SCORE, SCORE_EXAMPLES, run)
+def add(score: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(score, SCORE, SCORE_EXAMPLES, run)
     add_scoring(score, metrics="rouge", translation_metrics="bleu,chrf")
     score.add_argument("--per-document", metavar="FILE", help="write the scores of every document as JSONL")
     form = score.add_mutually_exclusive_group()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, add_number, add_repeated, add_trust, passed_on, verb
+from ngramloss.cli.options import add_number, add_repeated, add_trust, describe, passed_on
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 from ngramloss.settings import part_of
@@ -29,9 +29,9 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    parser = verb(verbs, "study", "compare objectives over seeds, data sets and models", STUDY, STUDY_EXAMPLES, run)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(parser, STUDY, STUDY_EXAMPLES, run)
     parser.add_argument("study", metavar="FILE", help="the study, a TOML file")
     parser.add_argument("--show", action="store_true", help="print plan and tables from the results alone, and exit")
     parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")

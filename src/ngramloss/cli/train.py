@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ngramloss.cli.options import Verbs, add_columns, add_repeated, add_run, add_trust, recipe_settings, verb
+from ngramloss.cli.options import add_columns, add_repeated, add_run, add_trust, describe, recipe_settings
 from ngramloss.errors import DIVERGED
 from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, print_result
@@ -35,9 +35,9 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    train = verb(verbs, "train", "train a model, or continue a stopped run", TRAIN, TRAIN_EXAMPLES, run)
+def add(train: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(train, TRAIN, TRAIN_EXAMPLES, run)
     train.add_argument("recipe", metavar="RECIPE", help="a recipe (see ngramloss list recipes), or a TOML file")
     add_run(train, "runs/RECIPE-OBJECTIVE")
     add_repeated(train, "--set", "KEY=VALUE", "change a setting; repeatable")

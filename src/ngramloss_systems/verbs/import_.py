@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import Verbs, output_file, verb
+from ngramloss.cli.options import describe, output_file
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 
@@ -29,9 +29,9 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    bring = verb(verbs, "import", "convert summaries that others released", IMPORT, IMPORT_EXAMPLES, run)
+def add(bring: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(bring, IMPORT, IMPORT_EXAMPLES, run)
     bring.add_argument("file", metavar="FILE", help="summaries: a file, or a folder of numbered files")
     bring.add_argument("--references", required=True, metavar="FILE", help="references whose ids the summaries get")
     bring.add_argument("-o", "--out", required=True, metavar="FILE", help="JSONL file to write")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from ngramloss.cli.options import (
     ALL_METRICS,
-    Verbs,
     add_columns,
     add_repeated,
     add_run,
     add_trust,
     choice,
+    describe,
     recipe_settings,
-    verb,
 )
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output.console import logger, print_result
@@ -67,11 +66,11 @@ GAINS = ("first", "chosen", "best", "mean")
 """What the table has of a choice, besides the number of sources."""
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    parser = verb(verbs, "rerank", "train a reranker, or choose among candidates with it", RERANK, "")
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    describe(parser, RERANK, "")
     whats = choice(parser, metavar="WHAT", title="what to do")
-    train = verb(whats, "train", "train a reranker on candidates", TRAIN, TRAIN_EXAMPLES, run_train)
+    train = describe(whats.add_parser("train", help="train a reranker on candidates"), TRAIN, TRAIN_EXAMPLES, run_train)
     train.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
     validation = "candidates that select the best weights (default: the last weights are taken); repeatable"
     add_repeated(train, "--validation", "CANDIDATES", validation)
@@ -81,7 +80,7 @@ def add(verbs: Verbs) -> None:
     add_repeated(train, "--set", "KEY=VALUE", "change a setting; repeatable")
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     _add_data(train)
-    apply = verb(whats, "apply", "choose among candidates", APPLY, APPLY_EXAMPLES, run_apply)
+    apply = describe(whats.add_parser("apply", help="choose among candidates"), APPLY, APPLY_EXAMPLES, run_apply)
     apply.add_argument("reranker", metavar="RERANKER", help="a trained reranker's folder, first, mbr or best")
     apply.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
     apply.add_argument("--split", metavar="SPLIT", help="split of a file that does not say its own (default: test)")

@@ -7,7 +7,7 @@ import shlex
 from functools import partial
 from types import ModuleType
 
-from ngramloss.cli.options import Verbs, add_device, choice, chosen_device, output_file, picture_file, verb
+from ngramloss.cli.options import add_device, choice, chosen_device, describe, output_file, picture_file
 from ngramloss_bench import candidates, generate, head, ngrams, scaling, step, train
 from ngramloss_bench.benchmark import run
 
@@ -15,13 +15,14 @@ BENCH = "Measure time and memory on this machine, and compare with other impleme
 BENCHMARKS = (head, step, train, generate, candidates, scaling, ngrams)
 
 
-def add(verbs: Verbs) -> None:
-    """Add the command and its options."""
-    bench = verbs.add_parser("bench", help="measure time and memory on this machine", description=BENCH)
+def add(bench: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    bench.description = BENCH
     benches = choice(bench, metavar="WHAT", title="what to measure")
     for benchmark in BENCHMARKS:
         name = benchmark.__name__.rpartition(".")[2]
-        parser = verb(benches, name, benchmark.SUMMARY, benchmark.TEXT, benchmark.EXAMPLES, partial(_run, benchmark))
+        parser = benches.add_parser(name, help=benchmark.SUMMARY)
+        describe(parser, benchmark.TEXT, benchmark.EXAMPLES, partial(_run, benchmark))
         benchmark.add_options(parser)
         parser.add_argument("-o", "--out", metavar="FILE", help="write settings and all measurements as JSON")
         if hasattr(benchmark, "AXIS"):

@@ -1,1 +1,0 @@
-"""Arguments of the verb that this package adds to ``ngramloss``."""
