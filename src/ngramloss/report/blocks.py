@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 from ngramloss.output.tabular import is_number
 from ngramloss.report.record import TeacherForced
 
-BLOCK = 256
-"""Cases in a block. Texts of one case lie side by side, so near-equal summaries cost almost nothing."""
-DOCUMENT_BLOCK = 200_000
-"""Characters of documents in a block, about."""
-NOTHING = 0xFFFF
-"""The code of a score that a case does not have."""
+BLOCK = 256  # Cases in a block. Texts of one case lie side by side, so near-equal summaries cost almost nothing.
+DOCUMENT_BLOCK = 200_000  # Characters of documents in a block, about
+NOTHING = 0xFFFF  # The code of a score that a case does not have
 _PATIENCE = 4
 
 
@@ -32,19 +29,12 @@ class Encoded(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """The documents that fit.
+    """The documents that fit."""
 
-    Attributes:
-        blocks: each a list of texts.
-        starts: how many documents lie before each block.
-        cases: which cases have their document in the page, in the order of the texts.
-        known: how many documents there are in all.
-    """
-
-    blocks: list[str]
-    starts: list[int]
-    cases: list[int]
-    known: int
+    blocks: list[str]  # each a list of texts
+    starts: list[int]  # how many documents lie before each block
+    cases: list[int]  # which cases have their document in the page, in the order of the texts
+    known: int  # how many documents there are in all
 
 
 def pack(value: Any) -> str:

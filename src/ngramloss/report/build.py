@@ -33,8 +33,7 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.storage.typed import typed
 from ngramloss.version import __version__
 
-SHOWN = 3
-"""Systems that a title names, at most."""
+SHOWN = 3  # Systems that a title names, at most
 
 
 def build_record(

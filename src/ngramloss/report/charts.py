@@ -19,10 +19,8 @@ from ngramloss.scoring.results import Seeds
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHOWN = 4
-"""Scores of an ablation that are drawn, at most."""
-POINTS = 300
-"""Points of a curve, at most: every k-th and the last."""
+SHOWN = 4  # Scores of an ablation that are drawn, at most
+POINTS = 300  # Points of a curve, at most: every k-th and the last
 
 _TERM = re.compile(r"[a-z_]+\(.*\)(:\w+)?")
 _CLOCKS = ("runtime", "generation_runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
@@ -31,8 +29,7 @@ _CLOCKS = ("runtime", "generation_runtime", "samples_per_second", "steps_per_sec
 class Series(NamedTuple):
     """One curve: of one run, or the mean of a group of runs with its lowest and highest values."""
 
-    run: int
-    """The place of the run or group in ``run_groups``."""
+    run: int  # The place of the run or group in ``run_groups``
     part: str
     dashed: bool
     x: list[float]
@@ -42,37 +39,22 @@ class Series(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One drawing of the training.
+    """One drawing of the training."""
 
-    Attributes:
-        title: what is drawn.
-        parts: what solid and dashed lines are.
-        svg: the drawing.
-        box: left, top, right, bottom of the axes in the drawing's units.
-        steps: first and last step at the left and right end.
-        series: the values, to be read off.
-    """
-
-    title: str
-    parts: list[str]
-    svg: str
-    box: list[float]
-    steps: list[float]
-    series: list[Series]
+    title: str  # what is drawn
+    parts: list[str]  # what solid and dashed lines are
+    svg: str  # the drawing
+    box: list[float]  # left, top, right, bottom of the axes in the drawing's units
+    steps: list[float]  # first and last step at the left and right end
+    series: list[Series]  # the values, to be read off
 
 
 class Drawings(NamedTuple):
-    """All drawings of a report.
+    """All drawings of a report."""
 
-    Attributes:
-        results: score → its forest plot; empty with fewer than two rows to compare.
-        training: the training's panels.
-        ablations: one for each part of the ablation, empty without values.
-    """
-
-    results: dict[str, Forest]
-    training: list[Panel]
-    ablations: list[str]
+    results: dict[str, Forest]  # score → its forest plot; empty with fewer than two rows to compare
+    training: list[Panel]  # the training's panels
+    ablations: list[str]  # one for each part of the ablation, empty without values
 
 
 def draw(report: Report) -> Drawings:

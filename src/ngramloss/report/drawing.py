@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = 7
-"""Series colours that the style sheet has; an eighth run takes the first again, dotted."""
+COLOURS = 7  # Series colours that the style sheet has; an eighth run takes the first again, dotted
 
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "http://www.w3.org/1999/xlink"

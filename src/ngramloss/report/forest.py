@@ -12,13 +12,11 @@ from ngramloss.report.drawing import INK, MUTED, SETTINGS, colour, drawable, mar
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LABEL = 36
-"""Characters of a label, at most: its values stand on the same line."""
+LABEL = 36  # Characters of a label, at most: its values stand on the same line
 _WIDTH = 3.9
 _TITLE, _ROW, _AXIS = 0.24, 0.33, 0.26
 """Inches: the width of a drawing, and the heights of a set's name, of a row, and of an axis with its numbers."""
-_SIDE = 0.005
-"""The share of the width that is left free on either side, so that no line is cut."""
+_SIDE = 0.005  # The share of the width that is left free on either side, so that no line is cut
 
 
 class Estimate(NamedTuple):
@@ -26,22 +24,15 @@ class Estimate(NamedTuple):
 
     label: str
     value: float
-    low: float = nan
-    """Lower end of the 95% interval of the value."""
+    low: float = nan  # Lower end of the 95% interval of the value
     high: float = nan
-    difference: float = nan
-    """To the first row of its set."""
-    difference_low: float = nan
-    """Lower end of the 95% interval of the difference."""
+    difference: float = nan  # To the first row of its set
+    difference_low: float = nan  # Lower end of the 95% interval of the difference
     difference_high: float = nan
-    mark: str = ""
-    """Stars of a significant difference."""
-    runs: Sequence[float] = ()
-    """The values of which this is the mean, if it is one."""
-    difference_runs: Sequence[float] = ()
-    """Likewise, the differences of which the difference is the mean."""
-    is_first: bool = False
-    """Whether the others of its set are compared with it."""
+    mark: str = ""  # Stars of a significant difference
+    runs: Sequence[float] = ()  # The values of which this is the mean, if it is one
+    difference_runs: Sequence[float] = ()  # Likewise, the differences of which the difference is the mean
+    is_first: bool = False  # Whether the others of its set are compared with it
     data: str = ""
     """The set that it belongs to. Rows of a set stand together below its name, with an axis of their own."""
 
@@ -50,8 +41,7 @@ class Forest(NamedTuple):
     """A forest plot in two drawings, which a wide screen has side by side and a narrow one below each other."""
 
     scores: str
-    differences: str
-    """Empty if there is no difference."""
+    differences: str  # Empty if there is no difference
 
 
 class _Line(NamedTuple):

@@ -18,10 +18,8 @@ from ngramloss.report import blocks, charts, drawing, tables
 from ngramloss.report.record import Cases, Report, System
 from ngramloss.storage.files import write_whole
 
-BUDGET = 7_900_000
-"""Bytes of a page, about. Summaries are always in it; documents as far as this allows."""
-_RESERVE = 50_000
-"""Bytes for what goes with documents: which cases they belong to, and an element for each block."""
+BUDGET = 7_900_000  # Bytes of a page, about. Summaries are always in it; documents as far as this allows.
+_RESERVE = 50_000  # Bytes for what goes with documents: which cases they belong to, and an element for each block
 _HERE = Path(__file__).parent
 _SCRIPTS = ("page.js", "training.js", "cases.js", "spread.js")
 _UNSCRIPTED = "Tables are here without scripts. Cases, distributions, sorting and opening rows need them."

@@ -22,10 +22,8 @@ from ngramloss.scoring.systems import align
 from ngramloss.storage.files import fingerprint, inside, read_object, whole_folder
 from ngramloss.storage.run_folder import READ, RunFolder, weight_files
 
-CARD = "README.md"
-"""The name under which a hub shows the card."""
-OWNER = "YOUR-NAME"
-"""Stands for the owner of the repository until one is given."""
+CARD = "README.md"  # The name under which a hub shows the card
+OWNER = "YOUR-NAME"  # Stands for the owner of the repository until one is given
 PIPELINES = {"summarisation": "summarization", "translation": "translation"}
 """Task → what the hub calls it. Decoder-only models are text-generation."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

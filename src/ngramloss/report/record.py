@@ -11,8 +11,7 @@ from ngramloss.recipe import TASKS
 from ngramloss.scoring.results import Seeds
 from ngramloss.scoring.significance import CorpusScore
 
-LENGTH, NOVELTY = "words", "novel2"
-"""Scores of metrics/shape that cases are sorted by, whatever else was scored."""
+LENGTH, NOVELTY = "words", "novel2"  # Scores of metrics/shape that cases are sorted by, whatever else was scored
 
 
 @dataclass(frozen=True)
@@ -20,12 +19,9 @@ class TeacherForced:
     """A reference as the model predicts it, token by token."""
 
     tokens: list[str]
-    best: list[str]
-    """The most probable token at each position."""
-    confidence: list[float | None]
-    """The probability of the best token."""
-    label_probability: list[float | None]
-    """The probability of the reference's token."""
+    best: list[str]  # The most probable token at each position
+    confidence: list[float | None]  # The probability of the best token
+    label_probability: list[float | None]  # The probability of the reference's token
 
 
 @dataclass(frozen=True)
@@ -34,24 +30,17 @@ class System:
 
     name: str
     label: str
-    values: Mapping[str, CorpusScore]
-    """By the names of all scores of the report."""
+    values: Mapping[str, CorpusScore]  # By the names of all scores of the report
     is_baseline: bool = False
-    objective: str | None = None
-    """None where the system was not trained, or the report does not know with what."""
+    objective: str | None = None  # None where the system was not trained, or the report does not know with what
     group: str = ""
     """The label of the runs that differ in their seed alone, of which this is one; empty for a system on its own."""
-    docs_per_second: float | None = None
-    """In training."""
-    most_tokens: int | None = None
-    """The most tokens that a text may have. A text with this many may be cut off."""
+    docs_per_second: float | None = None  # In training
+    most_tokens: int | None = None  # The most tokens that a text may have. A text with this many may be cut off.
     audit: Sequence[str] = ()
-    used: Sequence[str] = ()
-    """What its training used of its data, in sentences."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """By dotted name."""
-    forced: Mapping[str, TeacherForced] = field(default_factory=dict)
-    """By the id of the case."""
+    used: Sequence[str] = ()  # What its training used of its data, in sentences
+    settings: Mapping[str, str] = field(default_factory=dict)  # By dotted name
+    forced: Mapping[str, TeacherForced] = field(default_factory=dict)  # By the id of the case
 
 
 @dataclass(frozen=True)
@@ -59,11 +48,9 @@ class PaperRow:
     """A row of the paper's table."""
 
     label: str
-    values: Mapping[str, float | None]
-    """By the names of all scores of the report."""
+    values: Mapping[str, float | None]  # By the names of all scores of the report
     docs_per_second: float | None = None
-    ratio: float | None = None
-    """Of its speed to that of cross-entropy."""
+    ratio: float | None = None  # Of its speed to that of cross-entropy
 
 
 @dataclass(frozen=True)
@@ -80,10 +67,8 @@ class TrainingLog:
 
     label: str
     curves: Mapping[str, Sequence[tuple[float, float]]]
-    group: str = ""
-    """Trainings of one group are drawn as their mean and a band; empty for one on its own."""
-    objective: str = ""
-    """Joint losses of different objectives are not drawn on one axis."""
+    group: str = ""  # Trainings of one group are drawn as their mean and a band; empty for one on its own
+    objective: str = ""  # Joint losses of different objectives are not drawn on one axis
 
 
 @dataclass(frozen=True)
@@ -115,16 +100,13 @@ class Cases:
     """Every document with its references, the systems' texts and their scores."""
 
     ids: Sequence[str]
-    references: Sequence[Sequence[str]]
-    """One or more for each case."""
-    texts: Sequence[Sequence[str]]
-    """Of each system."""
+    references: Sequence[Sequence[str]]  # One or more for each case
+    texts: Sequence[Sequence[str]]  # Of each system
     described: Mapping[str, Score]
     """The scores of cases. ``LENGTH`` is among them, and ``NOVELTY`` where there are documents."""
     scores: Mapping[str, Sequence[Sequence[float | None]]]
     """For each of them the values of each system; None where a case has no value."""
-    reference_words: Sequence[int]
-    """Words of the first reference."""
+    reference_words: Sequence[int]  # Words of the first reference
     documents: Sequence[str | None] | None = None
     cut_off: Sequence[Sequence[int]] | None = None
     """For each system, the indices of cases whose text has ``System.most_tokens``; None where that is not known."""
@@ -140,30 +122,21 @@ class Report:
     """All that the page shows."""
 
     title: str = "ngramloss report"
-    notes: Sequence[str] = ()
-    """Sentences below the title; the first stands out."""
+    notes: Sequence[str] = ()  # Sentences below the title; the first stands out
     version: str = ""
-    made: str = ""
-    """The date."""
-    task: str = TASKS[0]
-    """What the texts are, such as summaries; the page calls them by its words."""
-    scores: Mapping[str, Score] = field(default_factory=dict)
-    """In the order of the columns."""
+    made: str = ""  # The date
+    task: str = TASKS[0]  # What the texts are, such as summaries; the page calls them by its words
+    scores: Mapping[str, Score] = field(default_factory=dict)  # In the order of the columns
     systems: Sequence[System] = ()
     seeds: Sequence[Seeds] = ()
     """A row for each system, which is its ``group``, if some have several runs; otherwise empty."""
-    seed_notes: Sequence[str] = ()
-    """What the tests over seeds compare, and which systems have none."""
-    verdicts: Sequence[str] = ()
-    """Which systems are better and worse than the first, by the tests over documents."""
-    signatures: Mapping[str, str] = field(default_factory=dict)
-    """By metric."""
-    absent: Mapping[str, str] = field(default_factory=dict)
-    """Metric → why it could not run."""
+    seed_notes: Sequence[str] = ()  # What the tests over seeds compare, and which systems have none
+    verdicts: Sequence[str] = ()  # Which systems are better and worse than the first, by the tests over documents
+    signatures: Mapping[str, str] = field(default_factory=dict)  # By metric
+    absent: Mapping[str, str] = field(default_factory=dict)  # Metric → why it could not run
     metric_notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Metric → sentences about texts that its options do not read well."""
-    deviations: Sequence[str] = ()
-    """Where this departs from the paper."""
+    deviations: Sequence[str] = ()  # Where this departs from the paper
     paper: PaperTable | None = None
     training: Sequence[TrainingLog] = ()
     ablations: Sequence[Ablation] = ()

@@ -17,15 +17,10 @@ class LengthLimits(NamedTuple):
 
 
 class CutOff(NamedTuple):
-    """The texts of a system that have the most tokens allowed, and so may be cut off.
+    """The texts of a system that have the most tokens allowed, and so may be cut off."""
 
-    Attributes:
-        most: the limit, in tokens; 0 if there is none, or if tokens were not counted.
-        documents: the indices of the texts.
-    """
-
-    most: int = 0
-    documents: Sequence[int] = ()
+    most: int = 0  # the limit, in tokens; 0 if there is none, or if tokens were not counted
+    documents: Sequence[int] = ()  # the indices of the texts
 
 
 def limits(written: str) -> LengthLimits:

@@ -23,33 +23,25 @@ READING = ("max_source", "prefix", "prompt")
 """How a model reads sources; beside the settings of the search, that is how outputs are decoded."""
 DECODING = (*READING, "precision", *USUAL, *BESIDE, "utility")
 """What is compared of two systems, by its name in a signature."""
-SHOWN = 3
-"""Systems that a difference names, at most."""
-LONGEST = 40
-"""Characters of a prompt in a signature."""
+SHOWN = 3  # Systems that a difference names, at most
+LONGEST = 40  # Characters of a prompt in a signature
 
 
 class Run(NamedTuple):
     """What is known about the system in a folder. Fields that another tool did not write are empty.
 
     Attributes:
-        folder: the folder.
         label: the objective, if the model trained in this folder wrote the predictions; otherwise the name of the model
             that wrote them, or of the folder.
-        seed: the seed of the training.
-        setup: all settings but the seed, equal for runs that differ only in the seed; empty without a recipe.
-        recipe: the training settings of the model that wrote the predictions.
-        generation: the settings of ``ngramloss generate``.
-        own: false if another model than the one trained in this folder wrote the predictions.
     """
 
-    folder: Path
+    folder: Path  # the folder
     label: str
-    seed: int | None
-    setup: str
-    recipe: dict[str, Any]
-    generation: dict[str, Any]
-    own: bool = True
+    seed: int | None  # the seed of the training
+    setup: str  # all settings but the seed, equal for runs that differ only in the seed; empty without a recipe
+    recipe: dict[str, Any]  # the training settings of the model that wrote the predictions
+    generation: dict[str, Any]  # the settings of ``ngramloss generate``
+    own: bool = True  # false if another model than the one trained in this folder wrote the predictions
 
     @property
     def is_baseline(self) -> bool:

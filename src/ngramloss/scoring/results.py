@@ -33,17 +33,15 @@ class Seeds(NamedTuple):
     """The runs of one system that differ only in the seed.
 
     Attributes:
-        label: the label of the system, or the name of the group.
-        names: the names of its runs.
-        spread: score → mean, standard deviation and 95% interval over the runs; of one run only the mean.
         against_first: score → difference to the first system's mean, its interval, p, and p corrected for the number of
             systems; empty for the first system. Without a test all but the difference are NaN.
         test: how its runs are compared with those of the first, one of ``BY_SEED``, ``BY_ORDER`` and ``UNPAIRED``;
             empty for the first, and if one of the two has a single run.
     """
 
-    label: str
-    names: list[str]
+    label: str  # the label of the system, or the name of the group
+    names: list[str]  # the names of its runs
+    # score → mean, standard deviation and 95% interval over the runs; of one run only the mean
     spread: dict[str, dict[str, float]]
     against_first: dict[str, dict[str, float]]
     test: str = ""
@@ -53,41 +51,24 @@ BY_SEED, BY_ORDER, UNPAIRED = "paired by seed", "paired in the order given", "no
 
 
 class Result(NamedTuple):
-    """All scores of all systems.
+    """All scores of all systems."""
 
-    Attributes:
-        names: the systems; the others are compared with the first.
-        ids: the documents.
-        scores: name of a score → the corpus score of each system.
-        documents: for each system, name of a score → the scores of its documents.
-        signatures: metric → everything that can change its scores, in one line.
-        absent: metric → why it could not run.
-        left_out: name of a score → number of documents left out because some system has no score for them.
-        audit: for each system, notes on suspicious texts.
-        runs: for each system, what its folder says about it; None for a file.
-        seeds: systems with several runs.
-        cache_warnings: messages about folders whose saved scores are damaged, or in which scores could not be saved.
-        metric_of: name of a score → the metric that returned it.
-        notes: metric → sentences about texts that its options do not read well.
-        cut_off: for each system, its texts with the most tokens allowed.
-        groups: the group of each system, empty for a system on its own; empty if there are no groups.
-    """
-
-    names: list[str]
-    ids: list[str]
-    scores: dict[str, list[CorpusScore]]
-    documents: list[dict[str, list[float]]]
-    signatures: dict[str, str]
-    absent: dict[str, str]
-    left_out: dict[str, int]
-    audit: list[list[str]]
-    runs: list[Run | None]
-    seeds: list[Seeds]
+    names: list[str]  # the systems; the others are compared with the first
+    ids: list[str]  # the documents
+    scores: dict[str, list[CorpusScore]]  # name of a score → the corpus score of each system
+    documents: list[dict[str, list[float]]]  # for each system, name of a score → the scores of its documents
+    signatures: dict[str, str]  # metric → everything that can change its scores, in one line
+    absent: dict[str, str]  # metric → why it could not run
+    left_out: dict[str, int]  # name of a score → number of documents left out because some system has no score for them
+    audit: list[list[str]]  # for each system, notes on suspicious texts
+    runs: list[Run | None]  # for each system, what its folder says about it; None for a file
+    seeds: list[Seeds]  # systems with several runs
+    # messages about folders whose saved scores are damaged, or in which scores could not be saved
     cache_warnings: list[str]
-    metric_of: dict[str, str]
-    notes: dict[str, list[str]]
-    cut_off: Sequence[CutOff] = ()
-    groups: Sequence[str] = ()
+    metric_of: dict[str, str]  # name of a score → the metric that returned it
+    notes: dict[str, list[str]]  # metric → sentences about texts that its options do not read well
+    cut_off: Sequence[CutOff] = ()  # for each system, its texts with the most tokens allowed
+    groups: Sequence[str] = ()  # the group of each system, empty for a system on its own; empty if there are no groups
 
     @property
     def decoded_differently(self) -> list[str]:

@@ -16,28 +16,18 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.storage.typed import typed
 from ngramloss.version import __version__, installed
 
-PATIENCE = 10.0
-"""Seconds to wait while another process saves scores in the same folder."""
-PACKAGES = ("numpy", "pysbd", "torch")
-"""Packages that may change the scores of any metric."""
+PATIENCE = 10.0  # Seconds to wait while another process saves scores in the same folder
+PACKAGES = ("numpy", "pysbd", "torch")  # Packages that may change the scores of any metric
 
 
 class Keyed(NamedTuple):
-    """A metric's scores, and a hash of everything they depend on.
+    """A metric's scores, and a hash of everything they depend on."""
 
-    Attributes:
-        key: the hash.
-        scores: the scores of each document.
-        texts: "references" and "documents", if the metric reads them → a hash of those that it read.
-        pooled: whether the corpus score is not their mean, so that it must be computed from the texts again.
-        version: of ngramloss.
-    """
-
-    key: str
-    scores: Scores
-    texts: Mapping[str, str]
-    pooled: bool = False
-    version: str = __version__
+    key: str  # the hash
+    scores: Scores  # the scores of each document
+    texts: Mapping[str, str]  # "references" and "documents", if the metric reads them → a hash of those that it read
+    pooled: bool = False  # whether the corpus score is not their mean, so that it must be computed from the texts again
+    version: str = __version__  # of ngramloss
 
     def reads(self, hashes: Mapping[str, str]) -> bool:
         """Whether these are the :func:`text_hashes` of what it read; a text that has no hash is not compared."""
@@ -75,17 +65,11 @@ class _File(NamedTuple):
 
 
 class CachedScores(NamedTuple):
-    """The scores that a folder has for some predictions.
+    """The scores that a folder has for some predictions."""
 
-    Attributes:
-        metrics: metric → its scores; empty if there are none or a file is damaged.
-        corpus: name of a score → its value for the corpus, and its interval.
-        damage: why the folder's scores cannot be used; empty if they can, or if there are none.
-    """
-
-    metrics: dict[str, Keyed]
-    corpus: dict[str, Corpus]
-    damage: str = ""
+    metrics: dict[str, Keyed]  # metric → its scores; empty if there are none or a file is damaged
+    corpus: dict[str, Corpus]  # name of a score → its value for the corpus, and its interval
+    damage: str = ""  # why the folder's scores cannot be used; empty if they can, or if there are none
 
 
 def key(

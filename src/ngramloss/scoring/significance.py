@@ -19,36 +19,23 @@ SAMPLES = 1000
 SHUFFLES = 10_000
 SEED = 12345
 _CHUNK = 250
-_CELLS = 10_000_000
-"""Numbers in a block of samples, at most: 80 MB. Up to 40,000 documents a block is a whole chunk."""
-_SLACK = 1e-9
-"""Differences smaller than this are rounding errors and count as ties."""
+_CELLS = 10_000_000  # Numbers in a block of samples, at most: 80 MB. Up to 40,000 documents a block is a whole chunk.
+_SLACK = 1e-9  # Differences smaller than this are rounding errors and count as ties
 
 
 class CorpusScore(NamedTuple):
-    """A corpus score of one system with its interval, and its difference to the first system with p-values.
+    """A corpus score of one system with its interval, and its difference to the first system with p-values."""
 
-    Attributes:
-        value: the score.
-        low: lower end of the 95% interval over documents, by bootstrap.
-        high: upper end.
-        difference: the difference to the first system. This and all further fields are None for the first system.
-        difference_low: lower end of the difference's 95% interval.
-        difference_high: upper end.
-        p_bootstrap: p-value of the paired bootstrap, two-sided.
-        p_randomisation: p-value of the paired approximate randomisation, two-sided.
-        p_holm: the larger of the two, corrected for the number of systems compared with the first.
-    """
-
-    value: float
-    low: float
-    high: float
+    value: float  # the score
+    low: float  # lower end of the 95% interval over documents, by bootstrap
+    high: float  # upper end
+    # the difference to the first system. This and all further fields are None for the first system.
     difference: float | None = None
-    difference_low: float | None = None
-    difference_high: float | None = None
-    p_bootstrap: float | None = None
-    p_randomisation: float | None = None
-    p_holm: float | None = None
+    difference_low: float | None = None  # lower end of the difference's 95% interval
+    difference_high: float | None = None  # upper end
+    p_bootstrap: float | None = None  # p-value of the paired bootstrap, two-sided
+    p_randomisation: float | None = None  # p-value of the paired approximate randomisation, two-sided
+    p_holm: float | None = None  # the larger of the two, corrected for the number of systems compared with the first
 
 
 def compare(

@@ -21,17 +21,11 @@ SHOWN = 5
 
 
 class Given(NamedTuple):
-    """Texts as a person names them.
+    """Texts as a person names them."""
 
-    Attributes:
-        path: a file, or a run's folder.
-        column: the column of the texts; empty: found by its usual name.
-        group: the group of a system, whose runs differ in their seed; empty: a system on its own.
-    """
-
-    path: Path
-    column: str = ""
-    group: str = ""
+    path: Path  # a file, or a run's folder
+    column: str = ""  # the column of the texts; empty: found by its usual name
+    group: str = ""  # the group of a system, whose runs differ in their seed; empty: a system on its own
 
 
 class Task(NamedTuple):

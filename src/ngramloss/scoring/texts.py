@@ -25,8 +25,7 @@ from ngramloss.data.rows import BadRow, Row
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
 
-LOOKED_AT = 100
-"""Number of rows read to find the columns: a JSON object may omit some."""
+LOOKED_AT = 100  # Number of rows read to find the columns: a JSON object may omit some
 
 REFERENCES = ("reference", "references", *(name for name in TARGETS if name != "reference"))
 USUAL = {"prediction": PREDICTIONS, "reference": REFERENCES, "document": SOURCES}

@@ -42,21 +42,13 @@ class Drawn(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """The curves of a set's trainings.
+    """The curves of a set's trainings."""
 
-    Attributes:
-        data: the name of the set.
-        rows: which rows they are.
-        runs: label and trainings of each colour.
-        panels: the drawings.
-        first: the number of the first of them in the page.
-    """
-
-    data: str
-    rows: str
-    runs: list[tuple[str, list[TrainingLog]]]
-    panels: list[charts.Panel]
-    first: int
+    data: str  # the name of the set
+    rows: str  # which rows they are
+    runs: list[tuple[str, list[TrainingLog]]]  # label and trainings of each colour
+    panels: list[charts.Panel]  # the drawings
+    first: int  # the number of the first of them in the page
 
 
 def write_page(

@@ -29,8 +29,7 @@ METRICS_OF = dict(zip(TASKS, (("rouge", "shape"), ("bleu", "chrf", "shape")), st
 WITHOUT_EFFECT = recipe.only_speed()
 """Settings that change no score, so that they may differ between the machines that share a study."""
 
-SYSTEM_ROW = "system.row"
-"""In the facts of a result: its row is this system, not an objective."""
+SYSTEM_ROW = "system.row"  # In the facts of a result: its row is this system, not an objective
 
 _NAME = re.compile(r"[\w][\w.+-]*", re.ASCII)
 _TOP = {
@@ -64,21 +63,13 @@ _BUDGET = {"minutes": Setting(0.0, least=0), "trainings": Setting(0, least=0)}
 
 
 class Training(NamedTuple):
-    """One training of a study, and the split of which its model writes texts.
+    """One training of a study, and the split of which its model writes texts."""
 
-    Attributes:
-        set: the name of its set.
-        objective: its row: an objective, the name of a system, or that of an objective with settings of its own.
-        setting: the values that were tuned, each ``key=value``.
-        seed: of the training.
-        split: ``validation`` to choose by, or ``test`` to confirm.
-    """
-
-    set: str
-    objective: str
-    setting: tuple[str, ...]
-    seed: int
-    split: str
+    set: str  # the name of its set
+    objective: str  # its row: an objective, the name of a system, or that of an objective with settings of its own
+    setting: tuple[str, ...]  # the values that were tuned, each ``key=value``
+    seed: int  # of the training
+    split: str  # ``validation`` to choose by, or ``test`` to confirm
 
     @property
     def name(self) -> str:
@@ -104,17 +95,11 @@ def trainings_of(data: str, rows: Mapping[str, tuple[str, ...]], seeds: Sequence
 
 
 class NamedRow(NamedTuple):
-    """A row with settings of its own.
+    """A row with settings of its own."""
 
-    Attributes:
-        objective: what it is trained with.
-        set: its settings, each ``key=value``.
-        epochs: how many times the epochs and steps of its set it is trained for.
-    """
-
-    objective: str
-    set: tuple[str, ...] = ()
-    epochs: float = 1.0
+    objective: str  # what it is trained with
+    set: tuple[str, ...] = ()  # its settings, each ``key=value``
+    epochs: float = 1.0  # how many times the epochs and steps of its set it is trained for
 
     def settings(self, base: Recipe) -> list[str]:
         """What it changes in the recipe of its set."""
@@ -124,31 +109,19 @@ class NamedRow(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """A data set with the model that is trained on it.
+    """A data set with the model that is trained on it."""
 
-    Attributes:
-        name: in tables and file names.
-        base: every setting of its trainings, with the objective of the first row.
-        primary: the one score that is tested.
-        writing: the writing whose primary score it is.
-        metrics: all that the texts are scored with.
-        limit: the most texts of a split; 0 means all.
-        grid: the settings that are tried when it is tuned, each a tuple of ``key=value``.
-        screening: the seeds by which its rows are chosen: those of the study, or some of them.
-        more_metrics: those of ``metrics`` that the study names besides the usual ones.
-        metric_options: options of metrics, each ``METRIC.OPTION=VALUE``.
-    """
-
-    name: str
-    base: Recipe
-    primary: str
-    writing: str
-    metrics: tuple[str, ...]
-    limit: int
+    name: str  # in tables and file names
+    base: Recipe  # every setting of its trainings, with the objective of the first row
+    primary: str  # the one score that is tested
+    writing: str  # the writing whose primary score it is
+    metrics: tuple[str, ...]  # all that the texts are scored with
+    limit: int  # the most texts of a split; 0 means all
+    # the settings that are tried when it is tuned, each a tuple of ``key=value``
     grid: tuple[tuple[str, ...], ...] = ()
-    screening: tuple[int, ...] = ()
-    more_metrics: tuple[str, ...] = ()
-    metric_options: tuple[str, ...] = ()
+    screening: tuple[int, ...] = ()  # the seeds by which its rows are chosen: those of the study, or some of them
+    more_metrics: tuple[str, ...] = ()  # those of ``metrics`` that the study names besides the usual ones
+    metric_options: tuple[str, ...] = ()  # options of metrics, each ``METRIC.OPTION=VALUE``
 
     def options(self, metric: str) -> dict[str, Any]:
         """The options of a metric. Raises if there are none of these."""
@@ -167,19 +140,12 @@ class DataSet(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """What is tuned, on validation data.
+    """What is tuned, on validation data."""
 
-    Attributes:
-        grid: the settings that are tried in sets without a grid of their own.
-        objectives: the rows for which they are.
-        others: the row whose choice all other rows take.
-        seed: of these trainings.
-    """
-
-    grid: tuple[tuple[str, ...], ...]
-    objectives: tuple[str, ...]
-    others: str
-    seed: int
+    grid: tuple[tuple[str, ...], ...]  # the settings that are tried in sets without a grid of their own
+    objectives: tuple[str, ...]  # the rows for which they are
+    others: str  # the row whose choice all other rows take
+    seed: int  # of these trainings
 
 
 @dataclass(frozen=True)
@@ -187,38 +153,26 @@ class Study:
     """A question and all that answers it.
 
     Attributes:
-        name: of the file, without its ending.
-        title: the question.
-        objectives: the rows; the first is the baseline.
-        sets: data sets and models.
-        writings: name → settings of ``generation`` with which texts are written.
-        tuning: None if nothing is tuned.
-        screening: seeds of the trainings by which rows are chosen; none: all rows are confirmed.
-        confirmation: other seeds, with which the chosen rows are tested.
-        confirm: how many rows are confirmed besides the baseline and those of ``always``.
-        always: rows that are tested whatever the screening says, as the question is about them.
-        minutes: the most minutes of all trainings and writings together; 0: no limit.
-        trainings: the most trainings; 0: no limit.
         grows: whether rows and seeds may change once the test set was used, as nothing was chosen. Results of others
             are left alone.
-        systems: row → what it is, if it is a system and not an objective; also of what they need.
-        named: row → what it is, if it is an objective with settings of its own.
     """
 
-    name: str
-    title: str
-    objectives: tuple[str, ...]
-    sets: tuple[DataSet, ...]
-    writings: Mapping[str, tuple[str, ...]]
-    tuning: Tuning | None
-    screening: tuple[int, ...]
-    confirmation: tuple[int, ...]
-    confirm: int
-    minutes: float = 0.0
-    trainings: int = 0
-    always: tuple[str, ...] = ()
+    name: str  # of the file, without its ending
+    title: str  # the question
+    objectives: tuple[str, ...]  # the rows; the first is the baseline
+    sets: tuple[DataSet, ...]  # data sets and models
+    writings: Mapping[str, tuple[str, ...]]  # name → settings of ``generation`` with which texts are written
+    tuning: Tuning | None  # None if nothing is tuned
+    screening: tuple[int, ...]  # seeds of the trainings by which rows are chosen; none: all rows are confirmed
+    confirmation: tuple[int, ...]  # other seeds, with which the chosen rows are tested
+    confirm: int  # how many rows are confirmed besides the baseline and those of ``always``
+    minutes: float = 0.0  # the most minutes of all trainings and writings together; 0: no limit
+    trainings: int = 0  # the most trainings; 0: no limit
+    always: tuple[str, ...] = ()  # rows that are tested whatever the screening says, as the question is about them
     grows: bool = False
+    # row → what it is, if it is a system and not an objective; also of what they need
     systems: Mapping[str, SystemRow] = field(default_factory=dict)
+    # row → what it is, if it is an objective with settings of its own
     named: Mapping[str, NamedRow] = field(default_factory=dict)
     _recipes: dict[Training, Recipe] = field(default_factory=dict, compare=False, repr=False)
 

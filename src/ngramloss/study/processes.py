@@ -24,8 +24,7 @@ IMPORTED = (
     "transformers.models.auto.tokenization_auto",
 )
 """What the fork server imports: most of what ``train`` and ``generate`` need."""
-_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-"""Elsewhere libraries do not survive a fork."""
+_METHOD = "forkserver" if sys.platform == "linux" else "spawn"  # Elsewhere libraries do not survive a fork
 
 
 class Process:

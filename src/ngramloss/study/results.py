@@ -37,8 +37,7 @@ ELSEWHERE = ("start again with other --results and --runs", "choose another --ru
 """How to start again with a study of a file, and with one that grows."""
 ADVICE = "Move it out of the folder. If this study wrote it, its texts are scored again."
 """What to do about a file that is not a result; it may be somebody's own."""
-DECIMALS = 4
-"""Of the scores of documents."""
+DECIMALS = 4  # Of the scores of documents
 OF_SCORES = " of the scores"
 MAY_DIFFER = {
     "train data": (*recipe.affecting("rows"), "data.weights"),
@@ -54,8 +53,7 @@ MAY_DIFFER = {
     "": ("data.", "model.", "task"),
 }
 """How names of what trainings are made of begin → how settings begin by which rows have different ones on purpose."""
-_EARLIER = {"train": "train data", "base": "model: weights"}
-"""The names of earlier versions."""
+_EARLIER = {"train": "train data", "base": "model: weights"}  # The names of earlier versions
 _SAMPLE = {"ids": ["1"], "references": [["a"]], "documents": ["a"], "predictions": ["a"]}
 """Texts of one document, to try a metric on."""
 
@@ -65,49 +63,35 @@ class Result:
     """What one writing of one training scored, or why it failed.
 
     Attributes:
-        training: whose model wrote the texts, and of which split.
-        writing: its name.
-        facts: all of the study that could change it, see ``Study.facts``.
-        failed: why there are no scores; empty if there are.
-        tries: how often it failed, if it did.
         diverged: whether it failed because its loss became NaN or infinite. Any other failure says nothing about the
             row, so nothing is chosen before another try has succeeded.
-        scores: name of a score → its value for the corpus; None where it has none.
-        count: the number of documents.
         documents: of the set's primary writing, the primary score of each document, or its counts where the corpus
             score is not their mean; else empty.
-        signatures: metric → how it was computed.
-        notes: metric → sentences on texts that it does not read well with its options.
-        generation: how the texts were written.
         made_of: what the training is made of, as ``prepared.json`` says, the split of the texts, and code of metrics →
             their fingerprints; and the precision of the training.
-        train_seconds: time of the training; None if it was stopped in between.
-        write_seconds: time of the writing, likewise.
-        docs_per_second: speed of the training.
-        parallel: how many trainings and writings ran side by side.
-        version: of ngramloss.
-        attempt: of a failure, different for each one.
     """
 
-    training: Training
-    writing: str
-    facts: dict[str, Any]
-    failed: str = ""
-    tries: int = 0
+    training: Training  # whose model wrote the texts, and of which split
+    writing: str  # its name
+    facts: dict[str, Any]  # all of the study that could change it, see ``Study.facts``
+    failed: str = ""  # why there are no scores; empty if there are
+    tries: int = 0  # how often it failed, if it did
     diverged: bool = False
+    # name of a score → its value for the corpus; None where it has none
     scores: dict[str, float | None] = field(default_factory=dict)
-    count: int = 0
+    count: int = 0  # the number of documents
     documents: list[Any] = field(default_factory=list)
-    signatures: dict[str, str] = field(default_factory=dict)
+    signatures: dict[str, str] = field(default_factory=dict)  # metric → how it was computed
+    # metric → sentences on texts that it does not read well with its options
     notes: dict[str, list[str]] = field(default_factory=dict)
-    generation: str = ""
+    generation: str = ""  # how the texts were written
     made_of: dict[str, str] = field(default_factory=dict)
-    train_seconds: float | None = None
-    write_seconds: float | None = None
-    docs_per_second: float | None = None
-    parallel: int = 1
-    version: str = __version__
-    attempt: str = ""
+    train_seconds: float | None = None  # time of the training; None if it was stopped in between
+    write_seconds: float | None = None  # time of the writing, likewise
+    docs_per_second: float | None = None  # speed of the training
+    parallel: int = 1  # how many trainings and writings ran side by side
+    version: str = __version__  # of ngramloss
+    attempt: str = ""  # of a failure, different for each one
 
     @property
     def key(self) -> tuple[Training, str]:
@@ -143,8 +127,7 @@ class Confirmed(NamedTuple):
     seeds: list[int]
 
 
-Results = Mapping[tuple[Training, str], Result]
-"""The results of a study, by training and writing."""
+Results = Mapping[tuple[Training, str], Result]  # The results of a study, by training and writing
 
 
 class ScoringError(Exception):

@@ -44,97 +44,57 @@ from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, se
 from ngramloss.study.system_rows import Made
 from ngramloss.study.tables import unread
 
-POLL = 0.1
-"""Seconds between two looks at the processes."""
-WAIT = 2.0
-"""Seconds between two looks at what other loops have done."""
-TRIES = 2
-"""How often a training is tried before its failure counts as its end."""
-PAUSE = 30.0
-"""Seconds between a failure and the next try."""
-STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)
-"""Exit codes of a process that was asked to stop."""
-PATIENCE = 60.0
-"""Seconds that a process gets to save its work and end."""
+POLL = 0.1  # Seconds between two looks at the processes
+WAIT = 2.0  # Seconds between two looks at what other loops have done
+TRIES = 2  # How often a training is tried before its failure counts as its end
+PAUSE = 30.0  # Seconds between a failure and the next try
+STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # Exit codes of a process that was asked to stop
+PATIENCE = 60.0  # Seconds that a process gets to save its work and end
 
 
 class Step(NamedTuple):
-    """One process of a job.
+    """One process of a job."""
 
-    Attributes:
-        what: ``train``, the name of a writing, or what is made before a system.
-        arguments: of ``ngramloss``.
-        folder: the folder that the process writes to, and locks.
-        continued: whether it continues work that was stopped.
-        log: the file of what it prints, in the folder of a training, this one or one that is made before it.
-    """
-
-    what: str
-    arguments: list[str]
-    folder: Path
-    continued: bool
-    log: Path
+    what: str  # ``train``, the name of a writing, or what is made before a system
+    arguments: list[str]  # of ``ngramloss``
+    folder: Path  # the folder that the process writes to, and locks
+    continued: bool  # whether it continues work that was stopped
+    log: Path  # the file of what it prints, in the folder of a training, this one or one that is made before it
 
 
 class Job(NamedTuple):
-    """A training in work.
+    """A training in work."""
 
-    Attributes:
-        training: the training.
-        lock: of its folder.
-        seconds: the log of an ended step → its time; None if it was stopped in between.
-        step: the present one.
-        process: of the step.
-        step_lock: of the folder of the step's log, if that is not the job's.
-        began: when the step began.
-    """
-
-    training: Training
-    lock: ExitStack
-    seconds: dict[Path, float | None]
-    step: Step
-    process: Process
-    step_lock: ExitStack
-    began: float
+    training: Training  # the training
+    lock: ExitStack  # of its folder
+    seconds: dict[Path, float | None]  # the log of an ended step → its time; None if it was stopped in between
+    step: Step  # the present one
+    process: Process  # of the step
+    step_lock: ExitStack  # of the folder of the step's log, if that is not the job's
+    began: float  # when the step began
 
 
 class Ways(NamedTuple):
-    """How a study is run here.
+    """How a study is run here."""
 
-    Attributes:
-        runs: the folder of the trainings.
-        parallel: jobs at a time.
-        only: the sets that are worked on; empty: all.
-        share: number of this share, from 1, and of all; machines that do not share a folder divide the trainings so.
-        minutes: end after this time; 0: no limit.
-        delete_models: delete a model once its texts are scored.
-        options: passed on to ``train`` and ``generate``.
-    """
-
-    runs: Path
-    parallel: int = 1
-    only: tuple[str, ...] = ()
+    runs: Path  # the folder of the trainings
+    parallel: int = 1  # jobs at a time
+    only: tuple[str, ...] = ()  # the sets that are worked on; empty: all
+    # number of this share, from 1, and of all; machines that do not share a folder divide the trainings so
     share: tuple[int, int] = (1, 1)
-    minutes: float = 0.0
-    delete_models: bool = False
-    options: tuple[str, ...] = ()
+    minutes: float = 0.0  # end after this time; 0: no limit
+    delete_models: bool = False  # delete a model once its texts are scored
+    options: tuple[str, ...] = ()  # passed on to ``train`` and ``generate``
 
 
 @dataclass
 class Outcome:
-    """How a study ended.
+    """How a study ended."""
 
-    Attributes:
-        finished: whether every training has a result or failed.
-        why: why it ended earlier, a sentence each.
-        halted: whether somebody else stopped a process, so that no other one is started.
-        deadline: when it must end, by the monotonic clock.
-    """
-
-    finished: bool = False
-    why: list[str] = field(default_factory=list)
-    halted: bool = False
-    deadline: float = math.inf
+    finished: bool = False  # whether every training has a result or failed
+    why: list[str] = field(default_factory=list)  # why it ended earlier, a sentence each
+    halted: bool = False  # whether somebody else stopped a process, so that no other one is started
+    deadline: float = math.inf  # when it must end, by the monotonic clock
 
     def stopped(self, why: str) -> None:
         """Note a reason once."""

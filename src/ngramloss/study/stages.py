@@ -9,37 +9,25 @@ from typing import NamedTuple
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
 from ngramloss.study.results import Result, Results
 
-Rows = Mapping[str, tuple[str, ...]]
-"""Row → the setting that was tuned for it."""
+Rows = Mapping[str, tuple[str, ...]]  # Row → the setting that was tuned for it
 
 
 class Stage(NamedTuple):
-    """The trainings of one stage of a set.
+    """The trainings of one stage of a set."""
 
-    Attributes:
-        name: ``tune``, ``always``, ``screen`` or ``confirm``.
-        trainings: empty as long as an earlier stage must choose them.
-        planned: how many there are, or will be. Trainings of an earlier stage do not count again.
-    """
-
-    name: str
-    trainings: list[Training]
-    planned: int
+    name: str  # ``tune``, ``always``, ``screen`` or ``confirm``
+    trainings: list[Training]  # empty as long as an earlier stage must choose them
+    planned: int  # how many there are, or will be. Trainings of an earlier stage do not count again.
 
 
 class Stages(NamedTuple):
-    """Where a set stands.
+    """Where a set stands."""
 
-    Attributes:
-        all: its stages in order.
-        settings: row → the setting that was chosen for it; None as long as it is tuned.
-        confirmed: the rows that are tested and their settings, the baseline first; None as long as they are screened.
-        always: the rows that are tested whatever the screening says; None as long as they are tuned, or without any.
-    """
-
-    all: list[Stage]
-    settings: Rows | None
+    all: list[Stage]  # its stages in order
+    settings: Rows | None  # row → the setting that was chosen for it; None as long as it is tuned
+    # the rows that are tested and their settings, the baseline first; None as long as they are screened
     confirmed: Rows | None
+    # the rows that are tested whatever the screening says; None as long as they are tuned, or without any
     always: Rows | None = None
 
     @property

@@ -30,31 +30,19 @@ _OPTION = "system."
 
 
 class Made(NamedTuple):
-    """What a training reads of another row.
+    """What a training reads of another row."""
 
-    Attributes:
-        row: a system, a recipe such as ``lm``, or an objective.
-        split: of which its model writes candidates; empty: the run itself.
-    """
-
-    row: str
-    split: str = ""
+    row: str  # a system, a recipe such as ``lm``, or an objective
+    split: str = ""  # of which its model writes candidates; empty: the run itself
 
 
 class SystemRow(NamedTuple):
-    """A row that is a system, not an objective.
+    """A row that is a system, not an objective."""
 
-    Attributes:
-        base: every setting of its training, but for those of ``first``.
-        first: setting → its value, as in :class:`ngramloss.training.systems.System`.
-        runs: the folder of all trainings, which these values name.
-        small: whether it is one for the built-in corpus.
-    """
-
-    base: Recipe
-    first: Mapping[str, str]
-    runs: Path
-    small: bool
+    base: Recipe  # every setting of its training, but for those of ``first``
+    first: Mapping[str, str]  # setting → its value, as in :class:`ngramloss.training.systems.System`
+    runs: Path  # the folder of all trainings, which these values name
+    small: bool  # whether it is one for the built-in corpus
 
     @property
     def made(self) -> list[Made]:

@@ -20,82 +20,48 @@ from ngramloss.study.results import Result, Results, documents_of
 from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
 
 LEVEL, POWER = 0.05, 0.8
-SAMPLES, SHUFFLES = significance.SAMPLES, significance.SHUFFLES
-"""Of the tests over documents."""
-SHAPE = ("words", "repeated3")
-"""The scores of the metric ``shape`` that are shown."""
+SAMPLES, SHUFFLES = significance.SAMPLES, significance.SHUFFLES  # Of the tests over documents
+SHAPE = ("words", "repeated3")  # The scores of the metric ``shape`` that are shown
 
 
 class Comparison(NamedTuple):
-    """A row of a set over its seeds, and its difference to the baseline.
+    """A row of a set over its seeds, and its difference to the baseline."""
 
-    Attributes:
-        data: the set.
-        objective: the row.
-        setting: that was tuned.
-        scores: seed → primary score.
-        failed: seed → why it has none; a seed that was not trained yet is in neither.
-        seeds: how many there should be.
-        against: difference, low, high, p and p_holm over the seeds that the baseline has, too; empty for the baseline.
-        p_documents: of the paired tests over documents, corrected likewise; NaN without.
-        smallest: the smallest difference that these seeds could have shown; NaN without.
-    """
-
-    data: DataSet
-    objective: str
-    setting: tuple[str, ...]
-    scores: dict[int, float]
-    failed: dict[int, str]
-    seeds: int
+    data: DataSet  # the set
+    objective: str  # the row
+    setting: tuple[str, ...]  # that was tuned
+    scores: dict[int, float]  # seed → primary score
+    failed: dict[int, str]  # seed → why it has none; a seed that was not trained yet is in neither
+    seeds: int  # how many there should be
+    # difference, low, high, p and p_holm over the seeds that the baseline has, too; empty for the baseline
     against: dict[str, float]
-    p_documents: float = nan
-    smallest: float = nan
+    p_documents: float = nan  # of the paired tests over documents, corrected likewise; NaN without
+    smallest: float = nan  # the smallest difference that these seeds could have shown; NaN without
 
 
 class Shown(NamedTuple):
-    """A table, and what stands above and below it.
+    """A table, and what stands above and below it."""
 
-    Attributes:
-        title: what it is, without the name of its set.
-        table: the table.
-        failures: a sentence for each seed that failed.
-        notes: what its columns are.
-        warnings: what stands above the table.
-    """
-
-    title: str
-    table: Table
-    failures: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    warnings: Sequence[str] = ()
+    title: str  # what it is, without the name of its set
+    table: Table  # the table
+    failures: Sequence[str] = ()  # a sentence for each seed that failed
+    notes: Sequence[str] = ()  # what its columns are
+    warnings: Sequence[str] = ()  # what stands above the table
 
 
 class SetTables(NamedTuple):
-    """All that is shown of a set. A table without results is None.
+    """All that is shown of a set. A table without results is None."""
 
-    Attributes:
-        data: the set.
-        screening: its rows on the validation data.
-        rows: its confirmed rows on the test data.
-        signatures: how its texts were scored and written, each a name and the signature.
-        speeds: how speeds were measured.
-        tuned: the primary score of each setting that was tried.
-        screened: the primary score of all rows over the screening seeds.
-        confirmed: the primary score of the confirmed rows, with tests.
-        others: all scores of the confirmed rows, a table for each writing.
-        stopped: why no row is chosen and what to do, then the failures; empty if one is.
-    """
-
-    data: DataSet
-    screening: list[Comparison]
-    rows: list[Comparison]
-    signatures: list[tuple[str, str]]
-    speeds: str
-    tuned: Shown | None = None
-    screened: Shown | None = None
-    confirmed: Shown | None = None
-    others: Sequence[Shown] = ()
-    stopped: Sequence[str] = ()
+    data: DataSet  # the set
+    screening: list[Comparison]  # its rows on the validation data
+    rows: list[Comparison]  # its confirmed rows on the test data
+    signatures: list[tuple[str, str]]  # how its texts were scored and written, each a name and the signature
+    speeds: str  # how speeds were measured
+    tuned: Shown | None = None  # the primary score of each setting that was tried
+    screened: Shown | None = None  # the primary score of all rows over the screening seeds
+    confirmed: Shown | None = None  # the primary score of the confirmed rows, with tests
+    others: Sequence[Shown] = ()  # all scores of the confirmed rows, a table for each writing
+    stopped: Sequence[str] = ()  # why no row is chosen and what to do, then the failures; empty if one is
 
 
 def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> str:
