@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ngramloss import recipe
 from ngramloss.errors import UserError
 from ngramloss.recipe import Data, Generation, Model, Recipe, Train
-from ngramloss.training.schedules import learning_rate
+from ngramloss.training.schedules import learning_rate, warmup_steps
 from ngramloss.training.systems import read_system
 
 LEGAL = re.compile(r"[\w.+-]{1,200}")
@@ -21,6 +21,10 @@ def written(folder, text, name="mine.toml"):
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+def warmup_of(train, total):
+    return warmup_steps(train.schedule, train.warmup_steps, total)
 
 
 def complaint(name, *overrides):
@@ -149,7 +153,7 @@ def test_brios_recipes_have_its_authors_settings(name, objective, rows, lengths)
     )
     assert (train.clip, train.weight_decay, data.separator) == (0.0, 0.0, "none")
     for total in (3_000, 50_000):  # however long the training is
-        how = {"warmup": train.warmup(total), "total": total, "rate": train.learning_rate}
+        how = {"warmup": warmup_of(train, total), "total": total, "rate": train.learning_rate}
         for step in (1, 100, 9_999, 10_000, 10_001, 30_000):
             rate = learning_rate(train.schedule, step - 1, **how)
             assert rate == pytest.approx(2e-3 * min(step**-0.5, step * 10_000**-1.5), rel=1e-12)
@@ -628,12 +632,14 @@ def test_a_warm_up_is_steps_or_a_share_of_them(tmp_path):
     """Recipes of earlier versions have whole steps, which mean what they meant."""
     (tmp_path / "old.toml").write_text('base = "demo"\n[train]\nwarmup_steps = 100\n')
     assert recipe.differences(recipe.load("demo"), recipe.load(str(tmp_path / "old.toml"))) == []
-    warmups = {name: recipe.load(name).train.warmup(10**6) for name in ("demo", "newswire", "xsum", "brio-xsum")}
+    warmups = {name: warmup_of(recipe.load(name).train, 10**6) for name in ("demo", "newswire", "xsum", "brio-xsum")}
     assert warmups == {"demo": 100, "newswire": 40, "xsum": 1000, "brio-xsum": 10_000}
     train = recipe.load("xsum", ["train.warmup_steps=0.03"]).train
-    assert train.warmup(200) == 6
+    assert warmup_of(train, 200) == 6
     train = dataclasses.replace(train, warmup_steps=0.99)
-    assert (train.warmup(10), train.warmup(1)) == (9, 0), "the last update, or the only one, has the largest rate"
+    assert (warmup_of(train, 10), warmup_of(train, 1)) == (9, 0), (
+        "the last update, or the only one, has the largest rate"
+    )
     with pytest.raises(
         UserError,
         match=r"train.warmup_steps: must be a whole number of steps, or a share of all steps below 1, got 1.5\.",

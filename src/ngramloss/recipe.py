@@ -149,9 +149,7 @@ class Train:
     """Steps in which the learning rate rises; below 1 a share of all steps, as in Transformers."""
     encoder_warmup_steps: float = setting(0.0, "weights", least=0, systems=False)
     """The same for ``encoder_learning_rate``; 0: the same as ``warmup_steps``."""
-    schedule: str = setting(
-        "linear", "weights", choices=("linear", "cosine", "constant_with_warmup", "inverse_sqrt", "polynomial", "noam")
-    )
+    schedule: str = setting("linear", "weights", choices=LazyFunction("ngramloss.training.schedules:schedule_names"))
     """``noam`` is ``learning_rate`` · min(t^-½, t · ``warmup_steps``^-1.5) at step t, in a training of any length; with
     the others ``learning_rate`` is the largest rate."""
     weight_decay: float = setting(0.01, "weights", least=0)
@@ -207,19 +205,6 @@ class Train:
     """``fast`` stores the head's logits, ``lean`` recomputes them; see docs/performance.md."""
     seed: int = setting(42, "weights", least=0)
     report_to: list[str] = setting([], "speed", choices=("mlflow", "tensorboard", "trackio", "wandb"))
-
-    def warmup(self, steps: int) -> int:
-        """Steps of the warm-up in a training of this many steps. One that would not end takes a tenth of them.
-
-        That of ``noam`` is part of a formula, and stays.
-
-        >>> Train(warmup_steps=100).warmup(1800), Train(warmup_steps=100).warmup(90), Train(warmup_steps=0.1).warmup(90)
-        (100, 9, 9)
-        """
-        if self.warmup_steps < 1:
-            return min(round(self.warmup_steps * steps), steps - 1)
-        ends = self.warmup_steps < steps or self.schedule == "noam"
-        return int(self.warmup_steps) if ends else steps // 10
 
 
 @dataclass(frozen=True)
@@ -454,12 +439,7 @@ def flat(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
-    """The settings of a recipe, merged over those of its bases.
-
-    Args:
-        name: a built-in recipe, or a file.
-        above: the files that are based on this one, the closest last.
-    """
+    """The settings of a recipe, merged over those of its bases. ``above`` are files based on it, the closest last."""
     path = Path(name)
     if name in builtin():
         content, where = files("ngramloss").joinpath("recipes", f"{name}.toml").read_bytes(), f"recipe {name}"
@@ -473,7 +453,7 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
             f"there is no recipe {name!r}{asked}: neither a file nor one of {', '.join(builtin())}.{hint}"
         )
     settings = parse_toml(content, where)
-    _drop_consent(settings, where if name in builtin() else f"recipe {where}")
+    _refuse_consent(settings, where if name in builtin() else f"recipe {where}")
     base = settings.pop("base", None)
     if base is None:
         return settings
@@ -509,13 +489,13 @@ def _override(settings: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise UserError(f"--set {override}: {section} is a setting, not a section.")
     table[last] = value
-    _drop_consent(settings, "--set")
+    _refuse_consent(settings, "--set")
 
 
-def _drop_consent(settings: dict[str, Any], where: str) -> None:
-    """Raise if settings ask to run a model's code. Drop the key if it is false, as in recipes of earlier versions."""
+def _refuse_consent(settings: dict[str, Any], where: str) -> None:
+    """Raise if settings ask to run a model's code."""
     model = settings.get("model")
-    if isinstance(model, dict) and model.pop("trust_remote_code", False) is not False:
+    if isinstance(model, dict) and model.get("trust_remote_code", False) is not False:
         raise UserError(
             f"{where} asks to run code that comes with the model (model.trust_remote_code). A setting cannot give that "
             "consent: if you trust the model, remove the key and use --trust-remote-code on the command line."
@@ -617,157 +597,118 @@ def _unknown(key: str, known: Iterable[str]) -> str:
     return f"{key}: unknown key." + (f" Did you mean {every[names.index(close)]}?" if close else "")
 
 
-def _broken_rules(recipe: Recipe) -> list[str]:
-    """What is wrong with settings beside each other, in sentences."""
-    rules = (*_rules(recipe), *_rules_of_averages(recipe.train), *_rules_of_online(recipe))
-    return [text for holds, text in rules if not holds]
+def _broken_rules(recipe: Recipe) -> Iterator[str]:
+    data, model, train, generation = recipe.data, recipe.model, recipe.train, recipe.generation
+    if not train.epochs and not train.max_steps:
+        yield "train.epochs: this or train.max_steps must be above 0."
+    if model.width % model.heads:
+        yield "model.width: must be a multiple of model.heads."
+    if train.early_stopping and not train.eval_every:
+        yield "train.early_stopping: needs validations, but train.eval_every is 0."
+    if train.early_stopping and train.best == LAST:
+        yield f"train.early_stopping: needs something that becomes better, but train.best is {LAST}."
+    if model.lora and train.fsdp:
+        yield NOT_SHARDED
+    if generation.min_length > generation.max_length:
+        yield "generation.min_length: must not be above generation.max_length."
+    for key in ("warmup_steps", "encoder_warmup_steps"):
+        steps: float = getattr(train, key)
+        if steps >= 1 and not steps.is_integer():
+            yield f"train.{key}: must be a whole number of steps, or a share of all steps below 1, got {steps:g}."
+    if train.encoder_warmup_steps and not train.encoder_learning_rate:
+        yield "train.encoder_warmup_steps: is that of train.encoder_learning_rate. Set that, too."
+    if model.encoder and model.name != "scratch":
+        yield 'model.encoder: is for a model with a new decoder. Set model.name = "scratch", too.'
+    if model.tokenizer and (model.name != "scratch" or model.encoder):
+        yield (
+            'model.tokenizer: is for a model from scratch, model.name = "scratch" without model.encoder. Others have '
+            "their own."
+        )
+    if data.validation_fraction + data.test_fraction >= 1:
+        yield (
+            "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on."
+        )
+    if data.leave_out and (part_of(data.leave_out) or (0, 0))[1] <= 1:
+        yield (
+            "data.leave_out: must be K/N, such as 1/2 for the first of two parts of the training rows, got "
+            f"{data.leave_out!r}."
+        )
+    if data.prompt not in ("", CHAT, NO_SOURCE) and data.prompt.count(SOURCE) != 1:
+        yield (
+            f'data.prompt: must have {SOURCE} once, where the source is put, or be "{CHAT}" or "{NO_SOURCE}", got '
+            f"{data.prompt!r}."
+        )
+    for key in ("prompt", "instruction"):
+        if "\\n" in getattr(data, key):
+            yield (
+                f"data.{key}: has a backslash and an n where a line should end. On the command line, put it in quotes: "
+                """--set 'data.prompt="{source}\\n\\nSummary:"'."""
+            )
+    for key in ("lora_alpha", "lora_dropout", "lora_targets"):
+        if not model.lora and getattr(model, key) != getattr(Model(), key):
+            yield f"model.{key}: is of adapters, and model.lora is 0. Set that, or leave it out."
+    if data.instruction and data.prompt != CHAT:
+        yield f'data.instruction: belongs to data.prompt = "{CHAT}". Set that, or write it into the template.'
+    if not data.name:
+        yield "data.name: must not be empty."
+    if not model.name:
+        yield "model.name: must not be empty."
+    yield from _broken_rules_of_averages(train)
+    yield from _broken_rules_of_online(recipe)
 
 
-Rule = tuple[bool, str]
-"""Whether it holds, and what to say if it does not."""
-
-
-def _rules_of_averages(train: Train) -> list[Rule]:
-    averages = bool(train.average or train.ema)
-    return [
-        (train.average != 1, "train.average: the mean of one checkpoint is that checkpoint. Use 2 or more, or 0."),
-        (
-            train.keep >= train.average,
+def _broken_rules_of_averages(train: Train) -> Iterator[str]:
+    if train.average == 1:
+        yield "train.average: the mean of one checkpoint is that checkpoint. Use 2 or more, or 0."
+    if train.keep < train.average:
+        yield (
             f"train.keep: the mean of {train.average} checkpoints (train.average) needs as many, and {train.keep} are "
-            f"kept. Set train.keep = {train.average}.",
-        ),
-        (
-            not (train.average and train.ema) or (train.best != LAST and train.eval_every > 0),
+            f"kept. Set train.keep = {train.average}."
+        )
+    if train.average and train.ema and (train.best == LAST or not train.eval_every):
+        yield (
             "train.ema: beside train.average, a validation must choose between the two. Leave one of them out, or set "
-            "train.eval_every and another train.best.",
-        ),
-        (
-            not (train.fsdp and averages),
-            "train.fsdp: train.average and train.ema do not work with sharded weights. Leave them out.",
-        ),
-    ]
+            "train.eval_every and another train.best."
+        )
+    if train.fsdp and (train.average or train.ema):
+        yield "train.fsdp: train.average and train.ema do not work with sharded weights. Leave them out."
 
 
-def _rules_of_online(recipe: Recipe) -> list[Rule]:
+def _broken_rules_of_online(recipe: Recipe) -> Iterator[str]:
     online, engines = recipe.online, (AUTO, *LazyFunction("ngramloss.search.registry:engines_with_groups")())
     draws_plainly = (online.temperature, online.top_p) == (1.0, 1.0)
-    return [
-        (
-            not (online.samples and recipe.data.candidates),
+    if online.samples and recipe.data.candidates:
+        yield (
             "online.samples: the model writes its candidates while it is trained, and data.candidates names a file of "
-            "them. Leave one of them out.",
-        ),
-        (
-            not (online.samples and recipe.system),
+            "them. Leave one of them out."
+        )
+    if online.samples and recipe.system:
+        yield (
             f"online.samples: {recipe.system} is a system of its own, which does not read the section online. "
-            "Leave one of them out.",
-        ),
-        (
-            online.groups != 1,
-            "online.groups: one group is a plain beam search, which has no diversity. Use 2 or more, or 0 for samples.",
-        ),
-        (
-            not online.groups or (online.samples > 0 and online.samples % online.groups == 0),
-            f"online.samples: must be a multiple of the {online.groups} groups of online.groups, got {online.samples}.",
-        ),
-        (
-            not online.groups or draws_plainly,
+            "Leave one of them out."
+        )
+    if online.groups == 1:
+        yield (
+            "online.groups: one group is a plain beam search, which has no diversity. Use 2 or more, or 0 for samples."
+        )
+    if online.groups and (not online.samples or online.samples % online.groups):
+        yield (
+            f"online.samples: must be a multiple of the {online.groups} groups of online.groups, got {online.samples}."
+        )
+    if online.groups and not draws_plainly:
+        yield (
             "online.temperature: this and online.top_p are of samples, and online.groups searches with beams. Leave "
-            "one of them out.",
-        ),
-        (
-            online.samples > 0 or draws_plainly,
-            "online.temperature: this and online.top_p are of samples, and online.samples is 0. Set that, too.",
-        ),
-        (
-            not online.groups or recipe.generation.engine in engines,
+            "one of them out."
+        )
+    if not online.samples and not draws_plainly:
+        yield "online.temperature: this and online.top_p are of samples, and online.samples is 0. Set that, too."
+    if online.groups and recipe.generation.engine not in engines:
+        yield (
             f"online.groups: groups of beams need generation.engine = {' or '.join(engines)}, got "
-            f"{recipe.generation.engine}.",
-        ),
-        (
-            online.groups > 0 or online.diversity == Online().diversity,
-            "online.diversity: is of groups of beams, and online.groups is 0. Set that, too.",
-        ),
-    ]
-
-
-def _rules(recipe: Recipe) -> list[Rule]:
-    data, model, train = recipe.data, recipe.model, recipe.train
-    return [
-        (train.epochs > 0 or train.max_steps > 0, "train.epochs: this or train.max_steps must be above 0."),
-        (model.width % model.heads == 0, "model.width: must be a multiple of model.heads."),
-        (
-            train.early_stopping == 0 or train.eval_every > 0,
-            "train.early_stopping: needs validations, but train.eval_every is 0.",
-        ),
-        (
-            train.early_stopping == 0 or train.best != LAST,
-            f"train.early_stopping: needs something that becomes better, but train.best is {LAST}.",
-        ),
-        (not (model.lora and train.fsdp), NOT_SHARDED),
-        (
-            recipe.generation.min_length <= recipe.generation.max_length,
-            "generation.min_length: must not be above generation.max_length.",
-        ),
-        *(
-            (
-                steps < 1 or steps.is_integer(),
-                f"train.{key}: must be a whole number of steps, or a share of all steps below 1, got {steps:g}.",
-            )
-            for key, steps in (
-                ("warmup_steps", train.warmup_steps),
-                ("encoder_warmup_steps", train.encoder_warmup_steps),
-            )
-        ),
-        (
-            not train.encoder_warmup_steps or train.encoder_learning_rate > 0,
-            "train.encoder_warmup_steps: is that of train.encoder_learning_rate. Set that, too.",
-        ),
-        (
-            not model.encoder or model.name == "scratch",
-            'model.encoder: is for a model with a new decoder. Set model.name = "scratch", too.',
-        ),
-        (
-            not model.tokenizer or (model.name == "scratch" and not model.encoder),
-            'model.tokenizer: is for a model from scratch, model.name = "scratch" without model.encoder. Others have '
-            "their own.",
-        ),
-        (
-            data.validation_fraction + data.test_fraction < 1,
-            "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on.",
-        ),
-        (
-            not data.leave_out or (part_of(data.leave_out) or (0, 0))[1] > 1,
-            "data.leave_out: must be K/N, such as 1/2 for the first of two parts of the training rows, got "
-            f"{data.leave_out!r}.",
-        ),
-        (
-            data.prompt in ("", CHAT, NO_SOURCE) or data.prompt.count(SOURCE) == 1,
-            f'data.prompt: must have {SOURCE} once, where the source is put, or be "{CHAT}" or "{NO_SOURCE}", got '
-            f"{data.prompt!r}.",
-        ),
-        *(
-            (
-                "\\n" not in text,
-                f"data.{key}: has a backslash and an n where a line should end. On the command line, put it in quotes: "
-                """--set 'data.prompt="{source}\\n\\nSummary:"'.""",
-            )
-            for key, text in (("prompt", data.prompt), ("instruction", data.instruction))
-        ),
-        *(
-            (
-                model.lora > 0 or getattr(model, key) == getattr(Model(), key),
-                f"model.{key}: is of adapters, and model.lora is 0. Set that, or leave it out.",
-            )
-            for key in ("lora_alpha", "lora_dropout", "lora_targets")
-        ),
-        (
-            not data.instruction or data.prompt == CHAT,
-            f'data.instruction: belongs to data.prompt = "{CHAT}". Set that, or write it into the template.',
-        ),
-        (bool(data.name), "data.name: must not be empty."),
-        (bool(model.name), "model.name: must not be empty."),
-    ]
+            f"{recipe.generation.engine}."
+        )
+    if not online.groups and online.diversity != Online().diversity:
+        yield "online.diversity: is of groups of beams, and online.groups is 0. Set that, too."
 
 
 def _toml(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -142,14 +143,15 @@ class Setting:
         raise UserError(f"{key}: must be {expected}, got {value!r}.")
 
     def _check_bounds(self, key: str, value: float) -> None:
-        if self.least is not None and value < self.least:
-            raise UserError(f"{key}: must be at least {self.least:,}, got {value:,}.")
-        if self.above is not None and not value > self.above:
-            raise UserError(f"{key}: must be above {self.above:,}, got {value:,}.")
-        if self.most is not None and value > self.most:
-            raise UserError(f"{key}: must be at most {self.most:,}, got {value:,}.")
-        if self.below is not None and not value < self.below:
-            raise UserError(f"{key}: must be below {self.below:,}, got {value:,}.")
+        bounds = (
+            (self.least, operator.ge, "at least"),
+            (self.above, operator.gt, "above"),
+            (self.most, operator.le, "at most"),
+            (self.below, operator.lt, "below"),
+        )
+        for bound, holds, words in bounds:
+            if bound is not None and not holds(value, bound):
+                raise UserError(f"{key}: must be {words} {bound:,}, got {value:,}.")
 
 
 def setting(default: Any, affects: str, **more: Any) -> Any:

@@ -165,13 +165,6 @@ def test_a_quoted_key_is_no_way_around(tmp_path):
         recipe.load(str(tmp_path / "own.toml"))
 
 
-def test_recipes_of_earlier_versions_that_say_false_are_read_without_a_word(tmp_path, capsys):
-    (tmp_path / "own.toml").write_text('base = "demo"\n[model]\ntrust_remote_code = false\n')
-    assert recipe.dump(recipe.load(str(tmp_path / "own.toml"))) == recipe.dump(recipe.load("demo"))
-    assert "trust" not in recipe.dump(recipe.load("demo"))
-    assert capsys.readouterr().err == ""
-
-
 # Model folders
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from ngramloss.errors import UserError
 from ngramloss.models.attached.heads import has_encoder
 from ngramloss.output.console import logger
 from ngramloss.recipe import Train
-from ngramloss.training.schedules import learning_rate
+from ngramloss.training.schedules import learning_rate, warmup_steps
 
 
 def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:
@@ -52,8 +51,8 @@ def warmups_of(settings: Train, steps: int) -> tuple[int, int]:
 
     Logs if they are not those that were asked for.
     """
-    encoder = dataclasses.replace(settings, warmup_steps=settings.encoder_warmup_steps or settings.warmup_steps)
-    for asked in dict.fromkeys((settings.warmup_steps, encoder.warmup_steps)):
+    own, encoder = settings.warmup_steps, settings.encoder_warmup_steps or settings.warmup_steps
+    for asked in dict.fromkeys((own, encoder)):
         if asked >= max(steps, 1):
             so = (
                 "the learning rate rises to the end"
@@ -64,7 +63,7 @@ def warmups_of(settings: Train, steps: int) -> tuple[int, int]:
                 f"a warm-up of {asked:,.0f} steps does not end within this training of {steps:,} steps, so {so}. A "
                 "share, such as train.warmup_steps=0.05, fits every length."
             )
-    return settings.warmup(steps), encoder.warmup(steps)
+    return warmup_steps(settings.schedule, own, steps), warmup_steps(settings.schedule, encoder, steps)
 
 
 def set_rates(

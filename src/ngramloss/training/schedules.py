@@ -55,6 +55,24 @@ SCHEDULES: dict[str, Callable[[int, int, int, float], float]] = {
 """Name → what the learning rate is after the warm-up; that of ``noam`` has its own."""
 
 
+def schedule_names() -> tuple[str, ...]:
+    """The values of ``train.schedule``."""
+    return tuple(SCHEDULES)
+
+
+def warmup_steps(schedule: str, asked: float, total: int) -> int:
+    """Steps of a warm-up, asked for in steps or as a share of all. One that would not end takes a tenth of them.
+
+    That of ``noam`` is part of a formula, and stays.
+
+    >>> [warmup_steps("linear", asked, total) for asked, total in ((100, 1800), (100, 90), (0.1, 90))]
+    [100, 9, 9]
+    """
+    if asked < 1:
+        return min(round(asked * total), total - 1)
+    return int(asked) if asked < total or schedule == noam.__name__ else total // 10
+
+
 def learning_rate(name: str, done: int, *, warmup: int, total: int, rate: float) -> float:
     """The learning rate of the next update.
 
