@@ -6,15 +6,15 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
-from ngramloss.storage.files import inside, lock_folder, read_json, remove, whole_folder, write_whole, writing
+from ngramloss.storage.files import inside, lock_folder, read_object, remove, whole_folder, write_whole, writing
 
 SEAL = "whole.json"
 """The file that is written last: names, sizes and checksums of the others, and facts about the folder."""
@@ -30,24 +30,18 @@ def seal(folder: Path, **facts: Any) -> None:
             os.fsync(file.fileno())
         content[str(path.relative_to(folder))] = [path.stat().st_size, _checksum(path)]
     described = {**facts, "files": content}
-    described[OWN] = _own_checksum(described)
-    write_whole(folder / SEAL, json.dumps({OWN: described.pop(OWN), **described}, indent=1))
+    write_whole(folder / SEAL, json.dumps({**described, OWN: _own_checksum(described)}, indent=1))
 
 
 def facts(folder: Path) -> dict[str, Any]:
     """The facts that :func:`seal` saved. Raises ``UserError`` if the file cannot be read."""
-    content: dict[str, Any] = read_json(folder / SEAL)
-    return content
+    return read_object(folder / SEAL)
 
 
 def damage(folder: Path, *, exact: bool = False) -> str:
     """The reason why a folder is incomplete or damaged; empty if it is fine.
 
-    A CRC-32 finds every flipped bit. Reading is what takes time: 100 MB in 0.1 seconds, if they are in memory.
-
-    Args:
-        folder: the folder.
-        exact: whether a file that the seal does not name is damage, too.
+    A CRC-32 finds every flipped bit. ``exact``: a file that the seal does not name is damage, too.
     """
     try:
         described = facts(folder)
@@ -76,13 +70,7 @@ def damage(folder: Path, *, exact: bool = False) -> str:
 
 
 def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str) -> Path:
-    """A folder in the cache: the one that is there, if its checksums are right; otherwise it is made.
-
-    Args:
-        folder: its path.
-        fill: writes the content into a new folder.
-        what: the folder's content, for the message.
-    """
+    """A folder in the cache: the one that is there, if its checksums are right; otherwise ``fill`` makes a new one."""
     _remove_damaged(folder, what)
     if not folder.exists():
         with whole_folder(folder) as new:
@@ -106,18 +94,20 @@ def cached_in_parts(
     time makes them; another one waits, then finds the folder.
 
     Args:
-        folder: its path.
-        parts: the names of the parts.
         fill: writes the part of this name into a new folder.
         join: writes the content into a new folder, from the folders of all parts, in order.
         made: called with the name of each part that is finished, in order.
-        what: the folder's content, for messages.
     """
     _remove_damaged(folder, what)
     beside = folder.with_name(f"{folder.name}.parts")
     if not folder.exists() or beside.exists():  # after a kill, both may exist
         beside.mkdir(parents=True, exist_ok=True)
-        with _locked(beside, what):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(lock_folder(beside, wait=False))
+            except BlockingIOError:
+                logger.info(f"another process is making the {what} {folder}; waiting for it.")
+                stack.enter_context(lock_folder(beside, wait=True))
             if not folder.exists():  # otherwise another process has made it
                 inner = beside / "made"  # the folder around a damaged part is locked, too
                 folders = [inner / name for name in parts]
@@ -131,18 +121,6 @@ def cached_in_parts(
                         raise
             shutil.rmtree(beside, ignore_errors=True)
     return folder
-
-
-@contextmanager
-def _locked(folder: Path, what: str) -> Iterator[None]:
-    """Lock a folder; wait if another process has locked it."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(lock_folder(folder, wait=False))
-        except BlockingIOError:
-            logger.info(f"another process is making the {what} {folder.with_suffix('')}; waiting for it.")
-            stack.enter_context(lock_folder(folder, wait=True))
-        yield
 
 
 def _remove_damaged(folder: Path, what: str) -> None:

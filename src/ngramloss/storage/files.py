@@ -24,8 +24,7 @@ MOST_DOTS = 500
 
 def cache_folder() -> Path:
     """The folder for prepared data: ``$NGRAMLOSS_CACHE``, or ``ngramloss`` in the user's cache."""
-    own = os.environ.get("NGRAMLOSS_CACHE")
-    return Path(own) if own else user_cache()
+    return Path(os.environ.get("NGRAMLOSS_CACHE") or user_cache())
 
 
 def user_cache() -> Path:
@@ -40,9 +39,8 @@ _FULL_TEXTS = re.compile(r"No space left on device|\(os error (28|122|27)\)|\d+ 
 
 
 def inside(folder: Path, *names: str, may_link: bool = False) -> Path:
-    """The path of a file in a folder, from its name, or from the names of the folders on the way to it.
+    """The path of a file in a folder that somebody else may have made, from its name or from those of folders and file.
 
-    Whatever a file of somebody else names, and whatever is in somebody else's folder, is found with this function.
     Raises ``UserError`` if a name is a path, such as ``../x``, or if a link leads out of the folder, unless it may.
 
     >>> inside(Path("runs"), "mine", "log.jsonl").as_posix()
@@ -65,10 +63,7 @@ def is_file_name(name: object) -> TypeGuard[str]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file or folder in the error of a full disk.
-
-    Python leaves it out, or names the source of a copy; libraries may raise anything.
-    """
+    """Name the file or folder in the error of a full disk: Python may leave it out, libraries may raise anything."""
     try:
         yield
     except Exception as error:
@@ -134,12 +129,7 @@ def whole_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_json(path: Path, advice: str = "") -> Any:
-    """Read a JSON file. Raises ``UserError`` with its name if it is damaged, whatever it contains.
-
-    Args:
-        path: the file. If there is none, ``FileNotFoundError`` is raised.
-        advice: what to do about a damaged file, as a sentence.
-    """
+    """Read a JSON file. Raises ``UserError`` with its name and the advice if it is damaged, whatever it contains."""
     try:
         return json.loads(path.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as reason:  # not JSON, not UTF-8, too deep, an enormous number
@@ -147,7 +137,7 @@ def read_json(path: Path, advice: str = "") -> Any:
 
 
 def read_object(path: Path, advice: str = "") -> dict[str, Any]:
-    """Read a JSON file that contains an object; arguments and errors as in :func:`read_json`."""
+    """Read a JSON file that contains an object, as :func:`read_json` does."""
     content = read_json(path, advice)
     if not isinstance(content, dict):
         raise UserError(f"{path} should contain a JSON object, got {type(content).__name__}. {advice}".rstrip())
@@ -177,8 +167,7 @@ def parse_toml(content: bytes, where: str) -> dict[str, Any]:
 
 
 def _reason(reason: Exception) -> str:
-    """What is wrong, without the advice for programmers after a semicolon."""
-    return str(reason).partition("; use sys.")[0].rstrip(".")
+    return str(reason).partition("; use sys.")[0].rstrip(".")  # without the advice for programmers
 
 
 @contextmanager
@@ -216,14 +205,10 @@ def _beside(path: Path) -> Path:
 
 @contextmanager
 def lock_folder(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Lock a folder for one process. The lock is released when the process ends, even if it is killed.
+    """Lock a folder for one process; wait until it is free, or raise ``BlockingIOError``.
 
-    The lock needs no file and no write permission. On systems (Windows) or file systems (some network ones) without
-    such locks, nothing is locked.
-
-    Args:
-        folder: an existing folder.
-        wait: wait until the folder is free; otherwise raise ``BlockingIOError`` if it is locked.
+    The lock needs no file and no write permission, and is released when the process ends, even if it is killed. On
+    systems (Windows) or file systems (some network ones) without such locks, nothing is locked.
     """
     try:
         import fcntl

@@ -83,19 +83,14 @@ class RunFolder:
 
     def content(self) -> list[str]:
         """Names in the folder, except what a killed process may leave before it writes ``recipe.toml``."""
-        unfinished = self._unfinished()
-        return sorted(path.name for path in self.path.iterdir() if path not in unfinished and not self._is_empty(path))
-
-    def _is_empty(self, path: Path) -> bool:
-        return path == self.checkpoints and path.is_dir() and not any(path.iterdir())
-
-    def _unfinished(self) -> list[Path]:
-        """Files and folders of this run that a killed process left half written or half deleted."""
-        return [path for path in self.path.iterdir() if _UNFINISHED.fullmatch(path.name)]
+        checkpoints = self.checkpoints
+        without = {checkpoints.name} if checkpoints.is_dir() and not any(checkpoints.iterdir()) else set()
+        names = {path.name for path in self.path.iterdir() if not _UNFINISHED.fullmatch(path.name)}
+        return sorted(names - without)
 
     def tidy(self) -> None:
-        """Delete half-written files. Call it under the lock."""
-        for path in self._unfinished():
+        """Delete files and folders that a killed process left half written or half deleted. Call it under the lock."""
+        for path in [path for path in self.path.iterdir() if _UNFINISHED.fullmatch(path.name)]:
             remove(path)
 
     def clear(self) -> None:
@@ -111,14 +106,11 @@ class RunFolder:
 
     @contextmanager
     def lock(self, *, option: str, patience: float = 1.0) -> Iterator[None]:
-        """Lock the folder for training, generating or scoring.
+        """Lock the folder for training, generating or scoring. Raises :class:`Busy` if another process has locked it.
 
         Args:
             option: command-line option that chooses another folder, for the message.
             patience: seconds to wait for the lock; scoring holds it only for a moment.
-
-        Raises:
-            Busy: another process has locked the folder.
         """
         until = time.monotonic() + patience
         with ExitStack() as stack:
@@ -175,11 +167,7 @@ class RunFolder:
     def raise_unless_written_by(self, run: RunFolder, about: Path, texts: Path, again: str) -> None:
         """Raise if a run's present weights, with the settings beside them, did not write the texts of this folder.
 
-        Args:
-            run: the run.
-            about: the file that says what wrote the texts.
-            texts: predictions or candidates.
-            again: how to make new ones, for the message.
+        ``about`` says what wrote the texts; ``again`` how to make new ones, for the message.
         """
         facts = object_or_empty(about)
         written, files = facts.get("weights"), facts.get("model_files")
@@ -243,9 +231,9 @@ def weights_mark(model: Path, config: Any) -> str | None:
 
 
 def model_files(model: Path) -> dict[str, str]:
-    """The files in a model folder that loading may read besides the weights → a hash of each one's content.
+    """Files in a model folder that loading may read besides the weights, such as configuration, tokenizer and code.
 
-    They are the configuration, the generation settings, the tokenizer and code; whatever else is there changes nothing.
+    Their names → a hash of each one's content.
     """
     if not model.is_dir():
         return {}

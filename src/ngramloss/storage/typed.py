@@ -32,8 +32,7 @@ def typed(kind: Any, value: Any, what: str | Path, advice: str = "") -> Any:
         kind: a dataclass, a ``NamedTuple``, a ``TypedDict``, or a type that their fields may have. A field with a
             default may be missing.
         value: what was read. Parts of it may have their type already.
-        what: the file, or what is wrong if it is not of this type, as the beginning of a sentence.
-        advice: what to do about a wrong file, as a sentence.
+        what: the file, as the beginning of a sentence.
 
     >>> typed(dict[str, float | None], {"a": "b"}, "x.json")
     Traceback (most recent call last):
@@ -86,7 +85,6 @@ def _is_like(kind: Any, value: Any) -> bool:
 
 
 def _fields(kind: Any, content: Mapping[str, Any], name: str) -> Any:
-    """An object with the fields of a class."""
     types = get_type_hints(kind)
     if dataclasses.is_dataclass(kind):
         needed = {
@@ -104,7 +102,6 @@ def _fields(kind: Any, content: Mapping[str, Any], name: str) -> Any:
 
 
 def _key(kind: type, key: str, name: str) -> Any:
-    """The key of an object, which JSON has as text."""
     if kind is int and not (key.isdecimal() and len(key) < 19):
         raise TypeError(f"{name or 'it'} should have whole numbers as keys, got {_short(key)}")
     return kind(key)
