@@ -191,9 +191,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("chunk", [1, 1 << 20])
-def test_every_format_gives_the_same_vectors(tmp_path, monkeypatch, name, chunk):
-    monkeypatch.setattr(module, "CHUNK", chunk)
+def test_every_format_gives_the_same_vectors(tmp_path, name):
     path = FILES[name](tmp_path / name, RANDOM)
     found, dimensions = read_vectors(path, {"w3", "w11", "w0", "absent"})
     assert dimensions == 5
@@ -233,14 +231,6 @@ def test_one_dimension_and_words_that_are_numbers(tmp_path):
         "cat": [3],
         "7": [4],
     }
-
-
-def test_binary_files_are_read_alike_whatever_the_chunks(tmp_path, monkeypatch):
-    path = binary_file(tmp_path / "a.bin", RANDOM)
-    for chunk in range(1, 60):
-        monkeypatch.setattr(module, "CHUNK", chunk)
-        found = read_vectors(path, set(RANDOM))[0]
-        assert np.allclose([found[word] for word in RANDOM], list(RANDOM.values()), atol=1e-6)
 
 
 def test_a_file_is_missed_only_as_far_as_the_limit(tmp_path):

@@ -13,8 +13,9 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.scores import (
@@ -54,16 +55,7 @@ LONGEST_LINE = 1 << 24  # bytes, likewise
 MOST_DIMENSIONS = 1 << 16
 MOST_PAIRS = 10**8  # of words; a tenth of it took 5 seconds and half a gigabyte
 BACKENDS = {"torch": "PYTORCH", "jax": "JAX", "cupy": "CUPY", "tensorflow": "TENSORFLOW"}  # package → POT's switch
-CHUNK = 1 << 20
 Bag = Mapping[str, int]
-
-
-class Entry(NamedTuple):
-    """One vector of a file: the bytes of its word and of its numbers, and its position for messages."""
-
-    word: bytes
-    numbers: bytes
-    place: str
 
 
 def wmd(
@@ -173,19 +165,16 @@ def _bag(text: str, stopped: frozenset[str]) -> Bag:
 
 def _transport() -> Any:
     """The package POT. Its environment switches keep it from importing every installed array library."""
-    switches = {f"POT_BACKEND_DISABLE_{name}": "1" for package, name in BACKENDS.items() if package not in sys.modules}
-    before = {switch: os.environ.get(switch) for switch in switches}
-    os.environ.update(switches)
+    switches = [f"POT_BACKEND_DISABLE_{name}" for package, name in BACKENDS.items() if package not in sys.modules]
+    added = [switch for switch in switches if switch not in os.environ]
+    os.environ.update(dict.fromkeys(added, "1"))
     try:
         import ot  # type: ignore[import-untyped]
     except ImportError as error:
         raise Absent(f"wmd needs numpy and POT ({error}): pip install 'ngramloss[metrics]'.") from None
     finally:
-        for switch, value in before.items():
-            if value is None:
-                del os.environ[switch]
-            else:
-                os.environ[switch] = value
+        for switch in added:
+            del os.environ[switch]
     return ot
 
 
@@ -245,15 +234,24 @@ def read_vectors(
     sought = {word.encode("utf-8", "replace"): word for word in wanted}
     vectors: dict[str, Vector] = {}
     dimensions = 0
+    binary = kind == ".bin"
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
-            for entry, dimensions in (_binary if kind == ".bin" else _text)(file, path, limit):
-                word = sought.get(entry.word)
-                if word is None or word in vectors:
+            for word, numbers, place in (_binary if binary else _text)(file, path, limit):
+                dimensions = dimensions or (len(numbers) // 4 if binary else numbers.count(b" ") + 1)
+                if (name := sought.get(word)) is None or name in vectors:
                     continue
-                vector = _numbers(entry, dimensions, binary=kind == ".bin")
+                try:
+                    vector = numpy.frombuffer(numbers, "<f4") if binary else numpy.array(numbers.split(b" "), "f8")
+                except ValueError:
+                    vector = numpy.array([math.nan])
+                vector = vector.astype("f8")
+                with numpy.errstate(all="ignore"):
+                    squared_length = vector @ vector  # not finite for NaN, infinite and enormous numbers
+                if not numpy.isfinite(squared_length):
+                    raise UserError(f"{place}: {dimensions} finite numbers expected after {_shown(word)}.")
                 length = float(numpy.linalg.norm(vector))
-                vectors[word] = vector / length if normalise and length else vector
+                vectors[name] = vector / length if normalise and length else vector
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path} is damaged or incomplete ({error}). Download it again.") from error
     if not dimensions:
@@ -261,48 +259,44 @@ def read_vectors(
     return vectors, dimensions
 
 
-def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:
+def _text(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[bytes, bytes, str]]:
+    """Each word, its numbers and its place, from lines of text."""
     announced = dimensions = read = 0
     for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1):
         if limit and read == limit:
             return
+        place = f"{path}, line {number}"
         if len(line) == LONGEST_LINE:
-            raise UserError(
-                f"{path}, line {number}: longer than {LONGEST_LINE:,} bytes. It is not a text file of vectors."
-            )
-        line = line.removeprefix(BOM_UTF8) if number == 1 else line
-        fields = line.strip()  # fastText ends lines with a space
+            raise UserError(f"{place}: longer than {LONGEST_LINE:,} bytes. It is not a text file of vectors.")
+        fields = (line.removeprefix(BOM_UTF8) if number == 1 else line).strip()  # fastText ends lines with a space
         if number == 1 and re.fullmatch(rb"\d{1,18} \d{1,18}", fields):
             announced, dimensions = map(int, fields.split())
             continue
         if not fields:
             continue
-        place = f"{path}, line {number}"
         gaps = fields.count(b" ")
         dimensions = dimensions or gaps
+        word, _, numbers = fields.partition(b" ")
         if not 0 < dimensions <= gaps:
             raise UserError(
-                f"{place}: a word and {dimensions or 'its'} numbers expected, with spaces between, got "
-                f"{gaps} after {_shown(fields.split(b' ')[0])}."
+                f"{place}: a word and {dimensions or 'its'} numbers expected, with spaces between, got {gaps} after "
+                f"{_shown(word)}."
             )
+        if gaps > dimensions:  # GloVe has words with spaces, such as `at name@domain.com`
+            phrase, *parts = fields.rsplit(b" ", dimensions)
+            if all(map(_is_number, phrase.split(b" ")[1:])):
+                raise UserError(f"{place}: {dimensions} numbers expected, got more after {_shown(word)}.")
+            word, numbers = phrase, b" ".join(parts)
         read += 1
-        word, numbers = fields.split(b" ", 1) if gaps == dimensions else _phrase(fields, dimensions, place)
-        yield Entry(word, numbers, place), dimensions
+        yield word, numbers, place
     if read < min(announced, limit or announced):
         raise UserError(
             f"{path} announces {announced} vectors and contains {read}: it is incomplete. Download it again."
         )
 
 
-def _phrase(fields: bytes, dimensions: int, place: str) -> tuple[bytes, bytes]:
-    """Split after a word with spaces, such as ``at name@domain.com`` in GloVe; raise if there are too many numbers."""
-    word, *numbers = fields.rsplit(b" ", dimensions)
-    if all(_is_number(part) for part in word.split(b" ")[1:]):
-        raise UserError(f"{place}: {dimensions} numbers expected, got more after {_shown(word.split(b' ')[0])}.")
-    return word, b" ".join(numbers)
-
-
-def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[Entry, int]]:
+def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[tuple[bytes, bytes, str]]:
+    """Each word, its numbers and its place, from word2vec's binary format."""
     header = re.fullmatch(rb"(\d+) (\d+)\s*", file.readline(100))
     if header is None or not 0 < int(header[2]) <= MOST_DIMENSIONS:
         raise UserError(
@@ -310,42 +304,21 @@ def _binary(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> Iterator[
             "fastText model use the .vec file instead."
         )
     announced, dimensions = int(header[1]), int(header[2])
-    width = 4 * dimensions
-    held, start = b"", 0
     for number in range(1, min(announced, limit or announced) + 1):
-        space = held.find(b" ", start)
-        while space < 0 or len(held) < space + 1 + width:
-            more = file.read(CHUNK + width)
-            if not more:
-                raise UserError(
-                    f"{path} announces {announced} vectors and ends within number {number}: it is "
-                    "incomplete. Download it again."
-                )
-            held, start = held[start:] + more, 0
-            space = held.find(b" ")
-            if space > LONGEST_WORD or (space < 0 and len(held) > LONGEST_WORD):
-                raise UserError(
-                    f"{path}, vector {number}: a word and {dimensions} numbers of 4 bytes expected, got "
-                    "no word. It is not a binary file of word2vec."
-                )
-        end = space + 1 + width
-        yield Entry(held[start:space].lstrip(b"\n"), held[space + 1 : end], f"{path}, vector {number}"), dimensions
-        start = end
-
-
-def _numbers(entry: Entry, dimensions: int, *, binary: bool) -> Vector:
-    import numpy
-
-    try:
-        vector = numpy.frombuffer(entry.numbers, "<f4") if binary else numpy.array(entry.numbers.split(b" "), "f8")
-    except ValueError:
-        vector = numpy.array([math.nan])
-    vector = vector.astype("f8")
-    with numpy.errstate(all="ignore"):
-        squared_length = vector @ vector  # not finite for NaN, infinite and enormous numbers
-    if not numpy.isfinite(squared_length):
-        raise UserError(f"{entry.place}: {dimensions} finite numbers expected after {_shown(entry.word)}.")
-    return vector
+        place = f"{path}, vector {number}"
+        word = b"".join(islice(iter(partial(file.read, 1), b" "), LONGEST_WORD + 1))
+        if len(word) > LONGEST_WORD:
+            raise UserError(
+                f"{place}: a word and {dimensions} numbers of 4 bytes expected, got no word. It is not a binary file "
+                "of word2vec."
+            )
+        numbers = file.read(4 * dimensions)
+        if len(numbers) < 4 * dimensions:
+            raise UserError(
+                f"{path} announces {announced} vectors and ends within number {number}: it is incomplete. Download it "
+                "again."
+            )
+        yield word.lstrip(b"\n"), numbers, place
 
 
 def _is_number(field: bytes) -> bool:
