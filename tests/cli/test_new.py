@@ -9,28 +9,26 @@ import pytest
 
 from ngramloss import cli, recipe
 from ngramloss.cli.new import CHOICES
-from ngramloss.data.made_up import TASKS, made_up
+from ngramloss.cli.new_files import ROWS, TASKS, made_up_rows
 
 SMALL = "--set train.max_steps=2 --set train.eval_every=1 --set train.save_every=2 --set data.limit=64"
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_made_up_splits_share_no_row_and_are_the_same_every_time(task):
-    splits = {split: list(made_up(task, split, 200)) for split in ("train", "validation", "test")}
+    splits = made_up_rows(task)
+    assert {split: len(rows) for split, rows in splits.items()} == ROWS
     texts = [tuple(value for key, value in row.items() if key != "id") for rows in splits.values() for row in rows]
-    assert len(set(texts)) == 600
-    assert len({row["id"] for rows in splits.values() for row in rows}) == 600
-    assert list(made_up(task, "test", 3)) == splits["test"][:3]
+    assert len(set(texts)) == sum(ROWS.values())
+    assert len({row["id"] for rows in splits.values() for row in rows}) == sum(ROWS.values())
+    assert made_up_rows(task) == splits
     assert all(value.strip() == value and value for row in splits["test"] for value in row.values())
 
 
-def test_german_verbs_stay_in_the_second_place():
-    pairs = [(row["en"], row["de"]) for row in made_up("translation", "train", 300)]
-    assert any(en.startswith("Today the ") for en, _ in pairs)
-    for english, german in pairs:
-        if english.startswith("Today the "):
-            assert re.match(r"Heute \w+t (der|die|das) ", german), german
-        assert (", and " in english) == (", und " in german)
+def test_german_sentences_have_the_nouns_article():
+    for row in made_up_rows("translation")["test"]:
+        assert re.fullmatch(r"The [a-z]+ [a-z]+ [a-z]+s [a-z ]+\.", row["en"])
+        assert re.match(r"(Der|Die|Das) \w+e [A-ZÄ]\w+ \w+t ", row["de"])
 
 
 def test_every_task_can_be_chosen_and_has_a_starter():

@@ -20,7 +20,7 @@ PAGES = [
     *sorted((ROOT / "src").rglob("*.toml")),
     *sorted((ROOT / "examples").glob("*.toml")),
 ]
-NEWS = [ROOT / "src" / "ngramloss" / "data" / name for name in ("newswire_words.py", "newswire.toml")]
+NEWS = [ROOT / "src" / "ngramloss" / "data" / name for name in ("newswire.py", "newswire.toml")]
 """Words of invented news, in which a roof may be mended."""
 
 

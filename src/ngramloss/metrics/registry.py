@@ -279,7 +279,7 @@ _BUILTIN = {
         },
     ),
     "facts": Metric(
-        f"{_HERE}.facts:facts",
+        f"{_HERE}.newswire_facts:facts",
         reads=("ids", "predictions"),
         about="Names and numbers of the reference that the prediction contains; for the built-in corpus newswire only.",
         scores={

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import nan
 
 from ngramloss.data import newswire
 from ngramloss.metrics.scores import Absent, Scores, check_lengths, signature
@@ -29,12 +28,8 @@ def facts(ids: Sequence[str], predictions: Sequence[str]) -> Scores:
     pairs = list(zip(items, predictions, strict=True))
     return Scores(
         {
-            "names_right": [_share(item.names, text) for item, text in pairs],
-            "figures_right": [_share(item.figures, text) for item, text in pairs],
+            "names_right": [newswire.share(item.names, text) for item, text in pairs],
+            "figures_right": [newswire.share(item.figures, text) for item, text in pairs],
         },
         signature("facts", corpus="newswire"),
     )
-
-
-def _share(wanted: tuple[str, ...], prediction: str) -> float:
-    return newswire.share([wanted], [prediction]) if wanted else nan
