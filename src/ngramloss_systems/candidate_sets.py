@@ -17,7 +17,7 @@ from ngramloss.data.candidates import (
     note_on_training,
     read_candidates,
 )
-from ngramloss.data.origins import canonical
+from ngramloss.data.data_sets import canonical
 from ngramloss.errors import UserError
 from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
 from ngramloss.output.console import logger

@@ -101,11 +101,13 @@ def read_column(split: Split, data: Data, task: str, column: str) -> list[str]:
     held_out = {"validation": data.validation_fraction, "test": data.test_fraction}
     is_part = any(held_out.values()) and (split.split == "train" or bool(held_out.get(split.split)))
     is_part = is_part or (split.split == "train" and bool(data.leave_out))
+    options = columns_of(data, task)
+    options["source"], options["target"] = split.column, column
     try:
         found = load(
             data.name,
             "train" if is_part else split.split,
-            **{**columns_of(data, task), "source": split.column, "target": column},
+            **options,
             on_bad_row="skip",
             limit=0 if is_part or split.skipped else len(split.examples),
         )

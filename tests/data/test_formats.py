@@ -489,7 +489,7 @@ def test_a_row_has_a_bound(tmp_path, monkeypatch, form, compression):
     monkeypatch.setattr(rows, "LONGEST_ROW", 100_000)
     path.write_bytes(COMPRESS[compression](long_row(form, 99_000)))
     if form != "open.json":
-        assert len([row for row in rows.rows(path) if isinstance(row, rows.Row)]) == 2
+        assert len([row for row in rows.rows(path) if isinstance(row, rows.RawRow)]) == 2
     path.write_bytes(COMPRESS[compression](long_row(form, 300_000)))
     line = {".csv": 3, ".tsv": 3, "quoted.csv": 3, ".json": 6, "open.json": 6}.get(form, 2)
     with pytest.raises(
@@ -508,7 +508,7 @@ def test_the_bound_of_a_row_is_none_of_a_file(tmp_path, monkeypatch, form):
     path = tmp_path / f"a{form}"
     texts = [{"document": str(number) * 50, "summary": "b"} for number in range(20)]
     path.write_bytes("".join("c" * 200 + "\n" for _ in texts).encode() if form == ".txt" else written(texts, form))
-    assert len([row for row in rows.rows(path) if isinstance(row, rows.Row)]) == 20
+    assert len([row for row in rows.rows(path) if isinstance(row, rows.RawRow)]) == 20
 
 
 @pytest.mark.parametrize(
@@ -547,8 +547,8 @@ def test_a_json_list_is_the_same_however_it_is_read(tmp_path, monkeypatch, chunk
         (tmp_path / "a.json").write_text(text, encoding="utf-8")
         found = list(rows.rows(tmp_path / "a.json"))
         expected = json.loads(text.removeprefix("\ufeff"))
-        assert [row.values if isinstance(row, rows.Row) else row.reason.split()[-1] for row in found] == [
+        assert [row.values if isinstance(row, rows.RawRow) else row.reason.split()[-1] for row in found] == [
             item if isinstance(item, dict) else type(item).__name__ for item in expected
         ]
         starts = [number for number, line in enumerate(text.split("\n"), 1) if line[:3] == "  {"]
-        assert not starts or [row.line for row in found if isinstance(row, rows.Row)] == starts
+        assert not starts or [row.line for row in found if isinstance(row, rows.RawRow)] == starts

@@ -11,7 +11,7 @@ from in_process import InProcess
 
 from ngramloss import cli, recipe
 from ngramloss.data import newswire
-from ngramloss.data.origins import canonical
+from ngramloss.data.data_sets import canonical
 from ngramloss.scoring import paper
 from ngramloss.study import reproduce, run
 from ngramloss.training import runner

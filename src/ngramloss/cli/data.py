@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> int:
         limit=options.limit,
         language=options.language,
     )
-    for rows in result.skipped.values():
-        for bad in rows:
+    for split in result.splits.values():
+        for bad in split.skipped:
             logger.warning(f"skipped {bad}")
     for note in dict.fromkeys(note for notes in result.notes.values() for note in notes):
         logger.info(note)

@@ -7,12 +7,12 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
-from ngramloss.data import origins
-from ngramloss.data.columns import NO_TARGET, Columns, check_present, columns, joined, listed
+from ngramloss.data import data_sets
+from ngramloss.data.columns import NO_TARGET, ColumnOptions, Columns, check_present, columns, joined, listed
 from ngramloss.data.messages import ANSWER, ANSWER_WEIGHTS, MESSAGES, are_answered, has_messages, split_messages, spoken
-from ngramloss.data.rows import BadRow, Row, bad_row_lines, text_fault
+from ngramloss.data.rows import BadRow, RawRow, bad_row_lines, text_fault
 from ngramloss.data.weights import read_weights
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
@@ -86,18 +86,12 @@ def load(
     name: str,
     split: str,
     *,
-    source: str | None = None,
-    target: str | None = None,
-    id: str | None = None,
     on_bad_row: str = "error",
     limit: int = 0,
-    seed: int = 0,
     validation_fraction: float = 0.0,
     test_fraction: float = 0.0,
-    languages: tuple[str, str] = ("", ""),
-    task: str = "",
     weights: str | None = None,
-    need_target: bool = True,
+    **options: Unpack[ColumnOptions],
 ) -> Split:
     """Read one split of a data set.
 
@@ -109,25 +103,16 @@ def load(
             ``owner/name:config`` (from the hub); a file, which is the split ``train``; a folder with a file for each
             split; or ``train=a.jsonl,validation=b.csv,test=c.parquet``.
         split: ``train``, ``validation`` (also ``dev``, ``valid``, ``val``), ``test`` or another name in the data set.
-        source: the source column; by default it is detected by its usual names. The texts of several columns
-            (``"instruction,input"``) are joined, with an empty line between them.
-        target: the target column, likewise. If a row has several references, as a list or in several columns
-            (``"reference1,reference2"``), the first is the target.
-        id: the id column, likewise; ``none`` numbers the rows.
         on_bad_row: ``error`` reports all bad rows at once; ``skip`` skips and lists them.
         limit: maximum number of examples, taken from the beginning; 0 means all.
-        seed: for ``newswire``, which is generated. Other data sets ignore it.
         validation_fraction: if above 0, ``validation`` is this part of the data set's training split, and ``train``
             the rest. The data set must not have a validation split of its own.
         test_fraction: the same for ``test``. It shares no row with ``validation``.
-        languages: codes of the languages of source and target, if columns may be named after them. The texts of a
-            column ``translation`` that has a text by language are columns too.
-        task: ``translation`` looks for the column names that are usual there first.
         weights: the column with a list of numbers, the weights of the target's words or tokens; of messages, the key
             with the weight of an answer. None reads no weights.
-        need_target: if false, a split without a target column is read, too, and conversations may end with a message
-            that is to be answered. Then a given ``target`` need not be there, unless another column has the usual name
-            of one; ``none`` reads no targets.
+        options: which columns are read, see :func:`~ngramloss.data.columns.columns`. The texts of a column
+            ``translation`` that has a text by language are columns too. Without ``need_target``, conversations may end
+            with a message that is to be answered.
 
     Raises:
         UserError: bad rows, unknown columns, no rows, a damaged file, an unknown name.
@@ -137,29 +122,19 @@ def load(
         raise UserError(f"on_bad_row must be 'error' or 'skip', got {on_bad_row!r}.")
     if limit < 0:
         raise UserError(f"limit must be 0 (all rows) or more, got {limit}.")
-    split = origins.SPLIT_ALIASES.get(split, split)
+    split = data_sets.SPLIT_ALIASES.get(split, split)
     fractions = {"validation": validation_fraction, "test": test_fraction}
     held_out = {part: fraction for part, fraction in fractions.items() if fraction}
     is_part = bool(held_out) and split in ("train", *held_out)
     for part in held_out if is_part else ():
-        if part in origins.split_names(name):
+        if part in data_sets.split_names(name):
             raise UserError(f"{name} has a {part} split of its own. Leave data.{part}_fraction out.")
     whole, most = ("train", 0) if is_part else (split, limit)
-    known_source, known_target = origins.known_columns(name)
-    found = _read(
-        name,
-        whole,
-        origins.split_rows(name, whole, limit=most, seed=seed),
-        source=source or known_source,
-        target=target or known_target,
-        id=id,
-        on_bad_row=on_bad_row,
-        limit=most,
-        languages=languages,
-        task=task,
-        weights=weights,
-        need_target=need_target,
-    )
+    known_source, known_target = data_sets.known_columns(name)
+    options["source"] = options.get("source") or known_source
+    options["target"] = options.get("target") or known_target
+    rows = data_sets.split_rows(name, whole, limit=most)
+    found = _read(name, whole, rows, on_bad_row=on_bad_row, limit=most, weights=weights, **options)
     return _part(found, split, held_out, limit) if is_part else found
 
 
@@ -168,7 +143,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> Split:
 
     Columns have their usual names. Prompts and completions may be lists of messages, as TRL has them.
     """
-    numbered = (Row(ROWS, number, _in_messages(row)) for number, row in enumerate(rows, 1))
+    numbered = (RawRow(ROWS, number, _in_messages(row)) for number, row in enumerate(rows, 1))
     return _read(ROWS, "validation", numbered)
 
 
@@ -184,45 +159,48 @@ def _in_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _read(
     name: str,
     split: str,
-    rows: Iterator[Row | BadRow],
+    rows: Iterator[RawRow | BadRow],
     *,
-    source: str | None = None,
-    target: str | None = None,
     on_bad_row: str = "error",
     limit: int = 0,
     weights: str | None = None,
-    need_target: bool = True,
-    **others: Any,
+    **options: Unpack[ColumnOptions],
 ) -> Split:
-    """The examples of rows. Arguments are those of :func:`load`; ``others`` go to :func:`columns` alone."""
+    """The examples of rows, as :func:`load` reads them."""
     rows = map(_by_language, rows)
     first = _first_rows(rows)
+    source, target, need_target = options.get("source"), options.get("target"), options.get("need_target", True)
     given = source is not None and target is not None
     examples: list[Example] = []
-    more, read = False, {}
+    more, read = False, dict[str, Any]()
     dropped: dict[str, None] = {}
     bad = [row for row in first if isinstance(row, BadRow)]
     if len(bad) < len(first):
-        present = list(dict.fromkeys(column for row in first if isinstance(row, Row) for column in row.values))
+        present = list(dict.fromkeys(column for row in first if isinstance(row, RawRow) for column in row.values))
         if has_messages(present, source, target):
             answered = need_target or are_answered(first)
             split_row = partial(split_messages, weight=weights, dropped=dropped, answered=answered)
             first, rows = [split_row(row) for row in first], map(split_row, rows)
-            source, target = MESSAGES, ANSWER if answered else NO_TARGET
+            options["source"], options["target"] = MESSAGES, ANSWER if answered else NO_TARGET
             present += [ANSWER] * answered
             weights = weights and ANSWER_WEIGHTS
         elif weights:
             check_present(weights, "weights", present, first[0].file)
-        choose: Callable[..., Columns] = partial(
-            columns, source=source, target=target, need_target=need_target, **others
-        )
+        choose: Callable[..., Columns] = partial(columns, **options)
         chosen, late = choose(present, first[0].file), dict[str, None]()
         every = _with_known_columns(chain(first, rows), present, chosen, choose, late)
         with Progress(f"reading {split}", total=limit or None, unit="rows") as progress:
             examples, bad = _separate(_examples(every, chosen, weights), limit, progress)
         more = len(examples) == limit and next(every, None) is not None
         unread = [] if given and chosen.target else [*present, *late]
-        read = _read_columns(chosen, [*unread, *(f"{key} of the messages" for key in dropped)], weights)
+        used = {chosen.source, *chosen.more, chosen.target, *chosen.others, chosen.id, weights}
+        read = {
+            "column": ",".join([chosen.source, *chosen.more]),
+            "target_column": chosen.target or "",
+            "unread": tuple(
+                key for key in [*unread, *(f"{key} of the messages" for key in dropped)] if key not in used
+            ),
+        }
         if "weight" in dropped and split == "train":
             logger.warning(
                 f"messages of {name} have a weight, which is not read: every answer is learnt with the weight 1. Set "
@@ -237,16 +215,16 @@ def _read(
 
 
 def _with_known_columns(
-    rows: Iterable[Row | BadRow],
+    rows: Iterable[RawRow | BadRow],
     present: Sequence[str],
     chosen: Columns,
     choose: Callable[..., Columns],
     late: dict[str, None],
-) -> Iterator[Row | BadRow]:
+) -> Iterator[RawRow | BadRow]:
     """The rows; ``late`` gets columns that the first rows do not have. Raises at one that would have been chosen."""
     known = {*present, ANSWER_WEIGHTS}
     for row in rows:
-        if isinstance(row, Row) and not row.values.keys() <= known:
+        if isinstance(row, RawRow) and not row.values.keys() <= known:
             fresh = [name for name in row.values if name not in known]
             if choose([*present, *late, *fresh], row.file) != chosen:
                 raise UserError(
@@ -259,17 +237,7 @@ def _with_known_columns(
         yield row
 
 
-def _read_columns(chosen: Columns, present: Sequence[str], weights: str | None) -> dict[str, Any]:
-    """The fields of a split that say which columns were read, of all that are ``present``."""
-    read = {chosen.source, *chosen.more, chosen.target, *chosen.others, chosen.id, weights}
-    return {
-        "column": ",".join([chosen.source, *chosen.more]),
-        "target_column": chosen.target or "",
-        "unread": tuple(name for name in present if name not in read),
-    }
-
-
-def columns_of(data: Data, task: str) -> dict[str, Any]:
+def columns_of(data: Data, task: str) -> ColumnOptions:
     """The arguments of :func:`load` that say which columns to read, from a recipe."""
     return {
         "source": data.source or None,
@@ -284,10 +252,10 @@ def has_split(data: Data, split: str) -> bool:
     """Whether a recipe's data have this split, of their own or held out; no if that cannot be found out."""
     if {"train": 1.0, "validation": data.validation_fraction, "test": data.test_fraction}.get(split):
         return True
-    if origins.canonical(data.name) in origins.KNOWN:  # all of them have all three
+    if data_sets.canonical(data.name) in data_sets.KNOWN:  # all of them have all three
         return split in ("validation", "test")
     try:
-        return split in origins.split_names(data.name)
+        return split in data_sets.split_names(data.name)
     except (UserError, FileNotFoundError):  # the hub cannot be reached
         return False
 
@@ -331,22 +299,22 @@ def fingerprint(examples: Iterable[Example]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _by_language(row: Row | BadRow) -> Row | BadRow:
+def _by_language(row: RawRow | BadRow) -> RawRow | BadRow:
     """The row, with a column for each language if its column ``translation`` has a text for each."""
-    texts = row.values.get(TRANSLATION) if isinstance(row, Row) else None
+    texts = row.values.get(TRANSLATION) if isinstance(row, RawRow) else None
     if isinstance(row, BadRow) or not isinstance(texts, dict):
         return row
     others = {column: value for column, value in row.values.items() if column != TRANSLATION}
     return row._replace(values=texts | others)
 
 
-def _first_rows(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
+def _first_rows(rows: Iterator[RawRow | BadRow]) -> list[RawRow | BadRow]:
     """The first rows, including at least one readable row if there is any."""
-    first: list[Row | BadRow] = []
+    first: list[RawRow | BadRow] = []
     readable = False
     for row in rows:
         first.append(row)
-        readable = readable or isinstance(row, Row)
+        readable = readable or isinstance(row, RawRow)
         if readable and len(first) >= LOOKED_AT:
             break
     return first
@@ -369,9 +337,9 @@ def _separate(
 
 
 def _examples(
-    rows: Iterable[Row | BadRow], chosen: Columns, weights_column: str | None = None
+    rows: Iterable[RawRow | BadRow], chosen: Columns, weights_column: str | None = None
 ) -> Iterator[Example | BadRow]:
-    """Convert each row to an example or a bad row. Row numbers count bad rows too, so skipping changes no id."""
+    """Convert each row to an example or a bad row. RawRow numbers count bad rows too, so skipping changes no id."""
     first_use: dict[str, tuple[str, int]] = {}  # not the rows: their other columns would stay in memory
     for number, row in enumerate(rows, 1):
         if isinstance(row, BadRow):
@@ -400,14 +368,14 @@ def _examples(
         first_use[str(identity)] = row.file, row.line
 
 
-def _sources(row: Row, chosen: Columns) -> tuple[list[str], list[str]]:
+def _sources(row: RawRow, chosen: Columns) -> tuple[list[str], list[str]]:
     """The texts that make the source of a row, and why they cannot be used. Those behind the first may be empty."""
     filled = [name for name in chosen.more if row.values.get(name) is not None and row.values[name] != ""]
     faults = [fault for name in (chosen.source, *filled) if (fault := _fault(row, name))]
     return [] if faults else [str(row.values[name]) for name in (chosen.source, *filled)], faults
 
 
-def _references(row: Row, columns: list[str]) -> tuple[list[str], list[str]]:
+def _references(row: RawRow, columns: list[str]) -> tuple[list[str], list[str]]:
     """The references of a row, and why they cannot be used. Further columns may be empty."""
     texts: list[str] = []
     faults: list[str] = []
@@ -422,7 +390,7 @@ def _references(row: Row, columns: list[str]) -> tuple[list[str], list[str]]:
     return texts, faults
 
 
-def _fault(row: Row, column: str, *given: object) -> str:
+def _fault(row: RawRow, column: str, *given: object) -> str:
     """The reason why a row's text, or the given one of its column, cannot be used, or an empty string."""
     if column not in row.values:
         return f"no column {column!r}"

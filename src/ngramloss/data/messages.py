@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ngramloss.data.columns import TARGETS, reference_columns
-from ngramloss.data.rows import BadRow, Row
+from ngramloss.data.rows import BadRow, RawRow
 
 MESSAGES, ANSWER = "messages", "completion"
 """The column that is read, and the one that is added."""
@@ -29,15 +29,15 @@ def has_messages(present: Sequence[str], source: str | None, target: str | None)
     return source == MESSAGES or (not source and not reference_columns(TARGETS, present))
 
 
-def are_answered(rows: Iterable[Row | BadRow]) -> bool:
+def are_answered(rows: Iterable[RawRow | BadRow]) -> bool:
     """Whether one of the conversations that can be read ends with an answer."""
-    found = [row.values.get(MESSAGES) for row in map(_parsed, rows) if isinstance(row, Row)]
+    found = [row.values.get(MESSAGES) for row in map(_parsed, rows) if isinstance(row, RawRow)]
     return any(messages[-1]["role"] == ASSISTANT for messages in found if not _fault(messages))  # type: ignore[index]
 
 
 def split_messages(
-    row: Row | BadRow, weight: str | None = None, dropped: dict[str, None] | None = None, *, answered: bool = True
-) -> Row | BadRow:
+    row: RawRow | BadRow, weight: str | None = None, dropped: dict[str, None] | None = None, *, answered: bool = True
+) -> RawRow | BadRow:
     """The row with two texts: JSON of the messages before the last answer, and the answer.
 
     Args:
@@ -79,7 +79,7 @@ def spoken(source: str) -> str:
     return "\n".join(message["content"] for message in json.loads(source))
 
 
-def _parsed(row: Row | BadRow) -> Row | BadRow:
+def _parsed(row: RawRow | BadRow) -> RawRow | BadRow:
     """The row with its messages as a list, if they are JSON text."""
     if isinstance(row, BadRow) or not isinstance(found := row.values.get(MESSAGES), str):
         return row

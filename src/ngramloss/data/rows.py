@@ -50,7 +50,7 @@ CHUNK = 2**16
 """Characters of a JSON list that are read at a time."""
 
 
-class Row(NamedTuple):
+class RawRow(NamedTuple):
     """One row as read, with unchecked values."""
 
     file: str
@@ -99,7 +99,7 @@ def text_fault(name: str, value: object) -> str:
     return ""
 
 
-def rows(path: Path) -> Iterator[Row | BadRow]:
+def rows(path: Path) -> Iterator[RawRow | BadRow]:
     """Read the rows of one file, good and bad, in order.
 
     Blank lines between rows are skipped. Bytes that are not UTF-8 are kept as lone surrogates, so only the rows that
@@ -115,7 +115,7 @@ def rows(path: Path) -> Iterator[Row | BadRow]:
     yield from _checked(path, compression, kind)
 
 
-def _checked(path: Path, compression: str, kind: str) -> Iterator[Row | BadRow]:
+def _checked(path: Path, compression: str, kind: str) -> Iterator[RawRow | BadRow]:
     """Read a file that is not Parquet; an error if it is truncated, or not what its name says."""
     with opened(path, compression) as stream:
         try:
@@ -209,7 +209,7 @@ def _raw_lines(stream: io.BufferedReader, path: Path) -> Iterator[bytes]:
         yield raw
 
 
-def _json_lines(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
+def _json_lines(stream: io.BufferedReader, path: Path) -> Iterator[RawRow | BadRow]:
     for line, raw in enumerate(_raw_lines(stream, path), 1):
         text = _text(raw, first=line == 1)
         if text.strip():
@@ -221,7 +221,7 @@ def _json_lines(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]
                 yield BadRow(str(path), line, f"malformed JSON: {error}")
 
 
-def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
+def _json(stream: io.BufferedReader, path: Path) -> Iterator[RawRow | BadRow]:
     """Read a list of objects or of texts, or one object per line."""
     if not stream.peek(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         yield from _json_lines(stream, path)
@@ -230,7 +230,7 @@ def _json(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
     plain = None
     for line, item in _list_items(text, path):
         plain = isinstance(item, str) if plain is None else plain  # the first item says what the list contains
-        yield Row(str(path), line, {LINE: item}) if plain and isinstance(item, str) else _json_row(item, path, line)
+        yield RawRow(str(path), line, {LINE: item}) if plain and isinstance(item, str) else _json_row(item, path, line)
 
 
 def _list_items(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[int, object]]:
@@ -295,22 +295,22 @@ def _unreadable_list(path: Path, reason: str) -> UserError:
     )
 
 
-def _json_row(value: object, path: Path, line: int) -> Row | BadRow:
+def _json_row(value: object, path: Path, line: int) -> RawRow | BadRow:
     if not isinstance(value, dict):
         return BadRow(str(path), line, f"expected a JSON object, got {type(value).__name__}")
-    return Row(str(path), line, value)
+    return RawRow(str(path), line, value)
 
 
-def _lines(stream: io.BufferedReader, path: Path) -> Iterator[Row | BadRow]:
+def _lines(stream: io.BufferedReader, path: Path) -> Iterator[RawRow | BadRow]:
     """Read plain text. Every line is a row, also an empty one."""
     for line, raw in enumerate(_raw_lines(stream, path), 1):
-        yield Row(str(path), line, {LINE: _text(raw, first=line == 1).rstrip("\r\n")})
+        yield RawRow(str(path), line, {LINE: _text(raw, first=line == 1).rstrip("\r\n")})
 
 
 def lines(path: Path) -> Iterator[tuple[str, int]]:
     """The lines of a file of plain text, whatever its name ends in, each with its number."""
     for row in _checked(path, "" if uncompressed(path) == path else path.suffix.lower(), ".txt"):
-        yield str(row.values[LINE]) if isinstance(row, Row) else "", row.line
+        yield str(row.values[LINE]) if isinstance(row, RawRow) else "", row.line
 
 
 def _sniffed(opening: bytes) -> str:
@@ -332,7 +332,7 @@ def _delimiter(opening: bytes) -> str:
     return max(",;\t", key=lambda sign: header.count(sign.encode()))
 
 
-def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Iterator[Row | BadRow]:
+def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Iterator[RawRow | BadRow]:
     delimiter = delimiter or _delimiter(stream.peek(1 << 13))
     # Python's own limit is 131,072. It is raised permanently, because two readers may be open at the same time.
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_ROW))
@@ -376,10 +376,10 @@ def _csv(stream: io.BufferedReader, path: Path, *, delimiter: str = "") -> Itera
         elif delimiter == "\t" and len(tabs) > 1 and set(tabs) == {len(header) - 1} != {0}:
             yield BadRow(str(path), line, UNQUOTED)
         else:
-            yield Row(str(path), line, dict(zip(header, fields, strict=True)))
+            yield RawRow(str(path), line, dict(zip(header, fields, strict=True)))
 
 
-def _parquet(path: Path) -> Iterator[Row | BadRow]:
+def _parquet(path: Path) -> Iterator[RawRow | BadRow]:
     arrow = needed("pyarrow", f"reading {path}", "score")
     parquet = needed("pyarrow.parquet", f"reading {path}", "score")
     with path.open("rb") as stream:
@@ -393,7 +393,7 @@ def _parquet(path: Path) -> Iterator[Row | BadRow]:
                     if values is None:
                         yield BadRow(str(path), number, "not UTF-8 text")
                     else:
-                        yield Row(str(path), number, values)
+                        yield RawRow(str(path), number, values)
         except (arrow.ArrowException, OSError) as error:
             raise UserError(
                 f"{path} cannot be read as Parquet: {str(error).rstrip('.')}. Copy or create the file again."
@@ -419,17 +419,17 @@ def is_saved(path: Path) -> bool:
     return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
 
 
-def _saved(folder: Path) -> Iterator[Row | BadRow]:
+def _saved(folder: Path) -> Iterator[RawRow | BadRow]:
     datasets = needed("datasets", f"reading {folder}", "hf")
     try:
         table = datasets.load_from_disk(str(folder))
     except Exception as error:  # files may be missing or damaged in many ways
         message = (str(error).strip().splitlines() or [""])[0]
         raise UserError(f"{folder} cannot be read as a saved data set: {message}. Save it again.") from error
-    yield from (Row(str(folder), number, values) for number, values in enumerate(table, 1))
+    yield from (RawRow(str(folder), number, values) for number, values in enumerate(table, 1))
 
 
-_READERS: dict[str, Callable[[io.BufferedReader, Path], Iterator[Row | BadRow]]] = {
+_READERS: dict[str, Callable[[io.BufferedReader, Path], Iterator[RawRow | BadRow]]] = {
     ".jsonl": _json,
     ".ndjson": _json,
     ".json": _json,

@@ -22,26 +22,21 @@ def load_split(
 ) -> Split:
     """Read a split of a recipe's data.
 
-    Args:
-        data: which data, and which columns.
-        task: of the recipe.
-        split: its name.
-        limit: the most rows, from the beginning; 0 means all.
-        leave_out: a part of the training rows that is left out, such as ``1/2``; empty: none. What the recipe leaves
-            out when it trains is ``data.leave_out``; those who write or score texts read all rows.
-        weights: whether to read the weights of tokens, too (``data.weights``). They are a part of the fingerprint.
-        need_target: if false, a split without targets is read, too, as by :func:`~ngramloss.data.examples.load`.
+    ``leave_out`` is a part of the training rows, such as ``1/2``. Training leaves out ``data.leave_out``; those who
+    write or score texts read all rows. With ``weights`` the weights of tokens (``data.weights``) are read, too, as a
+    part of the fingerprint. ``limit`` and ``need_target`` are those of :func:`~ngramloss.data.load`.
     """
+    options = columns_of(data, task)
+    options["need_target"] = need_target
     found = load(
         data.name,
         split,
-        **columns_of(data, task),
         on_bad_row=data.on_bad_row,
         limit=limit,
         validation_fraction=data.validation_fraction,
         test_fraction=data.test_fraction,
         weights=(data.weights or None) if weights else None,
-        need_target=need_target,
+        **options,
     )
     return without_part(found, leave_out) if leave_out and split == "train" else found
 

@@ -12,10 +12,9 @@ from math import fsum
 from operator import add
 from typing import Any, NamedTuple
 
-from ngramloss.data.examples import Example, load
+from ngramloss.data.data_sets import canonical, split_names
+from ngramloss.data.examples import Example, Split, load
 from ngramloss.data.languages import AUTO, special_pattern, word_pattern
-from ngramloss.data.origins import canonical, split_names
-from ngramloss.data.rows import BadRow
 from ngramloss.data.sentences import LOOKED_AT, split_many, splitting_notes
 from ngramloss.errors import UserError
 from ngramloss.output import tabular
@@ -45,23 +44,13 @@ NOVEL = [
 ]
 
 
-class PaperRow(NamedTuple):
-    """A row of the paper's table, as printed."""
-
-    sizes: str
-    source_words: float
-    source_sentences: float
-    target_words: float
-    target_sentences: float
-    novel_bigrams: float
-
-
 # Zhu et al. (2022), "Differentiable N-gram objective on abstractive summarization", Table 1. The paper does not say
 # over which splits it averages.
 PAPER = {
-    "cnn_dailymail": PaperRow("287K/13K/11K", 690.90, 42.38, 49.08, 3.81, 62.22),
-    "xsum": PaperRow("204K/11K/11K", 431.07, 19.77, 23.26, 1.00, 88.13),
+    "cnn_dailymail": ("287K/13K/11K", 690.90, 42.38, 49.08, 3.81, 62.22),
+    "xsum": ("204K/11K/11K", 431.07, 19.77, 23.26, 1.00, 88.13),
 }
+"""Data set → the row of the paper's table: sizes of splits, then the columns up to the novel bigrams."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +93,12 @@ class Statistics:
 
 
 class Measurement(NamedTuple):
-    """The statistics of a data set, split by split, with fingerprints, skipped rows and notes on their sentences."""
+    """The statistics of a data set: its splits, without their examples, their counts, and notes on their sentences."""
 
     name: str
     rules: str
+    splits: dict[str, Split]
     statistics: dict[str, Statistics]
-    fingerprints: dict[str, str]
-    skipped: dict[str, list[BadRow]]
     notes: dict[str, list[str]]
 
     def record(self) -> dict[str, object]:
@@ -120,13 +108,13 @@ class Measurement(NamedTuple):
             "rules": self.rules,
             "definitions": [*DEFINITIONS[self.rules], *NOVEL],
             "splits": {
-                split: {
-                    **statistics.record(),
-                    "fingerprint": self.fingerprints[split],
-                    "skipped": [str(row) for row in self.skipped[split]],
-                    "notes": self.notes[split],
+                name: {
+                    **self.statistics[name].record(),
+                    "fingerprint": split.fingerprint,
+                    "skipped": [str(row) for row in split.skipped],
+                    "notes": self.notes[name],
                 }
-                for split, statistics in self.statistics.items()
+                for name, split in self.splits.items()
             },
         }
 
@@ -137,27 +125,20 @@ class Measurement(NamedTuple):
 def measurement(
     name: str, *, splits: Sequence[str] = (), rules: str = "standard", language: str = AUTO, **options: Any
 ) -> Measurement:
-    """Read the splits of a data set and compute the statistics of each.
+    """Read the splits of a data set, all by default, and compute the statistics of each.
 
-    Args:
-        name: the data set, as in ``load``.
-        splits: which splits; empty means all.
-        rules: ``standard`` or ``released``; see ``DEFINITIONS``.
-        language: of the texts, for the standard rules; ``auto`` chooses by script.
-        options: of ``load``: columns, what to do about bad rows, and a limit for each split.
+    ``rules`` and ``language`` are those of :func:`statistics`; ``options`` go to :func:`~ngramloss.data.load`.
     """
     _check(rules)
-    found = Measurement(name, rules, {}, {}, {}, {})
+    found = Measurement(name, rules, {}, {}, {})
     for wanted in splits or split_names(name):
         loaded = load(name, wanted, **options)
-        examples = loaded.readable
-        with Progress(f"counting {loaded.split}", total=2 * len(examples), unit="texts") as progress:
-            found.statistics[loaded.split] = statistics(
-                examples, rules=rules, language=language, progress=progress.update
-            )
+        split, examples = loaded.split, loaded.readable
+        with Progress(f"counting {split}", total=2 * len(examples), unit="texts") as progress:
+            found.statistics[split] = statistics(examples, rules=rules, language=language, progress=progress.update)
         first = [example.source for example in examples[:LOOKED_AT]] if rules == "standard" else []
-        found.notes[loaded.split] = splitting_notes(first, "pysbd", language, "--language")
-        found.fingerprints[loaded.split], found.skipped[loaded.split] = loaded.fingerprint, loaded.skipped
+        found.notes[split] = splitting_notes(first, "pysbd", language, "--language")
+        found.splits[split] = loaded._replace(examples=[])
     return found
 
 
@@ -172,7 +153,7 @@ def statistics(
 
     Args:
         examples: at least one.
-        rules: ``standard``, or ``released`` to count like the paper's authors.
+        rules: ``standard``, or ``released`` to count like the paper's authors; see ``DEFINITIONS``.
         language: of the texts, for the standard rules; ``auto`` chooses by script.
         progress: called with the number of texts (sources and targets) split into sentences since the last call.
 
@@ -184,74 +165,53 @@ def statistics(
     _check(rules)
     if not examples:
         raise UserError("expected at least one example for statistics, got none.")
+    standard = rules == "standard"
     sources, targets = [example.source for example in examples], [example.target for example in examples]
-    if rules == "standard":
-        split = split_many([*sources, *targets], language=language, progress=progress)
-        lengths = list(map(len, split))
-        source_sentences, target_sentences = sum(lengths[: len(examples)]), sum(lengths[len(examples) :])
+    if standard:
+        lengths = list(map(len, split_many([*sources, *targets], language=language, progress=progress)))
     else:
-        source_sentences = sum(len(text.split(".")) for text in sources)
-        target_sentences = sum(len(text.split("\n")) for text in targets)
+        lengths = [len(text.split(".")) for text in sources] + [len(text.split("\n")) for text in targets]
     source_words = target_words = 0
-    novelty = []
+    bigrams = []  # of each target: distinct, novel and distinct, all, novel
     for source, target in zip(sources, targets, strict=True):
-        standard = rules == "standard"
         words = [words_of(text) if standard else text.split() for text in (source, target)]
         source_words += len(words[0] if standard else source.split(" "))
         target_words += len(words[1] if standard else target.split(" "))
-        novelty.append(_novelty(*words))
+        every = list(pairwise(words[1]))
+        new = set(every).difference(pairwise(words[0]))
+        bigrams.append((len(set(every)), len(new), len(every), sum(bigram in new for bigram in every)))
     return Statistics(
         len(examples),
         source_words,
-        source_sentences,
+        sum(lengths[: len(examples)]),
         target_words,
-        target_sentences,
-        with_bigrams=sum(bigrams.types > 0 for bigrams in novelty),
-        novel_types_shares=fsum(bigrams.novel_types / bigrams.types for bigrams in novelty if bigrams.types),
-        novel_tokens_shares=fsum(bigrams.novel_tokens / bigrams.tokens for bigrams in novelty if bigrams.types),
-        novel_types_total=sum(bigrams.novel_types for bigrams in novelty),
-        types_total=sum(bigrams.types for bigrams in novelty),
+        sum(lengths[len(examples) :]),
+        with_bigrams=sum(types > 0 for types, *_ in bigrams),
+        novel_types_shares=fsum(novel / types for types, novel, _, _ in bigrams if types),
+        novel_tokens_shares=fsum(novel / tokens for _, _, tokens, novel in bigrams if tokens),
+        novel_types_total=sum(novel for _, novel, _, _ in bigrams),
+        types_total=sum(types for types, *_ in bigrams),
     )
 
 
 def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard") -> str:
     """Format the statistics of each split and of all together, the paper's values if known, and the definitions."""
-    _check(rules)
-    rows = [[split, *_cells(counts)] for split, counts in splits.items()]
-    if len(splits) > 1:
-        rows.append(["all", *_cells(reduce(add, splits.values()))])
-    paper = PAPER.get(canonical(name))
-    if paper:
-        rows.append(["paper", paper.sizes, *(f"{value:.2f}" for value in paper[1:]), "", ""])
+    named = {**splits, **({"all": reduce(add, splits.values())} if len(splits) > 1 else {})}
+    rows = [
+        [split, f"{counts.examples:,}", *(tabular.fixed(mean, 2) for mean in counts.means.values())]
+        for split, counts in named.items()
+    ]
+    definitions = [*DEFINITIONS[rules], *NOVEL]
+    if paper := PAPER.get(canonical(name)):
+        rows.append(["paper", str(paper[0]), *(f"{value:.2f}" for value in paper[1:]), "", ""])
+        definitions.append("paper: Table 1 of the paper, which does not say over which splits it averages")
     over = ["", "", "source", "", "target", "", "% novel bigrams", "", ""]
     heads = ["split", "examples", "words", "sents", "words", "sents", "types", "tokens", "pooled"]
     lines = tabular.aligned([heads, *rows])
     top = ""
     for head, below in zip(over, re.finditer(r"\S+", lines[0]), strict=True):
         top = top.ljust(below.start()) + head if head else top
-    definitions = [*DEFINITIONS[rules], *NOVEL]
-    if paper:
-        definitions.append("paper: Table 1 of the paper, which does not say over which splits it averages")
     return "\n".join([f"{name}, {rules} rules", "", top, *lines, "", *definitions])
-
-
-def _cells(counts: Statistics) -> list[str]:
-    return [f"{counts.examples:,}", *(tabular.fixed(mean, 2) for mean in counts.means.values())]
-
-
-class _Novelty(NamedTuple):
-    """The number of bigrams in one target, and of those that do not occur in its source."""
-
-    types: int
-    novel_types: int
-    tokens: int
-    novel_tokens: int
-
-
-def _novelty(source: Sequence[str], target: Sequence[str]) -> _Novelty:
-    bigrams = list(pairwise(target))
-    new = set(bigrams).difference(pairwise(source))
-    return _Novelty(len(set(bigrams)), len(new), len(bigrams), sum(bigram in new for bigram in bigrams))
 
 
 def words_of(text: str) -> list[str]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 
-from ngramloss.data.rows import Row, kind_of
+from ngramloss.data.rows import RawRow, kind_of
 
 LARGEST = 1e30
 """Larger weights overflow where they are multiplied in fp32."""
 
 
-def read_weights(row: Row, column: str) -> tuple[tuple[float, ...], str]:
+def read_weights(row: RawRow, column: str) -> tuple[tuple[float, ...], str]:
     """The list of numbers in a column, or in JSON text as CSV files have it; and why it cannot be used, if so.
 
     Example:
-        >>> read_weights(Row("a.csv", 2, {"w": "[1, 0.5]"}), "w")
+        >>> read_weights(RawRow("a.csv", 2, {"w": "[1, 0.5]"}), "w")
         ((1.0, 0.5), '')
-        >>> read_weights(Row("a.csv", 2, {"w": [1, -1]}), "w")
+        >>> read_weights(RawRow("a.csv", 2, {"w": [1, -1]}), "w")
         ((), "number 2 of 'w' is -1, and weights are finite and 0 or more")
     """
     if column not in row.values:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ngramloss import recipe
 from ngramloss.data import Split, load_split
 from ngramloss.data.columns import NO_TARGET, listed
-from ngramloss.data.origins import Files, has_several_sentences, missing, origin
+from ngramloss.data.data_sets import Files, has_several_sentences, missing, origin
 from ngramloss.data.prompts import read_alike
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation.baselines import baseline_writer, is_baseline

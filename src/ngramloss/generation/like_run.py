@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss import recipe
-from ngramloss.data.origins import missing
+from ngramloss.data.data_sets import missing
 from ngramloss.errors import MissingFileError
 from ngramloss.output.console import logger
 from ngramloss.recipe import PRECISIONS, Model, Recipe

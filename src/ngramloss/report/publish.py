@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data.origins import BUILT_IN, Files, Hub, missing, origin
+from ngramloss.data.data_sets import BUILT_IN, Files, Hub, missing, origin
 from ngramloss.data.prompts import first_ids, prompt_of, template_of
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, scores_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.data.columns import SOURCES, usual
-from ngramloss.data.origins import missing
+from ngramloss.data.data_sets import missing
 from ngramloss.data.rows import FORMATS, STDIN, is_saved, uncompressed
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape

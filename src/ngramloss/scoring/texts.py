@@ -20,8 +20,8 @@ from ngramloss.data.columns import (
     reference_columns,
     usual,
 )
-from ngramloss.data.origins import missing
-from ngramloss.data.rows import BadRow, Row
+from ngramloss.data.data_sets import missing
+from ngramloss.data.rows import BadRow, RawRow
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
 
@@ -106,7 +106,7 @@ def _usual_columns(what: str, present: Sequence[str]) -> list[str]:
     return [column] if column else []
 
 
-def _rows(path: Path, what: str) -> Iterator[Row]:
+def _rows(path: Path, what: str) -> Iterator[RawRow]:
     if path != files.STDIN:
         if not path.exists():
             raise MissingFileError(missing(path))
@@ -119,18 +119,18 @@ def _rows(path: Path, what: str) -> Iterator[Row]:
         yield row
 
 
-def _plain(path: Path) -> Iterator[Row]:
-    return (Row(str(path), number, {files.LINE: text}) for text, number in files.lines(path))
+def _plain(path: Path) -> Iterator[RawRow]:
+    return (RawRow(str(path), number, {files.LINE: text}) for text, number in files.lines(path))
 
 
-def _id(row: Row, column: str) -> str:
+def _id(row: RawRow, column: str) -> str:
     value = row.values.get(column)
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return _checked(str(value), f"{row.file}:{row.line}")
     raise UserError(f"{row.file}:{row.line}: the id should be text or a number, got {json.dumps(value)[:40]}.")
 
 
-def _value(row: Row, what: str, columns: Sequence[str]) -> Any:
+def _value(row: RawRow, what: str, columns: Sequence[str]) -> Any:
     """The text of a row; of references a list if there are several."""
     where = f"{row.file}:{row.line}"
     found = [row.values[column] for column in columns if column in row.values]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import has_split
-from ngramloss.data.origins import origin
+from ngramloss.data.data_sets import origin
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.loss.terms.parser import parse
 from ngramloss.metrics.registry import METRICS, Score, missing_options, scores_of

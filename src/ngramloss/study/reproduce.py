@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import has_split, measurement
-from ngramloss.data.origins import canonical
+from ngramloss.data.data_sets import canonical
 from ngramloss.errors import UserError
 from ngramloss.generation import predictions
 from ngramloss.generation.job import DEFAULTS, Job, read_split

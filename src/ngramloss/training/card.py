@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramloss import recipe
-from ngramloss.data.origins import canonical
+from ngramloss.data.data_sets import canonical
 from ngramloss.loss.terms.parser import parse
 from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Model, Recipe

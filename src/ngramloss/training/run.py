@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data.origins import has_several_sentences
+from ngramloss.data.data_sets import has_several_sentences
 from ngramloss.errors import UserError
 from ngramloss.loss.terms.parser import parse
 from ngramloss.loss.terms.registry import START

@@ -14,7 +14,7 @@ import torch
 from ngramloss import recipe
 from ngramloss.data import Example
 from ngramloss.data.batches.padding import Pad
-from ngramloss.data.origins import has_several_sentences
+from ngramloss.data.data_sets import has_several_sentences
 from ngramloss.data.tokens import Shape
 from ngramloss.errors import UserError
 from ngramloss.metrics.on_examples import notes_on_references, scores_on

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ngramloss.data import rows as files
-from ngramloss.data.rows import BadRow, Row
+from ngramloss.data.rows import BadRow, RawRow
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
 from ngramloss.storage.files import inside
@@ -55,7 +55,7 @@ class Parallel(NamedTuple):
         """The names of the files."""
         return " + ".join(path.name for path in self.columns.values())
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[RawRow | BadRow]:
         """The rows, or an error if the files do not have the same number of lines."""
         where = " + ".join(map(str, self.columns.values()))
         number = 0
@@ -67,7 +67,7 @@ class Parallel(NamedTuple):
                     f"{where} do not have the same number of lines: {', '.join(short)} ends after line "
                     f"{number - 1}. Line n of one file must belong to line n of the others."
                 )
-            yield Row(where, number, dict(zip(self.columns, lines, strict=True)))
+            yield RawRow(where, number, dict(zip(self.columns, lines, strict=True)))
 
 
 class Files(NamedTuple):
@@ -131,7 +131,7 @@ def split_names(name: str) -> list[str]:
     return sorted(present, key=lambda split: (first.index(split) if split in first else len(first), split))
 
 
-def split_rows(name: str, split: str, *, limit: int = 0, seed: int = 0) -> Iterator[Row | BadRow]:
+def split_rows(name: str, split: str, *, limit: int = 0) -> Iterator[RawRow | BadRow]:
     """The rows of one split, good and bad. Missing files raise an error at once; rows are read lazily."""
     data_set = origin(name)
     if isinstance(data_set, Files):
@@ -139,7 +139,7 @@ def split_rows(name: str, split: str, *, limit: int = 0, seed: int = 0) -> Itera
         return (row for path in paths for row in (path.rows() if isinstance(path, Parallel) else files.rows(path)))
     if isinstance(data_set, Hub):
         return _hub_rows(name, data_set, split)
-    return _newswire_rows(split, limit, seed)
+    return _newswire_rows(split, limit)
 
 
 def known_columns(name: str) -> tuple[str | None, str | None]:
@@ -268,13 +268,13 @@ def _split_files(name: str, data_set: Files, split: str) -> list[Path | Parallel
     return paths
 
 
-def _hub_rows(name: str, hub: Hub, split: str) -> Iterator[Row | BadRow]:
+def _hub_rows(name: str, hub: Hub, split: str) -> Iterator[RawRow | BadRow]:
     datasets = files.needed("datasets", f"reading {hub} from the hub", "hf")
     try:
         table = datasets.load_dataset(hub.id, hub.config, split=split)
     except Exception as error:
         raise _hub_error(name, hub, error) from error
-    return (Row(f"{hub}/{split}", number, values) for number, values in enumerate(table, 1))
+    return (RawRow(f"{hub}/{split}", number, values) for number, values in enumerate(table, 1))
 
 
 def _hub_error(name: str, hub: Hub, error: Exception) -> Exception:
@@ -291,14 +291,14 @@ def _hub_error(name: str, hub: Hub, error: Exception) -> Exception:
     )
 
 
-def _newswire_rows(split: str, limit: int, seed: int) -> Iterator[Row | BadRow]:
+def _newswire_rows(split: str, limit: int) -> Iterator[RawRow | BadRow]:
     from ngramloss.data import newswire
 
     if split not in newswire.SPLITS:
         raise UserError(f"{BUILT_IN} has no split {split!r}; choose from {list(newswire.SPLITS)}.")
-    items = newswire.items(split, limit or None, seed=seed)
+    items = newswire.items(split, limit or None)
     return (
-        Row(f"{BUILT_IN}/{split}", number, {"id": item.id, "document": item.document, "summary": item.summary})
+        RawRow(f"{BUILT_IN}/{split}", number, {"id": item.id, "document": item.document, "summary": item.summary})
         for number, item in enumerate(items, 1)
     )
 
