@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ngramloss as ng
-from ngramloss import plugins
+from ngramloss import plugins, recipe
 from ngramloss.cli import main
 from ngramloss.errors import UserError
 from ngramloss.loss.terms import OBJECTIVES
@@ -611,6 +611,22 @@ def test_two_metrics_may_not_share_a_score():
     METRICS["mine"] = ng.Metric(len, scores={"bleu": ng.Score("my BLEU")})
     with pytest.raises(UserError, match="the metrics 'bleu' and 'mine' both have a score 'bleu'"):
         score_owners(["bleu", "mine"])
+
+
+@pytest.mark.parametrize("arguments", [["train", "gsum"], ["train", "demo", "--set", 'system="gsum"']])
+def test_without_its_list_of_entries_ngramloss_asks_to_be_installed_again(files, monkeypatch, capsys, arguments):
+    monkeypatch.setattr(ng.SYSTEMS, "_installed", {})
+    monkeypatch.setattr(ng.SYSTEMS, "_added", {})
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [])
+    monkeypatch.setattr(recipe, "_files", recipe._files.__wrapped__)
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.endswith(f" {plugins.REINSTALL}\n")
+
+
+def test_a_system_that_comes_with_ngramloss_is_its_own(files):
+    assert (ng.SYSTEMS.origin("gsum"), ng.SYSTEMS.source("gsum")) == ("", "")
+    with pytest.raises(UserError, match="ngramloss has its own system 'gsum'"):
+        ng.SYSTEMS["gsum"] = ng.System("mine", ())
 
 
 class FakeDistribution:

@@ -1,8 +1,9 @@
-"""names of objectives and metrics → their entries: built in, added by a program, or found in installed packages.
+"""names of objectives, metrics and systems → their entries: built in, added by a program, or of installed packages.
 
-To add an entry, write ``ng.OBJECTIVES["mine"] = ng.Objective(...)`` or ``ng.METRICS["mine"] = ng.Metric(...)`` in a
-program, or in a file for the option ``--plugin FILE``. An installed package declares its entries as entry points in the
-groups ``ngramloss.objectives``, ``ngramloss.metrics``, ``ngramloss.systems`` and ``ngramloss.verbs``.
+To add an entry, write ``ng.OBJECTIVES["mine"] = ng.Objective(...)``, ``ng.METRICS["mine"] = ng.Metric(...)`` or
+``ng.SYSTEMS["mine"] = ng.System(...)`` in a program, or in a file for the option ``--plugin FILE``. An installed
+package declares its entries as entry points in the groups ``ngramloss.objectives``, ``ngramloss.metrics``,
+``ngramloss.systems`` and ``ngramloss.verbs``, and packages with recipes in ``ngramloss.recipes``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,18 @@ _PREFIX = "ngramloss_plugin_"
 """Modules of plugin files begin with it."""
 _packages: set[str] = set()
 """Installed packages whose entries were imported."""
+REINSTALL = (
+    "What comes with ngramloss is listed when it is installed: if it was updated since, install it again with pip."
+)
+
+
+def installed_points(group: str) -> list[EntryPoint]:
+    """The entry points of installed packages in ``ngramloss.GROUP``, those of ngramloss itself last, which wins."""
+    return sorted(entry_points(group=f"ngramloss.{group}"), key=_is_ours)
+
+
+def _is_ours(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == "ngramloss"
 
 
 class Registry(MutableMapping[str, Entry], Generic[Entry]):
@@ -42,30 +55,37 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     Args:
         noun: what an entry is called in messages, such as "objective".
         kind: the class of the entries.
-        builtin: the entries of ngramloss itself. Their names cannot be reused.
+        builtin: the entries of ngramloss itself; others of its own are entry points. Their names cannot be reused.
     """
 
-    def __init__(self, noun: str, kind: type[Entry], builtin: Mapping[str, Entry]) -> None:
+    def __init__(self, noun: str, kind: type[Entry], builtin: Mapping[str, Entry] | None = None) -> None:
         self.noun, self.kind = noun, kind
-        self._builtin = dict(builtin)
+        self._builtin = dict(builtin or {})
         self._added: dict[str, Entry] = {}
         self._added_by: dict[str, Path | None] = {}
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
-        points = {point.name: point for point in entry_points(group=f"ngramloss.{self.noun}s")}
+        points = {point.name: point for point in installed_points(f"{self.noun}s")}
         return {name: point for name, point in points.items() if name not in self._builtin}
+
+    def _ours(self, name: str) -> bool:
+        """Whether an entry is built in, or comes with ngramloss as an entry point."""
+        return name in self._builtin or (name in self._installed and _is_ours(self._installed[name]))
 
     def __getitem__(self, name: str) -> Entry:
         if name in self._builtin:
             return self._builtin[name]
         if name not in self._added and name in self._installed:
-            self[name] = self._import(self._installed[name])
+            self._add(name, self._import(self._installed[name]))
         return self._added[name]
 
     def __setitem__(self, name: str, entry: Entry) -> None:
-        if name in self._builtin:
+        if self._ours(name):
             raise UserError(f"ngramloss has its own {self.noun} {name!r}. Choose another name for yours.")
+        self._add(name, entry)
+
+    def _add(self, name: str, entry: Entry) -> None:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             raise UserError(f"{self.noun} {name!r}: use a name of letters, digits and underscores.")
         if not isinstance(entry, self.kind):
@@ -93,28 +113,27 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
     def entry(self, name: str) -> Entry:
         """The entry of that name. Raises an error that suggests the closest name."""
         if name not in self:
+            again, known = "" if self._builtin else f" {REINSTALL}", ", ".join(self) or "none"
             raise UserError(
-                f"unknown {self.noun} {name!r}. {nearest(name, self)}Choose from {', '.join(self)}. "
-                f"If it is your own, load its file with --plugin FILE."
+                f"unknown {self.noun} {name!r}. {nearest(name, self)}Choose from {known}. "
+                f"If it is your own, load its file with --plugin FILE.{again}"
             )
         return self[name]
 
     def origin(self, name: str) -> str:
-        """Where an entry comes from: a package or a plugin; empty if it is built in."""
-        if name in self._builtin:
+        """Where an entry comes from: a package or a plugin; empty if it is ngramloss' own."""
+        if self._ours(name):
             return ""
         point = self._installed.get(name)
-        if point is None or point.dist is None:
-            return "plugin"
-        return "" if _is_own(point) else f"package {point.dist.name}"
+        return f"package {point.dist.name}" if point is not None and point.dist else "plugin"
 
     def source(self, name: str) -> str:
-        """A hash of the code of an entry and of what it imports; empty if it is built in or has no files.
+        """A hash of the code of an entry and of what it imports; empty if it is ngramloss' own or has no files.
 
         It covers the plugin file that adds the entry, the modules of its functions, and all modules of their own that
         these import; not other installed packages, and not Python's.
         """
-        if name in self._builtin:
+        if self._ours(name):
             return ""
         entry, point = self.entry(name), self._installed.get(name)
         home = self._added_by.get(name) if point is None else _module_file(point.module)
@@ -132,7 +151,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
 
     def _import(self, point: EntryPoint) -> Any:
         package = point.dist.name if point.dist else point.value
-        if not _is_own(point):
+        if not _is_ours(point):
             _packages.add(point.module.partition(".")[0])
         try:
             return point.load()
@@ -141,11 +160,6 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
                 f"the {self.noun} {point.name!r} of the installed package {package} cannot be imported: "
                 f"{type(error).__name__}: {error}. Fix or uninstall that package."
             ) from error
-
-
-def _is_own(point: EntryPoint) -> bool:
-    """Whether an entry is of a package that is installed with ngramloss."""
-    return point.dist is not None and point.dist.name == "ngramloss"
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,17 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
-from ngramloss.plugins import LazyFunction
+from ngramloss.plugins import REINSTALL, LazyFunction, installed_points
 from ngramloss.settings import Setting, Switch, closest, part_of, setting, settings_of, toml_value
 from ngramloss.storage.files import parse_toml
 from ngramloss.storage.run_folder import RunFolder
@@ -322,15 +325,24 @@ TOP = {own.name: own.metadata["setting"] for own in dataclasses.fields(Recipe) i
 SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "generation": Generation, "online": Online}
 
 
+@cache
+def _files() -> dict[str, Traversable]:
+    """The recipes that come with ngramloss and other installed packages, by name."""
+    found: dict[str, Traversable] = {}
+    for package in (*(point.value for point in installed_points("recipes")), "ngramloss.recipes"):
+        with suppress(ImportError):  # of a broken package
+            found |= {entry.name.removesuffix(".toml"): entry for entry in files(package).iterdir()}
+    return {name: file for name, file in sorted(found.items()) if file.name.endswith(".toml")}
+
+
 def builtin() -> list[str]:
-    """The recipes that come with the package."""
-    names = (entry.name for entry in files("ngramloss").joinpath("recipes").iterdir())
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    """The names of the recipes that come with ngramloss and other installed packages."""
+    return [*_files()]
 
 
 def about(name: str) -> str:
     """The first sentence of the comment at the top of a built-in recipe."""
-    lines = files("ngramloss").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    lines = _files()[name].read_text(encoding="utf-8").splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
     text = " ".join(line.removeprefix("#").strip() for line in comment)
     return re.split(r"(?<=\.)(?<!et al\.)\s", text)[0]
@@ -442,15 +454,16 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
     """The settings of a recipe, merged over those of its bases. ``above`` are files based on it, the closest last."""
     path = Path(name)
     if name in builtin():
-        content, where = files("ngramloss").joinpath("recipes", f"{name}.toml").read_bytes(), f"recipe {name}"
+        content, where = _files()[name].read_bytes(), f"recipe {name}"
     elif path.is_file():
         content, where = path.read_bytes(), name
     else:
         close = difflib.get_close_matches(name, builtin(), 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         asked = f", the base of {above[-1]}" if above else ""
+        again = "" if installed_points("recipes") else f" {REINSTALL}"
         raise MissingFileError(
-            f"there is no recipe {name!r}{asked}: neither a file nor one of {', '.join(builtin())}.{hint}"
+            f"there is no recipe {name!r}{asked}: neither a file nor one of {', '.join(builtin())}.{hint}{again}"
         )
     settings = parse_toml(content, where)
     _refuse_consent(settings, where if name in builtin() else f"recipe {where}")

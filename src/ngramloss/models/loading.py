@@ -25,8 +25,8 @@ from ngramloss.storage.files import FULL, cache_folder, is_file_name, read_objec
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 GUIDED = "guided_bart"
-"""The type of a BART that reads a guidance, :mod:`ngramloss_systems.guided_bart`. It is not ``bart``: everything else
-that loads a BART would leave the guidance out silently."""
+"""The type of a BART that reads a guidance, of the system gsum. It is not ``bart``: everything else that loads a BART
+would leave the guidance out silently."""
 WEIGHTS = (".safetensors", ".bin")
 """What files of weights end with. A .bin is a pickle, of which only tensors are loaded."""
 

@@ -20,7 +20,7 @@ from ngramloss.data.candidates import named_files, raise_if_comma
 from ngramloss.errors import UserError
 from ngramloss.loss.terms.parser import parse
 from ngramloss.plugins import Registry
-from ngramloss.recipe import LAST, TASKS, Generation, Recipe, affecting, every_setting, flat, load
+from ngramloss.recipe import LAST, Generation, Recipe, every_setting, flat, load
 from ngramloss.settings import Setting
 from ngramloss.storage.run_folder import RunFolder
 
@@ -69,7 +69,7 @@ class System:
     @property
     def searches_freely(self) -> bool:
         """Whether its search reads every setting of ``generation``."""
-        return self.search == _EVERY_SEARCH
+        return self.search == tuple(key.name for key in dataclasses.fields(Generation))
 
     def function(self, name: str) -> Callable[..., Any]:
         """A function of its file."""
@@ -77,111 +77,7 @@ class System:
         return loaded
 
 
-_EVERY_SEARCH = tuple(key.name for key in dataclasses.fields(Generation))
-"""All settings of ``generation``."""
-
-_BUILTIN = {
-    "simcls": System(
-        "SimCLS (Liu and Liu 2021): chooses among candidates of any writer; ngramloss rerank trains and applies it",
-        ("simcls", "simcls-demo"),
-        "ngramloss_systems.simcls",
-        options={
-            "margin": Setting(0.01, least=0, most=2, help="how much higher a candidate should score than the next"),
-            "gold_margin": Setting(0.0, least=0, most=2, help="how much higher the reference should score than any"),
-            "gold_weight": Setting(1.0, least=0, most=1000, help="weight of the reference's margin"),
-            "pooling": Setting("first", choices=("first", "mean"), help="what stands for a text: its first token"),
-        },
-        after="ngramloss rerank apply {run} CANDIDATES --out DIR",
-        bests={"gain": True, "loss": False},
-        settable=affecting("documents"),
-        first={"data.candidates": "train={ce:train},validation={ce:validation}"},
-        beyond_cnndm=("data.max_target=80",),
-    ),
-    "bertsum_ext": System(
-        "BertSumExt (Liu and Lapata 2019): takes sentences of the document that an encoder marks",
-        ("bertsum-ext", "bertsum-ext-demo"),
-        "ngramloss_systems.bertsum_ext",
-        options={
-            "layers": Setting(2, least=0, most=2**8, help="layers over the sentences"),
-            "heads": Setting(8, least=1, most=2**12, help="heads of these layers"),
-            "feed_forward": Setting(2048, least=1, most=2**20, help="width inside these layers"),
-            "dropout": Setting(0.1, least=0, below=1, help="dropout of these layers"),
-            "oracle": Setting(3, least=1, most=1000, help="most sentences that the oracle marks in training"),
-            "sentences": Setting(3, least=1, most=1000, help="most sentences of a summary"),
-            "blocking": Setting(True, help="leave out a sentence that shares three words in a row with another"),
-            "min_words": Setting(6, least=0, most=1000, help="words of the shortest sentence that may be taken"),
-        },
-        not_used=("data.prefix", "data.candidates"),
-        bests={"loss": False, "gain": True},
-        task=TASKS[0],
-    ),
-    "pointer_generator": System(
-        "Pointer-generator with coverage (See et al. 2017): an LSTM that writes words and copies unknown ones",
-        ("pointer-generator", "pointer-generator-demo"),
-        "ngramloss_systems.pointer_generator",
-        options={
-            "embeddings": Setting(128, least=1, most=2**16, help="width of a word's embedding"),
-            "lowercase": Setting(False, help="read and write without capitals"),
-            "coverage": Setting(1.0, least=0, most=1000, help="weight of the coverage loss"),
-            "coverage_from": Setting(
-                0.987, least=0, most=1, help="the share of steps after which coverage begins; 1 is never"
-            ),
-            "optimizer": Setting("adagrad", choices=("adagrad", "adamw"), help="what changes the weights"),
-            "accumulator": Setting(0.1, above=0, most=1000, help="where Adagrad's sums of squares begin"),
-        },
-        not_used=(
-            *("data.prefix", "data.candidates", "model.architecture", "model.encoder_layers", "model.decoder_layers"),
-            *("model.heads", "model.feed_forward", "model.dropout", "model.init_std", "model.copying"),
-        ),
-        bests={"ce": False, "loss": False},
-        settable=(*affecting("documents"), "data.max_source", "data.language"),
-        takes_objective=True,
-        search=("num_beams", "min_length", "max_length"),
-    ),
-    "bertsum_abs": System(
-        "BertSumAbs, and with the encoder of a bertsum_ext run BertSumExtAbs (Liu and Lapata 2019): an encoder, a new "
-        "decoder and two learning rates; any objective",
-        ("bertsum-abs", "bertsum-abs-demo"),
-        first={"model.encoder": "{bertsum_ext}/model"},
-        beyond_cnndm=(
-            "data.max_target=100",
-            "generation.min_length=20",
-            "generation.max_length=100",
-            "generation.length_penalty=0.9",
-        ),
-    ),
-    "fes": System(
-        "FES (Chen et al. 2022), its margin alone: the term margin, which reads a language model of the targets; the "
-        "questions and the coverage of entities are left out, because the graphs that they read were not released",
-        ("fes", "fes-demo"),
-        first={"data.language_model": "{lm}"},
-    ),
-    "prophetnet": System(
-        "ProphetNet (Qi et al. 2020): a ProphetNet with the term future, trained on all of its streams",
-        ("prophetnet", "prophetnet-demo"),
-    ),
-    "gsum": System(
-        "GSum (Dou et al. 2021): a BART that reads a guidance beside the document, such as sentences of it; any "
-        "objective",
-        ("gsum", "gsum-demo"),
-        "ngramloss_systems.gsum",
-        options={
-            "guidance": Setting("guidance", help="the column with the guidance, or oracle, which makes it in training"),
-            "extractor": Setting("", help="a run of bertsum_ext, whose summaries are the guidance in generate"),
-            "sentences": Setting(3, least=1, most=1000, help="most sentences that the oracle takes"),
-        },
-        after="ngramloss generate {run} --set 'system=\"gsum(extractor=EXTRACTOR)\"', with a run of bertsum_ext",
-        not_used=("data.prefix", "data.candidates"),
-        bests={"loss": False},
-        takes_objective=True,
-        search=_EVERY_SEARCH,
-        options_in_generate=True,
-        first={"system.extractor": "{bertsum_ext}"},
-        task=TASKS[0],
-    ),
-}
-
-SYSTEMS: Registry[System] = Registry("system", System, _BUILTIN)
+SYSTEMS: Registry[System] = Registry("system", System)
 """All systems by name."""
 
 _FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
