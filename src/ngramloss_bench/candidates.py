@@ -65,7 +65,7 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
     if min(numbers) < 1:
         raise UserError(f"expected numbers of at least 1, got {', '.join(map(str, numbers))}.")
     if options.online:
-        models.configuration(options.model, trust_remote_code=options.trust_remote_code)
+        models.configuration(options.model)
         return Plan(step.title(options), ONLINE_COLUMNS, trainings(options))
     return Plan(step.title(options), COLUMNS, steps(options), partial(compare, options.count))
 
@@ -78,7 +78,7 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
     from ngramloss_bench import clock, models
 
     device, batch, count = options.device, options.batch_size, options.count
-    model: Any = models.built(options.model, trust_remote_code=options.trust_remote_code).to(device)
+    model: Any = models.built(options.model).to(device)
     if models.is_decoder_only(model.config):
         raise UserError(f"{options.model} is decoder-only, and has no encoder to time. Name an encoder-decoder.")
     longest, most = models.most_positions(model.config), max(options.source, options.target)
@@ -162,7 +162,7 @@ def trained(options: argparse.Namespace, refresh: int) -> dict[str, float]:
 
     models.prepare(options)
     batch, source, target, steps = options.batch_size, options.source, options.target, options.steps
-    model: Any = models.built(options.model, trust_remote_code=options.trust_remote_code)
+    model: Any = models.built(options.model)
     ids = models.example(model, batch * 8, source, target, "cpu")
     read, labels = ids["input_ids"][:, :source].tolist(), ids["labels"][:, -target:].tolist()
     rows = [{"input_ids": source_ids, "labels": label_ids} for source_ids, label_ids in zip(read, labels, strict=True)]

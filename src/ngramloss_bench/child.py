@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing import get_all_start_methods, get_context, set_start_method
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
+
+from ngramloss.models.remote_code import allow_remote_code, remote_code_allowed
 
 IMPORTED = ["ngramloss_bench.trainings"]
 """What the server imports."""
@@ -36,10 +38,10 @@ def in_children(count: int, function: Callable[..., Result], *arguments: Any) ->
     """
     context: Any = get_context("forkserver" if FORKS else "spawn")
     context.set_forkserver_preload(IMPORTED)
-    processes, results = {}, {}
+    processes, results, trusts = {}, {}, remote_code_allowed()
     for environment in _environments(count):
         receiver, sender = context.Pipe(duplex=False)
-        processes[receiver] = context.Process(target=_send, args=(sender, function, arguments, environment))
+        processes[receiver] = context.Process(target=_send, args=(sender, function, arguments, environment, trusts))
         processes[receiver].start()
         sender.close()
     try:
@@ -80,13 +82,18 @@ def _result(receiver: Any, process: Any) -> Any:
 
 
 def _send(
-    sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], environment: Mapping[str, str]
+    sender: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    environment: dict[str, str],
+    trusts: bool,
 ) -> None:
     os.environ.update(environment)
     if FORKS:  # as in a script; through the server each worker of a loader takes seconds
         set_start_method("fork", force=True)
     try:
-        sender.send((function(*arguments), ""))
+        with allow_remote_code(trusts):
+            sender.send((function(*arguments), ""))
     except BaseException as reason:  # the parent reports it
         sender.send((None, shortened(reason)))
 

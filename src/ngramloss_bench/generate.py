@@ -80,7 +80,7 @@ def raise_unless_possible(options: argparse.Namespace) -> None:
     """Raise if a number is too small, or larger than the model's positions allow."""
     from ngramloss_bench import models
 
-    config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
+    config = models.configuration(options.model)
     both, longest = options.source + options.length, models.most_positions(config)
     if min(options.batch_size) < 1:
         raise UserError(f"--batch-size must be 1 or more, got {min(options.batch_size)}.")
@@ -132,7 +132,7 @@ def written(options: argparse.Namespace, cache: Path, name: str, batch: int) -> 
 
     os.environ["NGRAMLOSS_CACHE"] = str(cache)
     models.prepare(options)
-    model = models.built(options.model, trust_remote_code=options.trust_remote_code).eval()
+    model = models.built(options.model).eval()
     model.to(options.device, getattr(torch, PRECISIONS[options.precision]))
     lengths: dict[str, Any] = dict.fromkeys(("min_length", "max_length", "min_new_tokens", "max_new_tokens"))
     new = "new_tokens" if models.is_decoder_only(model.config) else "length"

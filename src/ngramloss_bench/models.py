@@ -55,23 +55,23 @@ SHAPES = {
 """The models that are created here: name → configuration."""
 
 
-def built(name: str, *, trust_remote_code: bool = False) -> Any:
+def built(name: str) -> Any:
     """Create one of ``SHAPES`` with random weights, or load any other name from a folder or the hub."""
-    config = configuration(name, trust_remote_code=trust_remote_code)
+    config = configuration(name)
     if name not in SHAPES:
-        return loading.load(Model(name=name), None, trust_remote_code=trust_remote_code)
+        return loading.load(Model(name=name), None)
     torch.manual_seed(0)
     kind: Any = transformers.LlamaForCausalLM if is_decoder_only(config) else transformers.BartForConditionalGeneration
     return kind(config)
 
 
-def configuration(name: str, *, trust_remote_code: bool = False) -> Any:
+def configuration(name: str) -> Any:
     """The configuration of the model that :func:`built` returns."""
     if name == "scratch":
         names = ", ".join(SHAPES)
         raise UserError(f"bench cannot use scratch, which has no size. Use {names}, a folder or a hub id.")
     if name not in SHAPES:
-        return loading.load_config(Model(name=name), trust_remote_code=trust_remote_code)
+        return loading.load_config(Model(name=name))
     return SHAPES[name]()
 
 

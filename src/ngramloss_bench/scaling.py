@@ -103,7 +103,7 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
 
     from ngramloss_bench import models, trainings
 
-    config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
+    config = models.configuration(options.model)
     for number in options.rows:
         (folder / str(number)).mkdir()
         trainings.write_rows(folder / str(number), options.lengths, number, config, seed=options.seed)
@@ -170,7 +170,7 @@ def trained(options: argparse.Namespace, tokens: Path, training: Training) -> di
     models.prepare(options)
     torch.set_num_threads(1)
     rows = Tokens(tokens)
-    model = models.built(options.model, trust_remote_code=options.trust_remote_code)
+    model = models.built(options.model)
     _without_dropout(model)
     gradient_bytes = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
     timed, measures = options.warm_up + options.steps, os.environ.get("RANK") == "0"  # the first of several

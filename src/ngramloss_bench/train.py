@@ -131,7 +131,7 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
     from ngramloss.data.tokens import Tokens
     from ngramloss_bench import models, trainings
 
-    config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
+    config = models.configuration(options.model)
     decoder_only = models.is_decoder_only(config)
     names = chosen(options.only, compiled=options.compile, device=options.device, decoder_only=decoder_only)
     ours = [

@@ -45,7 +45,7 @@ def trained(contestant: Contestant, options: argparse.Namespace, tokens: Path, t
 
     A memory is the peak that tensors had, on a CPU that of the process; ``reserved`` is what the allocator held.
     """
-    config = models.configuration(options.model, trust_remote_code=options.trust_remote_code)
+    config = models.configuration(options.model)
     if why_not := contestant.why_not(options.device, models.is_decoder_only(config)):
         raise UserError(why_not)
     models.prepare(options)
@@ -103,7 +103,7 @@ def stock(
     cuda = options.device == "cuda"
     if cuda:
         _set_allocator("expandable_segments:True")
-    model = models.built(options.model, trust_remote_code=options.trust_remote_code)
+    model = models.built(options.model)
     decoder_only = models.is_decoder_only(model.config)
     arguments = Seq2SeqTrainingArguments(
         output_dir=output,
@@ -192,7 +192,7 @@ def ours(
         if compiled and number == window.last_step:
             signal.raise_signal(signal.SIGTERM)  # the training stops after its next step, as if a person asked it to
 
-    model = models.built(options.model, trust_remote_code=options.trust_remote_code)
+    model = models.built(options.model)
     with _left_out_of(window, CapturedStep, "_capture"):
         outcome = models.train(
             options,
@@ -251,8 +251,7 @@ def tokenised_rows(folder: Path, options: argparse.Namespace, config: Any, step_
         raise UserError(
             f"{options.data} has {len(examples)} documents, but one step needs {step_size}. Lower --batch-size."
         )
-    trust = options.trust_remote_code
-    tokenizer, _ = loading.load_tokenizer(Model(name=model), lambda: (), "", trust_remote_code=trust)
+    tokenizer, _ = loading.load_tokenizer(Model(name=model), lambda: (), "")
     if len(tokenizer) > config.vocab_size:
         raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
     if models.is_decoder_only(config):

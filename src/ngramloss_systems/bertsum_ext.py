@@ -281,13 +281,13 @@ def pad_rows(pad: int, rows: Sequence[Mapping[str, Any]], size: Size | None = No
 
 def task(run: Run) -> SystemTask:
     """What ``ngramloss train bertsum-ext`` trains: documents with the oracle's labels, and the model."""
-    settings, options, trust = run.settings, run.system.options, run.trust_remote_code
+    settings, options = run.settings, run.system.options
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
-        config = load_encoder_config(settings.model, trust_remote_code=trust)
+        config = load_encoder_config(settings.model)
     splits = read_splits(settings)
     tokenizer, _ = tokenizer_for(run, splits["train"])
-    model = Extractor(load_encoder(settings.model, tokenizer, trust_remote_code=trust), options)
+    model = Extractor(load_encoder(settings.model, tokenizer), options)
     raise_unless_it_fits(model.encoder, tokenizer, settings.model.name, longest=settings.data.max_source)
     note_splitting(splits["train"].examples, settings.data)
     marks = marks_of(tokenizer, settings.model.name)
@@ -392,26 +392,19 @@ class Extraction(NamedTuple):
     facts: dict[str, Any]
 
 
-def load_extraction(folder: str, data: Data | None = None, *, trust_remote_code: bool = False) -> Extraction:
+def load_extraction(folder: str, data: Data | None = None) -> Extraction:
     """Load a run of this system.
 
     Args:
         folder: of the run.
         data: has the splitter, the language and the most tokens of a document; by default the run's own.
-        trust_remote_code: whether code that comes with the encoder may run.
 
     Raises:
         UserError: the folder is not a finished run of this system.
     """
-    run = saved_run(
-        folder,
-        NAME,
-        noun=f"a run of {NAME}",
-        command="ngramloss train bertsum-ext",
-        trust_remote_code=trust_remote_code,
-    )
+    run = saved_run(folder, NAME, noun=f"a run of {NAME}", command="ngramloss train bertsum-ext")
     tokenizer, options, data = run.tokenizer, run.options, data or run.settings.data
-    encoder = load_encoder(Model(name=str(run.model)), tokenizer, trust_remote_code=trust_remote_code)
+    encoder = load_encoder(Model(name=str(run.model)), tokenizer)
     model = Extractor(encoder, options)
     raise_unless_it_fits(encoder, tokenizer, folder, longest=data.max_source)
     model.load_state_dict(load_file(run.model / WEIGHTS))
@@ -443,7 +436,7 @@ def generate(work: Job, folder: Path) -> Path:
         work: a job whose model is a run of this system.
         folder: where the predictions go.
     """
-    taken = load_extraction(work.model, work.data, trust_remote_code=work.trust_remote_code)
+    taken = load_extraction(work.model, work.data)
     path = write_texts(work, folder, read_sources(work), taken.write, taken.facts)
     if any(taken.lost):
         logger.info(lost_ends(sum(taken.lost), len(taken.lost), "documents", work.data.max_source))

@@ -185,9 +185,9 @@ def task(run: Run) -> SystemTask:
     JointLoss(settings.objective).refuse_terms_of_logits(NAME)
     config = None
     if settings.model.name != "scratch" and not loading.is_guided(settings.model.name):  # a mistake is found early
-        config = loading.load_config(settings.model, trust_remote_code=run.trust_remote_code)
+        config = loading.load_config(settings.model)
     if options["extractor"]:  # it is needed after training only, which is too late to find that it cannot be used
-        load_extraction(options["extractor"], trust_remote_code=run.trust_remote_code)
+        load_extraction(options["extractor"])
     splits = read_splits(settings)
     tokenizer, _ = tokenizer_for(run, splits["train"])
     model = _ready(run, tokenizer)
@@ -228,7 +228,7 @@ def _ready(run: Run, tokenizer: Any) -> Any:
     """The model with its first weights, its objective and its settings of generation."""
     settings, name, data = run.settings, run.settings.model.name, run.settings.data
     set_languages(tokenizer, data.source_language, data.target_language, model=name)
-    model = load_guided(settings.model, tokenizer, trust_remote_code=run.trust_remote_code)
+    model = load_guided(settings.model, tokenizer)
     raise_unless_it_fits(model, tokenizer, name, longest=max(data.max_source, data.max_target))
     align_start(model, tokenizer, name=name, training=True)
     loading.prepare_generation(model, settings.generation)
@@ -305,7 +305,7 @@ def generate(work: Job, folder: Path) -> Path:
 def _guidance(work: Job, split: Split, options: Mapping[str, Any]) -> Guidance:
     """What guides the documents of a job: an extractor, if one is named; otherwise a column, or the oracle."""
     if run := options["extractor"]:
-        taken = load_extraction(run, trust_remote_code=work.trust_remote_code)
+        taken = load_extraction(run)
         logger.info(f"the guidance is what {run} takes of each document.")
         texts = [" ".join(text.split("\n")) for text in taken.write(split.examples)]
         if lost := sum(taken.lost):

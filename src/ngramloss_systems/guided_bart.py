@@ -236,23 +236,22 @@ def guided(model: Any, *, copying: bool = False) -> GuidedBart:
     return made
 
 
-def load_guided(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> GuidedBart:
+def load_guided(settings: Model, tokenizer: Any) -> GuidedBart:
     """A guided BART from its folder, from any BART, or from scratch, in fp32.
 
     Args:
         settings: the model section of a recipe.
         tokenizer: the model's own.
-        trust_remote_code: as in :func:`ngramloss.models.loading.load`.
     """
     if loading.is_guided(settings.name):
         return _from_folder(settings.name)
-    config = loading.load_config(settings, trust_remote_code=trust_remote_code)
+    config = loading.load_config(settings)
     if config.model_type != "bart":
         what = f"{settings.name} is of the type {config.model_type}"
         if settings.name == "scratch":
             what = f"model.architecture is {settings.architecture}"
         raise UserError(f"guidance needs a BART, such as facebook/bart-large, and {what}.")
-    model = loading.load(settings, tokenizer, trust_remote_code=trust_remote_code)
+    model = loading.load(settings, tokenizer)
     return guided(model, copying=settings.name == "scratch" and settings.copying)
 
 

@@ -151,7 +151,7 @@ def _states(encoder: Any, ids: Tensor, mask: Tensor, pooling: str) -> Tensor:
 
 def task(run: Run) -> SystemTask:
     """What ``ngramloss rerank train`` trains: candidates read and tokenised, and the encoder."""
-    settings, options, trust = run.settings, run.system.options, run.trust_remote_code
+    settings, options = run.settings, run.system.options
     files = named_files(settings.data.candidates)
     if "train" not in files:
         raise UserError(
@@ -160,7 +160,7 @@ def task(run: Run) -> SystemTask:
         )
     config = None
     if settings.model.name != "scratch":  # a mistake is found before data are read
-        config = load_encoder_config(settings.model, trust_remote_code=trust)
+        config = load_encoder_config(settings.model)
     check_training(files)
     sets = {split: read_set(paths, settings.data, settings.task, split) for split, paths in files.items()}
     if settings.train.eval_every == 0:
@@ -170,7 +170,7 @@ def task(run: Run) -> SystemTask:
     used = [*_used(sets), f"gains: {metric_text(metric)}."]
     tokenizer, _ = tokenizer_for(run, sets["train"])
     raise_unless_pooled(tokenizer, settings.model.name, options["pooling"])
-    encoder = load_encoder(settings.model, tokenizer, trust_remote_code=trust)
+    encoder = load_encoder(settings.model, tokenizer)
     longest = max(settings.data.max_source, settings.data.max_target)
     raise_unless_it_fits(encoder, tokenizer, settings.model.name, longest=longest)
     rows = {split: _rows(of_split, tokenizer, settings) for split, of_split in sets.items()}
@@ -284,22 +284,21 @@ class Reranker:
 
     Args:
         folder: its run.
-        trust_remote_code: whether code that comes with the encoder may run.
     """
 
-    def __init__(self, folder: Path, *, trust_remote_code: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         run = RunFolder(folder)
         if not run.recipe.is_file():
             raise MissingFileError(
                 f"{folder} is not a run: it has no {run.recipe.name}. Give the folder of ngramloss rerank train, "
                 f"{FIRST}, {BEST} or {MBR}."
             )
-        command, trust = "ngramloss rerank train CANDIDATES", {"trust_remote_code": trust_remote_code}
-        self.run = saved_run(folder, NAME, noun="a reranker", command=command, **trust)
+        command = "ngramloss rerank train CANDIDATES"
+        self.run = saved_run(folder, NAME, noun="a reranker", command=command)
         self.tokenizer, self.data = self.run.tokenizer, self.run.settings.data
         self.pooling = self.run.options["pooling"]
         self.metric = metric_of(run)
-        encoder = load_encoder(Model(name=str(run.model)), self.tokenizer, **trust)
+        encoder = load_encoder(Model(name=str(run.model)), self.tokenizer)
         self.encoder = encoder.to(self.run.device).eval()
 
     @property
@@ -376,9 +375,7 @@ class Chosen(NamedTuple):
     metric: str
 
 
-def choose(
-    chooser: str, of_split: CandidateSet, folder: Path, *, task: str, metric: str = "", trust_remote_code: bool = False
-) -> Chosen:
+def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, metric: str = "") -> Chosen:
     """Choose a text of each source and write it, as ``ngramloss generate`` writes predictions.
 
     Args:
@@ -387,7 +384,6 @@ def choose(
         folder: where to write.
         task: what the texts are.
         metric: what ``mbr`` compares texts by; by default the metric of the gains, or the task's usual one.
-        trust_remote_code: as in :class:`Reranker`.
     """
     if metric and chooser != MBR:
         raise UserError(f"--metric is what {MBR} compares texts by, and {chooser} compares none. Leave it out.")
@@ -411,7 +407,7 @@ def choose(
     elif chooser in CHOOSERS:
         picked = [0 if chooser == FIRST else _highest(values) for values in gains]
     else:
-        reranker = Reranker(Path(chooser), trust_remote_code=trust_remote_code)
+        reranker = Reranker(Path(chooser))
         facts |= reranker.facts
         if reranker.metric and of_split.metric and reranker.metric != of_split.metric:
             logger.warning(
@@ -465,7 +461,6 @@ def generate(work: Job, folder: Path) -> Path:
             *(f"data.{name}={json.dumps(value)}" for name, value in given.items()),
             *([f"task={about['task']}"] if "task" in about else []),
         ],
-        trust_remote_code=work.trust_remote_code,
     )
     _raise_if_changed(work.model, writer, about)
     made, search = about["candidates"], about["generation"]
@@ -479,7 +474,7 @@ def generate(work: Job, folder: Path) -> Path:
     )
     candidates.write_candidates([writer], plan, _gain(metric_of(run), work.task), folder)
     of_split = read_set([folder], writer.data, work.task, work.split, exactly=True)
-    return choose(work.model, of_split, folder, task=work.task, trust_remote_code=work.trust_remote_code).path
+    return choose(work.model, of_split, folder, task=work.task).path
 
 
 def _writer_of(reranker: str, trained_on: Sequence[Path]) -> dict[str, Any]:
@@ -511,7 +506,7 @@ def _writer_of(reranker: str, trained_on: Sequence[Path]) -> dict[str, Any]:
 
 def _raise_if_changed(reranker: str, writer: Job, about: Mapping[str, Any]) -> None:
     """Raise if the writer's weights are not those that wrote the training candidates."""
-    config = loading.load_config(writer.loading, trust_remote_code=writer.trust_remote_code, verb="generate")
+    config = loading.load_config(writer.loading, verb="generate")
     now = weights_mark(Path(writer.loading.name), config)
     if now and about.get("weights") and now != about["weights"]:
         raise UserError(

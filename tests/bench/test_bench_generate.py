@@ -30,9 +30,7 @@ TINY = [
 
 def options(**changes):
     common = {"model": "bart-tiny", "batch_size": [2], "beams": 2, "length": 8, "source": 12, "repeats": 1, "seed": 0}
-    return Namespace(
-        **{**common, "device": "cpu", "precision": "fp32", "trust_remote_code": False, "plugin": [], **changes}
-    )
+    return Namespace(**{**common, "device": "cpu", "precision": "fp32", "plugin": [], **changes})
 
 
 @pytest.fixture(autouse=True)

@@ -238,7 +238,7 @@ def test_liger_runs_where_it_is_installed_and_has_kernels(monkeypatch):
 @pytest.fixture(params=["bart-tiny", "llama-tiny"])
 def options(request):
     common = {"objective": "ce + matches(2)", "batch_size": 3, "accumulate": 2, "documents": 12, "workers": 0}
-    common |= {"precision": "fp32", "device": "cpu", "seed": 0, "trust_remote_code": False}
+    common |= {"precision": "fp32", "device": "cpu", "seed": 0}
     return Namespace(model=request.param, **common)
 
 
@@ -326,7 +326,6 @@ def test_own_data_are_tokenised_in_whole_steps(tmp_path, monkeypatch):
 
     def tokenised(documents):
         asked = Namespace(model=str(folder), data=str(tmp_path / "data.jsonl"), documents=documents)
-        asked.trust_remote_code = False
         return trainings.tokenised_rows(tmp_path / "cache", asked, models.configuration(str(folder)), 4)
 
     assert len(Tokens(tokenised(100))) == 8

@@ -829,7 +829,7 @@ def training(monkeypatch):
 
     seen = {"outcome": runner.Outcome(Path("folder"), True, 3, 0)}
 
-    def train(run, folder, *, fresh, trust_remote_code):
+    def train(run, folder, *, fresh):
         seen.update(settings=run.settings, folder=folder, fresh=fresh)
         logger.info("a sentence")
         if isinstance(seen["outcome"], BaseException):

@@ -18,6 +18,7 @@ from ngramloss.data import Example
 from ngramloss.data.batches.padding import Padder
 from ngramloss.errors import UserError
 from ngramloss.models import loading
+from ngramloss.models.remote_code import allow_remote_code
 from ngramloss.recipe import Generation, Model
 from ngramloss.settings import settings_of
 from ngramloss.storage.run_folder import weight_files
@@ -519,7 +520,8 @@ def test_code_that_comes_with_a_model_runs_only_if_asked_for(saved, tokenizer, m
     (saved / "code_of_mine.py").write_text(CODE)
     told = refused(Model(name=str(saved)), tokenizer)
     assert told.endswith("It comes with its own code; if you trust it, pass --trust-remote-code on the command line.")
-    trusted = loading.load(Model(name=str(saved)), tokenizer, trust_remote_code=True)
+    with allow_remote_code(True):
+        trusted = loading.load(Model(name=str(saved)), tokenizer)
     assert type(trusted).__name__ == "MineForWriting"
 
 

@@ -14,6 +14,7 @@ from ngramloss import cli, recipe
 from ngramloss.data import newswire
 from ngramloss.errors import UserError
 from ngramloss.models import loading
+from ngramloss.models.remote_code import allow_remote_code
 from ngramloss.recipe import Model
 from ngramloss.scoring import audit
 from ngramloss.training import checkpoints
@@ -217,7 +218,8 @@ def test_code_in_a_tokenizers_folder_does_not_run(data, marker, tmp_path, capsys
     with suppress(UserError):
         audit.counter(str(folder))(["a b"])
     assert not marker.exists()
-    loading.load_tokenizer(Model(name=str(folder)), lambda: (), "", trust_remote_code=True)
+    with allow_remote_code(True):
+        loading.load_tokenizer(Model(name=str(folder)), lambda: (), "")
     assert marker.exists()
 
 

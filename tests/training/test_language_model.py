@@ -104,9 +104,7 @@ def test_a_language_model_reads_no_source(made):
 
 def test_texts_without_a_start_token_are_asked_about_from_the_first_token_on(made):
     folder = made / "lm" / "model"
-    lm = load_language_model(
-        str(folder), AutoTokenizer.from_pretrained(folder), torch.device("cpu"), trust_remote_code=False
-    )
+    lm = load_language_model(str(folder), AutoTokenizer.from_pretrained(folder), torch.device("cpu"))
     (whole,), (bare,), (empty,) = (label_logp(lm, [ids]) for ids in ([0, 7, 8, 2], [7, 8, 2], []))
     assert whole[0] == 0
     assert bare == pytest.approx(whole[1:], rel=1e-5)

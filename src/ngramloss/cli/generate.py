@@ -217,7 +217,6 @@ def job_of(options: argparse.Namespace, model: str, overrides: Sequence[str], **
         overrides=overrides,
         limit=options.limit,
         batch_size=options.batch_size or 0,
-        trust_remote_code=options.trust_remote_code,
         **more,
     )
 

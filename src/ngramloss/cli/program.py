@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from ngramloss.cli.options import choice
 from ngramloss.cli.verbs import VERBS, in_order
 from ngramloss.errors import UserError, see
+from ngramloss.models.remote_code import allow_remote_code
 from ngramloss.output import escape
 from ngramloss.output.console import logger, print_result, show_messages
 from ngramloss.plugins import LazyFunction, blame, load_file
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parser().parse_args(arguments)
         options.arguments = sys.argv[1:] if arguments is None else [*arguments]
-        with _ctrl_c_in_callbacks():
+        with _ctrl_c_in_callbacks(), allow_remote_code(getattr(options, "trust_remote_code", False)):
             _check_counts(options)
             for plugin in options.plugin:
                 load_file(Path(plugin))

@@ -57,13 +57,14 @@ def run(options: argparse.Namespace) -> int:
     if options.show:
         print_result(escape.in_json(recipe.dump(asked.settings)).rstrip("\n"))
         return 0
-    return train_run(asked, options.run, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
+    return train_run(asked, options.run, fresh=options.fresh)
 
 
-def train_run(asked: Run, run: str | None, *, fresh: bool, trust_remote_code: bool) -> int:
+def train_run(asked: Run, run: str | None, *, fresh: bool) -> int:
     """Train a model or a system in a folder, by default one with the recipe's name. Returns the exit code."""
     from pathlib import Path
 
+    from ngramloss.models.remote_code import remote_code_allowed
     from ngramloss.training import runner
     from ngramloss.training.loop import Diverged
     from ngramloss.training.prepared import Stopped
@@ -72,7 +73,7 @@ def train_run(asked: Run, run: str | None, *, fresh: bool, trust_remote_code: bo
     folder = Path(run or Path("runs") / asked.settings.slug)
     try:
         asked = with_whole_paths(asked) if asked.system else asked
-        outcome = runner.train(asked, folder, fresh=fresh, trust_remote_code=trust_remote_code)
+        outcome = runner.train(asked, folder, fresh=fresh)
     except Stopped:
         return 1
     except Diverged as reason:
@@ -81,7 +82,7 @@ def train_run(asked: Run, run: str | None, *, fresh: bool, trust_remote_code: bo
     if not outcome.finished:
         return 130
     if first_process():
-        _recommend_next(asked, str(folder), " --trust-remote-code" if trust_remote_code else "")
+        _recommend_next(asked, str(folder), " --trust-remote-code" if remote_code_allowed() else "")
     return 0
 
 

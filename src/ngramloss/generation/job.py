@@ -40,7 +40,6 @@ class Job(NamedTuple):
     """Maximum number of documents; 0 means all."""
     batch_size: int
     """Documents per batch; 0 means as many as the memory allows."""
-    trust_remote_code: bool = False
     task: str = TASKS[0]
     engine: str = AUTO
     precision: str = "fp32"
@@ -74,7 +73,6 @@ def job(
     overrides: Sequence[str] = (),
     limit: int = 0,
     batch_size: int = 0,
-    trust_remote_code: bool = False,
     verb: str = "generate",
 ) -> Job:
     """Create a job for a run, with the run's settings, or for another model, with its own or a preset's settings.
@@ -141,9 +139,7 @@ def job(
         decoded_like = not (keeps or is_baseline(model))
         if decoded_like:
             loading = None if own else Model(name=model)
-            base = like_decoding(
-                base, compared, recorded, given=keys, loading=loading, trust_remote_code=trust_remote_code
-            )
+            base = like_decoding(base, compared, recorded, given=keys, loading=loading)
         elif keeps and not is_baseline(model):
             logger.info(f"only the documents are those of {like}: {keeps} has a search of its own.")
     split = split or "test"
@@ -170,7 +166,6 @@ def job(
         preset,
         limit,
         batch_size,
-        trust_remote_code,
         settings.task,
         settings.generation.engine,
         settings.generation.precision,
@@ -210,7 +205,7 @@ def check_model(work: Job, verb: str, *, groups: int = 1) -> None:
 
     if is_baseline(work.model):
         return
-    config = load_config(work.loading, trust_remote_code=work.trust_remote_code, verb=verb)
+    config = load_config(work.loading, verb=verb)
     if groups > 1:
         engines.check_groups(work.engine, config.model_type)
 

@@ -40,13 +40,7 @@ def like_documents(base: Recipe, theirs: Recipe) -> Recipe:
 
 
 def like_decoding(
-    base: Recipe,
-    theirs: Recipe,
-    recorded: dict[str, Any],
-    *,
-    given: Collection[str],
-    loading: Model | None,
-    trust_remote_code: bool,
+    base: Recipe, theirs: Recipe, recorded: dict[str, Any], *, given: Collection[str], loading: Model | None
 ) -> Recipe:
     """The settings with the search, the precision and the source limit of a run, and its prompt; says what it takes.
 
@@ -59,7 +53,7 @@ def like_decoding(
     if loading is not None and any(prompts.values()):
         from ngramloss.models.loading import is_causal, load_config
 
-        causal = is_causal(load_config(loading, trust_remote_code=trust_remote_code, verb="generate"))
+        causal = is_causal(load_config(loading, verb="generate"))
         data |= {name: value for name, value in prompts.items() if value and causal == (name != "prefix")}
     found = dataclasses.replace(
         base, data=dataclasses.replace(base.data, **data), generation=dataclasses.replace(base.generation, **search)

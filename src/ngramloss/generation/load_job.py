@@ -38,9 +38,9 @@ def load_model(work: Job, *, device: str | None = None, load: Callable[..., Any]
     """
     import torch
 
-    settings, trust = work.loading, work.trust_remote_code
-    tokenizer, _ = loading.load_tokenizer(settings, lambda: (), "", trust_remote_code=trust)
-    model = load(settings, tokenizer, trust_remote_code=trust)
+    settings = work.loading
+    tokenizer, _ = loading.load_tokenizer(settings, lambda: (), "")
+    model = load(settings, tokenizer)
     set_languages(tokenizer, work.data.source_language, work.data.target_language, model=settings.name)
     if (work.is_run or codes(tokenizer)) and not loading.is_causal(model.config):
         align_start(model, tokenizer, name=settings.name, training=False)

@@ -12,6 +12,7 @@ from ngramloss.data.columns import FIRST, SOURCES, check_present, found_sources,
 from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
 from ngramloss.generation.job import Job, job
+from ngramloss.models.remote_code import allow_remote_code
 from ngramloss.output.console import logger
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
@@ -67,14 +68,9 @@ class TextGenerator:
         path = Path(model)
         name = str(path.resolve() if path.is_dir() else model)  # other processes may work in other folders
         own = RunFolder(Path(name)).recipe.is_file()
-        self.job = job(
-            name,
-            data=None if own else ROWS,
-            preset=preset,
-            overrides=settings,
-            batch_size=batch_size,
-            trust_remote_code=trust_remote_code,
-        )
+        self._trusts = trust_remote_code
+        with allow_remote_code(trust_remote_code):
+            self.job = job(name, data=None if own else ROWS, preset=preset, overrides=settings, batch_size=batch_size)
         self.source, self.prediction, self.device = source, prediction, device
         self.weights = _weights(self.job)
 
@@ -142,7 +138,8 @@ class TextGenerator:
         key = repr((self.job, self.device, self.weights, column, os.getpid()))
         if key not in _WRITERS:
             _WRITERS.clear()  # the model of another one makes room
-            _WRITERS[key] = _load(self.job, self.device, self.weights, column)
+            with allow_remote_code(self._trusts):
+                _WRITERS[key] = _load(self.job, self.device, self.weights, column)
         return _WRITERS[key]
 
 

@@ -57,15 +57,18 @@ def logprob(
     from ngramloss.models.attached.decoder_inputs import decoder_inputs
     from ngramloss.models.languages import codes
     from ngramloss.models.prompts import shape_of
+    from ngramloss.models.remote_code import allow_remote_code
     from ngramloss.models.teacher_forced import text_logp
 
     source = pretrained.find(model, metric="logprob")
     named = Model(name=str(source.folder))
-    config = loading.load_config(named, verb="score")
-    tokenizer, _ = loading.load_tokenizer(named, list, "")
+    with allow_remote_code(False):
+        config = loading.load_config(named, verb="score")
+        tokenizer, _ = loading.load_tokenizer(named, list, "")
+        loaded = loading.load(named, tokenizer)
     if codes(tokenizer):
         raise UserError(f"logprob: {source.name} writes several languages. Give a model for one language.")
-    judge = pretrained.placed(loading.load(named, tokenizer), device, "logprob")
+    judge = pretrained.placed(loaded, device, "logprob")
     longest = pretrained.longest_input(judge, tokenizer) or max_source + max_target
     max_target = min(max_target, longest)
     max_source = min(max_source, longest if config.is_encoder_decoder else longest - max_target)

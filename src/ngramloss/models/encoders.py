@@ -19,14 +19,13 @@ POSITIONS = 1024
 """Of an encoder from scratch."""
 
 
-def load_encoder_config(settings: Model, *, trust_remote_code: bool = False) -> Any:
+def load_encoder_config(settings: Model) -> Any:
     """The configuration of an encoder. Raises if the model is none."""
     from transformers import AutoConfig
 
     with explained(settings.name, "model"):
-        config = AutoConfig.from_pretrained(settings.name, **loading_options(settings, trust_remote_code))
-        if not trust_remote_code:
-            refuse_foreign_kernels(config)
+        config = AutoConfig.from_pretrained(settings.name, **loading_options(settings))
+        refuse_foreign_kernels(config)
     if getattr(config, "is_encoder_decoder", False) or is_causal(config):
         kind = "a decoder-only model" if is_causal(config) else "an encoder-decoder"
         raise UserError(
@@ -36,14 +35,13 @@ def load_encoder_config(settings: Model, *, trust_remote_code: bool = False) -> 
     return config
 
 
-def load_encoder(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
+def load_encoder(settings: Model, tokenizer: Any) -> Any:
     """Load an encoder in fp32, or create a BERT from scratch for the tokenizer's vocabulary, with torch's seed.
 
     Args:
         settings: the model section of a recipe. Its name may also be the folder of a model with a head, which is left
             out.
         tokenizer: the encoder's own.
-        trust_remote_code: whether code that comes with the model may run.
     """
     from transformers import AutoModel, BertModel
 
@@ -51,9 +49,9 @@ def load_encoder(settings: Model, tokenizer: Any, *, trust_remote_code: bool = F
         made: Any = BertModel
         layers, pad = settings.encoder_layers, tokenizer.pad_token_id
         return made(_bert_config(settings, len(tokenizer), settings.width, layers=layers, pad=pad))
-    config = load_encoder_config(settings, trust_remote_code=trust_remote_code)
+    config = load_encoder_config(settings)
     with explained(settings.name, "model"), quiet_loading():
-        options = loading_options(settings, trust_remote_code)
+        options = loading_options(settings)
         return load_weights(AutoModel, settings.name, needless=NEEDLESS, config=config, **options)
 
 
@@ -76,11 +74,11 @@ def _bert_config(settings: Model, vocabulary: int, width: int, *, layers: int, p
     )
 
 
-def with_decoder_config(settings: Model, *, trust_remote_code: bool = False) -> Any:
+def with_decoder_config(settings: Model) -> Any:
     """The configuration of an encoder-decoder whose encoder is ``settings.encoder`` and whose decoder is new."""
     from transformers import EncoderDecoderConfig
 
-    encoder = load_encoder_config(_encoder_of(settings), trust_remote_code=trust_remote_code)
+    encoder = load_encoder_config(_encoder_of(settings))
     if encoder.hidden_size % settings.heads:
         raise UserError(
             f"model.heads: must divide the width of {settings.encoder}, {encoder.hidden_size}, got {settings.heads}."
@@ -97,18 +95,17 @@ def with_decoder_config(settings: Model, *, trust_remote_code: bool = False) -> 
     return EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
 
 
-def with_new_decoder(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
+def with_new_decoder(settings: Model, tokenizer: Any) -> Any:
     """A pretrained encoder and a new decoder, whose embeddings and head begin as the encoder's embeddings.
 
     Args:
         settings: the model section of a recipe, with ``encoder``.
         tokenizer: the encoder's own. Its first token starts a text, its last token ends one.
-        trust_remote_code: as in :func:`load_encoder`.
     """
     from transformers import BertLMHeadModel, EncoderDecoderModel
 
-    config = with_decoder_config(settings, trust_remote_code=trust_remote_code)
-    encoder = load_encoder(_encoder_of(settings), tokenizer, trust_remote_code=trust_remote_code)
+    config = with_decoder_config(settings)
+    encoder = load_encoder(_encoder_of(settings), tokenizer)
     made: Any = BertLMHeadModel
     decoder = made(config.decoder)
     with torch.no_grad():

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ngramloss.errors import UserError
+from ngramloss.models.remote_code import remote_code_allowed
 from ngramloss.models.settings import check_settings, pad_id, try_out
 from ngramloss.output.console import quiet_loading
 from ngramloss.recipe import Generation, Model, trained_by
@@ -31,28 +32,27 @@ WEIGHTS = (".safetensors", ".bin")
 """What files of weights end with. A .bin is a pickle, of which only tensors are loaded."""
 
 
-def load(settings: Model, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
+def load(settings: Model, tokenizer: Any) -> Any:
     """Load the model in fp32, or create it from scratch for the tokenizer's vocabulary.
 
     Args:
         settings: the model section of a recipe.
         tokenizer: the model's tokenizer. That of a decoder-only model gets its end token for padding, if it has none.
-        trust_remote_code: whether code that comes with the model may run; only the caller decides this, never a file.
     """
     if settings.encoder:
         from ngramloss.models.encoders import with_new_decoder
 
-        return with_new_decoder(settings, tokenizer, trust_remote_code=trust_remote_code)
+        return with_new_decoder(settings, tokenizer)
     if settings.name == "scratch":
         return from_scratch(settings, tokenizer)
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    config = load_config(settings, trust_remote_code=trust_remote_code)
+    config = load_config(settings)
     kind: Any = AutoModelForCausalLM if is_causal(config) else AutoModelForSeq2SeqLM
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # or transformers asks the hub to convert a .bin
     with explained(settings.name, "model"), quiet_loading():
         _check_indices(Path(settings.name))
-        model = load_weights(kind, settings.name, config=config, **loading_options(settings, trust_remote_code))
+        model = load_weights(kind, settings.name, config=config, **loading_options(settings))
         if is_causal(config):
             _pad(model, tokenizer)
         check_settings(model)
@@ -120,7 +120,7 @@ def stop_ids(settings: Model, config: Any, tokenizer: Any) -> list[int]:
     if settings.name != "scratch":
         from transformers import GenerationConfig
 
-        options = loading_options(settings, False)
+        options = loading_options(settings)
         options.pop("trust_remote_code")  # it is a file of settings, which has no code
         with explained(settings.name, "model"):
             try:
@@ -136,12 +136,11 @@ def stop_ids(settings: Model, config: Any, tokenizer: Any) -> list[int]:
     return list(found) if isinstance(found, list | tuple) else [int(found)]
 
 
-def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str = "train") -> Any:
+def load_config(settings: Model, *, verb: str = "train") -> Any:
     """Load the configuration of a model, which must write text; of one from scratch, that of its family.
 
     Args:
         settings: the model section of a recipe.
-        trust_remote_code: as in :func:`load`.
         verb: the command that needs it, for the message.
     """
     from transformers import AutoConfig
@@ -149,7 +148,7 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
     if settings.encoder:
         from ngramloss.models.encoders import with_decoder_config
 
-        return with_decoder_config(settings, trust_remote_code=trust_remote_code)
+        return with_decoder_config(settings)
     if settings.name == "scratch":
         return AutoConfig.for_model(_family(settings))
     if is_guided(settings.name):
@@ -159,9 +158,8 @@ def load_config(settings: Model, *, trust_remote_code: bool = False, verb: str =
             "trains it."
         )
     with explained(settings.name, "model"):
-        config = AutoConfig.from_pretrained(settings.name, **loading_options(settings, trust_remote_code))
-        if not trust_remote_code:
-            refuse_foreign_kernels(config)
+        config = AutoConfig.from_pretrained(settings.name, **loading_options(settings))
+        refuse_foreign_kernels(config)
     if not is_causal(config) and not _rewrites_text(config):
         raise UserError(
             f"{settings.name} writes no text{' from text' if config.is_encoder_decoder else ''} (its type is "
@@ -210,37 +208,35 @@ def hub_answers() -> bool:
     return True
 
 
-def loading_options(settings: Model, trust_remote_code: bool) -> dict[str, Any]:
+def loading_options(settings: Model) -> dict[str, Any]:
     """Options for ``from_pretrained``. Without the hub only its cache is used: the client would retry for a minute."""
     offline = not Path(settings.tokenizer or settings.encoder or settings.name).is_dir() and not hub_answers()
-    return {"revision": settings.revision, "trust_remote_code": trust_remote_code, "local_files_only": offline}
+    trust = remote_code_allowed()
+    return {"revision": settings.revision, "trust_remote_code": trust, "local_files_only": offline}
 
 
 def refuse_foreign_kernels(config: Any) -> None:
-    """Refuse a configuration that names a repository whose code computes attention."""
+    """Refuse a configuration that names a repository whose code computes attention, unless such code may run."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     for part in parts:
         kernel = str(getattr(part, "_attn_implementation", None))
-        if "/" in kernel:
+        if "/" in kernel and not remote_code_allowed():
             raise UserError(f"its attention is code from the hub repository {kernel} (trust_remote_code)")
 
 
-def load_tokenizer(
-    settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str, *, trust_remote_code: bool = False
-) -> tuple[Any, Path | None]:
+def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str) -> tuple[Any, Path | None]:
     """Load the tokenizer, or train one for a model from scratch. Also returns its folder if it was trained here.
 
     Args:
         settings: the model section of a recipe.
         texts: returns the texts to train a tokenizer on.
         fingerprint: of those texts; a tokenizer for the same content and settings is read from the cache.
-        trust_remote_code: as in :func:`load`.
     """
     from transformers import AutoTokenizer
 
     if settings.name != "scratch" or settings.encoder or settings.tokenizer:
         name = settings.tokenizer or settings.encoder or settings.name
-        options = loading_options(settings, trust_remote_code)
+        options = loading_options(settings)
         with explained(name, "tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
             if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):  # loaded from a config only

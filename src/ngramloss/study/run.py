@@ -190,7 +190,7 @@ def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
 
             reads_only = base.system and not read_system(base.system).entry.takes_objective
             check = load_encoder_config if reads_only else load_config
-            check(base.model, trust_remote_code="--trust-remote-code" in ways.options)
+            check(base.model)
 
 
 # What is left

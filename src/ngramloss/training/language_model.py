@@ -48,16 +48,15 @@ class LanguageModel(NamedTuple):
     """Of its configuration and weights."""
 
 
-def load_language_model(name: str, tokenizer: Any, device: torch.device, *, trust_remote_code: bool) -> LanguageModel:
+def load_language_model(name: str, tokenizer: Any, device: torch.device) -> LanguageModel:
     """Load a language model for the labels of a tokenizer. Raises unless both have the same tokens.
 
     Args:
         name: a folder or hub id.
         tokenizer: of the model that is trained.
         device: where it runs.
-        trust_remote_code: whether code that comes with it may run.
     """
-    config = loading.load_config(Model(name=name), trust_remote_code=trust_remote_code)
+    config = loading.load_config(Model(name=name))
     if not loading.is_causal(config):
         raise UserError(
             f"data.language_model: {name} is an encoder-decoder, and a language model of the targets is decoder-only: "
@@ -68,7 +67,7 @@ def load_language_model(name: str, tokenizer: Any, device: torch.device, *, trus
         "Train one with the tokenizer of the model: ngramloss train lm --set model.tokenizer=MODEL. If both are from "
         "scratch, their data and their model.vocabulary must be the same."
     )
-    model, own = load_frozen(name, tokenizer, otherwise, trust_remote_code=trust_remote_code)
+    model, own = load_frozen(name, tokenizer, otherwise)
     mark = language_model_mark(name, config)
     return LanguageModel(name, model.to(device), start_of_text(own), int(own.pad_token_id), mark)
 

@@ -32,6 +32,7 @@ from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
 from ngramloss.models.prompts import shape_of
+from ngramloss.models.remote_code import remote_code_allowed
 from ngramloss.output.console import logger
 from ngramloss.recipe import SOURCE, Data, Model, Recipe, Train
 from ngramloss.storage import heartbeat as heart
@@ -131,7 +132,7 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
     train = splits["train"]
     tokenizer, tokenizer_folder = tokenizer_for(run, train)
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
-    config = loading.load_config(settings.model, trust_remote_code=run.trust_remote_code)
+    config = loading.load_config(settings.model)
     day = str(object_or_empty(newest / IDENTITY).get(DAY, "")) if newest is not None else ""
     shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column, day=day)
     tokens = _tokenise(settings, splits, tokenizer, shape)
@@ -159,7 +160,7 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
         tokenizer=str(tokenizer_folder or settings.model.tokenizer or settings.model.encoder or settings.model.name),
         column=train.column,
         continued_from=newest,
-        trust_remote_code=run.trust_remote_code,
+        trust_remote_code=remote_code_allowed(),
         machine=machine,
     )
     if newest is not None:
@@ -193,7 +194,7 @@ def prepare_system(run: Run, folder: RunFolder, here: Processes, newest: Path | 
         tokenizer="",
         column="",
         continued_from=newest,
-        trust_remote_code=run.trust_remote_code,
+        trust_remote_code=remote_code_allowed(),
         machine=machine,
     )
     return prepared, task
@@ -284,8 +285,8 @@ def tokenizer_for(run: Run, train: Any) -> tuple[Any, Path | None]:
         run: what is trained.
         train: the training split: examples, and their fingerprint.
     """
-    texts, trust = partial(loading.iterate_texts, train.examples), run.trust_remote_code
-    return loading.load_tokenizer(run.settings.model, texts, train.fingerprint, trust_remote_code=trust)
+    texts = partial(loading.iterate_texts, train.examples)
+    return loading.load_tokenizer(run.settings.model, texts, train.fingerprint)
 
 
 def note_splitting(examples: Sequence[Example], data: Data) -> None:
@@ -390,7 +391,7 @@ def _language_model_numbers(
     if not run.names(LM_LOGP):
         return None, {}
     name = run.settings.data.language_model
-    lm = load_language_model(name, tokenizer, here.device, trust_remote_code=run.trust_remote_code)
+    lm = load_language_model(name, tokenizer, here.device)
     files, perplexity = prepare_numbers(lm, tokens)
     logger.info(f"the language model {name} has a perplexity of {perplexity:.4g} on the training targets.")
     described = PreparedLanguageModel(name, lm.fingerprint, perplexity)
@@ -409,7 +410,7 @@ def _metric_of_candidates(about: Mapping[str, Any]) -> str:
 
 def made_of_now(run: Run) -> dict[str, str]:
     """What a training would be made of now, as far as that is known before anything is tokenised."""
-    config = loading.load_config(run.settings.model, trust_remote_code=run.trust_remote_code)
+    config = loading.load_config(run.settings.model)
     return _made_of_files(run, read_splits(run.settings), config, _candidates(run))
 
 
@@ -423,13 +424,13 @@ def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any, candidate
     found = data_made_of(splits) | base_made_of(settings.model, config)
     if run.loads_teacher:
         teacher = settings.train.teacher
-        theirs = loading.load_config(Model(name=teacher), trust_remote_code=run.trust_remote_code)
+        theirs = loading.load_config(Model(name=teacher))
         found |= files_made_of("teacher", teacher, theirs)
     if candidates is not None:
         found["candidates"] = candidates.fingerprint
     if run.names(LM_LOGP):
         name = settings.data.language_model
-        theirs = loading.load_config(Model(name=name), trust_remote_code=run.trust_remote_code)
+        theirs = loading.load_config(Model(name=name))
         found["language model"] = language_model_mark(name, theirs)
     return found | objectives_made_of(settings.objective) | _metrics_made_of(run)
 

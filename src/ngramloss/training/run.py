@@ -68,7 +68,6 @@ class Run:
         writes: which texts the model writes while it is trained; None if it writes none.
         gain: what scores them; None if it writes none, or if a function in Python scores them.
         system: what is trained instead of a model that writes texts: its name, entry, options and a plugin's code.
-        trust_remote_code: whether code that comes with its models may run. No recipe can say so.
     """
 
     settings: Recipe
@@ -77,7 +76,6 @@ class Run:
     writes: Needs | None = None
     gain: Gain | None = None
     system: Any = None
-    trust_remote_code: bool = False
 
     def names(self, what: str) -> list[str]:
         """The terms that require ``candidates``, ``twins`` or a ``teacher``, or read a statistic: ``lm_logp``."""

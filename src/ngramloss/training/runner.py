@@ -67,29 +67,28 @@ class Outcome(NamedTuple):
     continued_from: int
 
 
-def train(run: Run, folder: Path, *, fresh: bool = False, trust_remote_code: bool = False) -> Outcome:
+def train(run: Run, folder: Path, *, fresh: bool = False) -> Outcome:
     """Train, or continue from the last complete checkpoint. Under torchrun every process calls this.
 
     Args:
         run: what is trained.
         folder: the run folder.
         fresh: delete an earlier run in this folder and start over.
-        trust_remote_code: whether code that comes with the model may run.
     """
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     run_folder = RunFolder(folder)
-    run = dataclasses.replace(run if run.system else in_folder(run, run_folder), trust_remote_code=trust_remote_code)
+    run = run if run.system else in_folder(run, run_folder)
     settings = run.settings
     run.on(processes, torch.accelerator.current_accelerator() or torch.device("cpu"))
     check_trackers(settings.train.report_to)
     known = not run.system and (settings.model.name != "scratch" or bool(settings.model.encoder))
     if rank == 0 and known and (fresh or not run_folder.finished):  # a mistake is found before data are read
-        loading.load_config(settings.model, trust_remote_code=trust_remote_code)
+        loading.load_config(settings.model)
 
     def now(saved: Recipe) -> Mapping[str, str]:
         if run.system:  # only its task knows
             return {}
-        return made_of_now(dataclasses.replace(run_of(saved), settings=saved, trust_remote_code=trust_remote_code))
+        return made_of_now(dataclasses.replace(run_of(saved), settings=saved))
 
     with locked(run_folder, rank, processes):
         check = partial(read_splits, settings)
@@ -173,12 +172,12 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
 
 def _load_model(run: Run, prepared: Prepared) -> tuple[Any, Any]:
     """The model with its first weights, and its tokenizer."""
-    settings, data, trust = run.settings, run.settings.data, run.trust_remote_code
+    settings, data = run.settings, run.settings.data
     named = dataclasses.replace(settings.model, name=prepared.tokenizer, encoder="", tokenizer="")
-    tokenizer, _ = loading.load_tokenizer(named, lambda: (), "", trust_remote_code=trust)
+    tokenizer, _ = loading.load_tokenizer(named, lambda: (), "")
     set_languages(tokenizer, data.source_language, data.target_language, model=settings.model.name)
     torch.manual_seed(settings.train.seed)
-    model = loading.load(settings.model, tokenizer, trust_remote_code=trust)
+    model = loading.load(settings.model, tokenizer)
     _raise_unless_it_fits(model, tokenizer, settings)
     loading.prepare_generation(model, settings.generation)
     given = {"column": prepared.column, "day": prepared.made_of.get(DAY, "")}

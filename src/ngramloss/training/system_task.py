@@ -189,7 +189,7 @@ class SavedRun(NamedTuple):
         }
 
 
-def saved_run(folder: str | Path, name: str, *, noun: str, command: str, trust_remote_code: bool = False) -> SavedRun:
+def saved_run(folder: str | Path, name: str, *, noun: str, command: str) -> SavedRun:
     """Load what a run of a system was trained with. Raises unless it is one, and finished.
 
     Args:
@@ -197,7 +197,6 @@ def saved_run(folder: str | Path, name: str, *, noun: str, command: str, trust_r
         name: of the system.
         noun: what such a run is, for the message.
         command: trains one; its last word is the recipe, or the data.
-        trust_remote_code: whether code that comes with the tokenizer may run.
     """
     run, system = RunFolder(Path(folder)), system_of(str(folder))
     if system is None or system.name != name:
@@ -207,8 +206,6 @@ def saved_run(folder: str | Path, name: str, *, noun: str, command: str, trust_r
             f"{folder} has no {run.model.name}/: its training is not finished. The same {command.rpartition(' ')[0]} "
             "command continues it."
         )
-    tokenizer, _ = loading.load_tokenizer(
-        Model(name=str(run.model)), lambda: (), "", trust_remote_code=trust_remote_code
-    )
+    tokenizer, _ = loading.load_tokenizer(Model(name=str(run.model)), lambda: (), "")
     device = torch.device(loading.own_device() or ("cuda" if torch.cuda.is_available() else "cpu"))
     return SavedRun(run.model, recipe.load(str(run.recipe), objective=False), system.options, tokenizer, device)

@@ -26,20 +26,19 @@ def load_teacher(run: Run, tokenizer: Any) -> Any:
         "both with one tokenizer: give the model the teacher's folder as model.name, or if both are from scratch, "
         "the same data and model.vocabulary."
     )
-    return load_frozen(name, tokenizer, otherwise, trust_remote_code=run.trust_remote_code)[0]
+    return load_frozen(name, tokenizer, otherwise)[0]
 
 
-def load_frozen(name: str, tokenizer: Any, otherwise: str, *, trust_remote_code: bool) -> tuple[Any, Any]:
+def load_frozen(name: str, tokenizer: Any, otherwise: str) -> tuple[Any, Any]:
     """A model that is not trained, and its tokenizer.
 
     Args:
         name: a folder or hub id.
         tokenizer: of the model that is trained.
         otherwise: the error if it gives other ids to the same texts.
-        trust_remote_code: whether code that comes with the model may run.
     """
     named = Model(name=name)
-    own, _ = loading.load_tokenizer(named, list, "", trust_remote_code=trust_remote_code)
+    own, _ = loading.load_tokenizer(named, list, "")
     if not same_ids(own, tokenizer):
         raise UserError(otherwise)
-    return loading.load(named, own, trust_remote_code=trust_remote_code).eval().requires_grad_(False), own
+    return loading.load(named, own).eval().requires_grad_(False), own

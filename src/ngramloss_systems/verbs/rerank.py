@@ -163,7 +163,7 @@ def run_train(options: argparse.Namespace) -> int:
     )
     if not settings.system:
         raise UserError(f"the recipe {options.recipe} trains a model that writes texts, not a reranker. Use simcls.")
-    return train_run(run_of(settings), options.run, fresh=options.fresh, trust_remote_code=options.trust_remote_code)
+    return train_run(run_of(settings), options.run, fresh=options.fresh)
 
 
 def run_apply(options: argparse.Namespace) -> int:
@@ -192,14 +192,7 @@ def run_apply(options: argparse.Namespace) -> int:
     names = [key.removeprefix("data.") for key in keys if key != "task"]
     split = check_asked(paths, settings.data, options.split, [*names, *(["name"] if options.data else [])])
     of_split = read_set(paths, settings.data, settings.task, split)
-    found = choose(
-        options.reranker,
-        of_split,
-        Path(options.out),
-        task=settings.task,
-        metric=options.metric,
-        trust_remote_code=options.trust_remote_code,
-    )
+    found = choose(options.reranker, of_split, Path(options.out), task=settings.task, metric=options.metric)
     logger.info(f"another text than the first was chosen for {found.changed:,} of {found.sources:,} sources.")
     as_json = json.dumps(found._asdict(), indent=1, default=str)  # str for the path
     print_result(as_json if options.json else f"{found.path}\n{_table(found)}")
