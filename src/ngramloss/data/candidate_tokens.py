@@ -145,14 +145,6 @@ def tokenise_candidates(
 
     Candidates are found by the ids of the examples. An example without candidates keeps its place, with none.
 
-    Args:
-        examples: in the order of the rows.
-        fingerprint: of the examples' content.
-        candidates: of these examples, and maybe of others.
-        tokenizer: a Hugging Face tokenizer.
-        shape: the settings; only the maximum length of a target matters.
-        cache: folder for prepared data, :func:`cache_folder` by default.
-
     Raises:
         UserError: no example has candidates.
     """

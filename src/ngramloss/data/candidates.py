@@ -58,7 +58,6 @@ def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
     ignored.
 
     Args:
-        path: the file, or a folder with a ``candidates.jsonl``.
         need_gains: whether a row without ``gains`` is an error; otherwise its gains are empty.
 
     Raises:
@@ -122,13 +121,6 @@ def check_candidates(
     candidates: Candidates, about: Mapping[str, Any], examples: Sequence[Example], *, path: Path, split: str = "train"
 ) -> str:
     """Check that candidates are of the examples that have their ids.
-
-    Args:
-        candidates: what the file contains.
-        about: what :func:`about_candidates` returned.
-        examples: of that split.
-        path: of the file, for messages.
-        split: the one that is needed.
 
     Returns:
         A sentence to tell the user, if it cannot be known for all rows; otherwise it is empty.

@@ -72,13 +72,9 @@ def columns(
     Case does not matter for the usual names (``Document`` is found). It matters for a given name.
 
     Args:
-        present: all columns of the table.
-        where: the file or data set, for messages.
         source: the source column, if given; several, separated by commas, are joined.
         target: the target column, if given; several, separated by commas, are several references of each row.
-        id: the id column, if given; ``none`` means that there is none.
         languages: codes of the languages of source and target, empty if unknown. Columns may be named after them.
-        task: some tasks have names of their own, which come first.
         need_target: if false, a table without a target is read, too. Then a given target need not be there, unless
             another column has the usual name of one; ``none`` means that there is no target.
 

@@ -39,15 +39,7 @@ def has_label_weights(split: Split, *, messages: bool) -> bool:
 
 
 def prepare_weights(split: Split, tokens: Tokens, tokenizer: Any, shape: Shape, *, cache: Path | None = None) -> Path:
-    """The file with a weight for each label of a split, from the cache if it has it.
-
-    Args:
-        split: with examples that have weights.
-        tokens: of these examples.
-        tokenizer: the one that made them.
-        shape: the settings with which it made them.
-        cache: folder for prepared data, :func:`cache_folder` by default.
-    """
+    """The file with a weight for each label of a split, from the cache if it has it."""
     what = [FORMAT, split.fingerprint, tokens_fingerprint(tokens.folder), tokenizer_fingerprint(tokenizer)]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
     fill = partial(_write_weights, split, tokens, tokenizer, shape)

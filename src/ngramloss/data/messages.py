@@ -41,10 +41,8 @@ def split_messages(
     """The row with two texts: JSON of the messages before the last answer, and the answer.
 
     Args:
-        row: with messages.
         weight: the key of a message with the weight of an answer, 1 where it is missing. Then the row also has these
             weights, and the last answer is the last one that does not weigh 0. None reads no weights.
-        dropped: gets the keys of messages that are not read.
         answered: if false, the last message is to be answered, and the row has one text: JSON of all messages.
     """
     row = _parsed(row)

@@ -146,11 +146,6 @@ class Item(NamedTuple):
 def items(split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
     """The first ``count`` items of a split; a longer list starts with every shorter one.
 
-    Args:
-        split: one of ``SPLITS``.
-        count: how many; by default the size in ``SPLITS``.
-        seed: another seed gives another corpus.
-
     Example:
         >>> for item in items("validation", 2):
         ...     print(item.summary)

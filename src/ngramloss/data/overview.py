@@ -28,10 +28,7 @@ def overview(
     A row is a source with its target; its id does not matter. Rows are found by their hashes, so the time is linear.
 
     Args:
-        splits: by name, with ``train``.
         cut: split → how many of its sources and of its targets were cut, if it was tokenised.
-        data: the settings that limit rows and texts.
-        nouns: what the texts are called that were cut.
     """
     train = _rows(splits["train"].examples)
     sentences, warnings = [], []

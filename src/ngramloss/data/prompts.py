@@ -43,11 +43,6 @@ def template_of(data: Data, task: str, column: str) -> str:
 def read_alike(trained: str, column: str, *, template: str = "") -> bool:
     """Whether the sources of two columns are read in the same way.
 
-    Args:
-        trained: the source column in training, :attr:`Split.column`.
-        column: the one that is compared with it.
-        template: ``data.prompt``, which any column but messages has.
-
     Example:
         >>> read_alike("document", "dialogue"), read_alike("document", "prompt"), read_alike("a,b", "b")
         (True, False, False)
@@ -99,12 +94,8 @@ def prompt_of(data: Data, task: str, column: str, tokenizer: Any, stops: Sequenc
     """The prompt that a recipe asks for.
 
     Args:
-        data: the settings.
-        task: decides the template if none is given.
         column: the name of the source column: ``prompt`` is used as it is, the chat template writes ``messages``, and
             an instruction is no document.
-        tokenizer: a Hugging Face tokenizer.
-        stops: ids at which the model stops, at least one.
     """
     if data.prefix or data.separator not in ("auto", "none"):
         key = "prefix" if data.prefix else "separator"
@@ -201,8 +192,6 @@ def _written(tokenizer: Any, messages: Sequence[Message], *, ask: bool = False) 
     """Messages as one text, by the chat template.
 
     Args:
-        tokenizer: has the template.
-        messages: what to write.
         ask: whether an answer is to follow; then the text ends with what begins one.
     """
     jinja = needed("jinja2", "a chat template", "hf")
@@ -217,15 +206,7 @@ def _written(tokenizer: Any, messages: Sequence[Message], *, ask: bool = False) 
 def prompt_ids(
     sources: Sequence[str], tokenizer: Any, prompt: Prompt, max_source: int, cut: list[bool] | None = None
 ) -> list[Ids]:
-    """The ids of prompts. If one is too long, the source in it loses its end; a prompt without template its beginning.
-
-    Args:
-        sources: texts, or messages.
-        tokenizer: a Hugging Face tokenizer.
-        prompt: what is written around them.
-        max_source: the most ids of a prompt.
-        cut: extended by whether each prompt was too long.
-    """
+    """The ids of prompts. In one that is too long, the source loses its end; without a template, its beginning."""
     if not prompt.reads_source:
         if cut is not None:
             cut += [False] * len(sources)
@@ -258,12 +239,6 @@ def _pieces(messages: Sequence[Message], whole: str, tokenizer: Any, lead: str) 
 
     Training joins answers to their prompts as ids, so generation reads earlier answers in the same way. An answer that
     the template writes differently when others follow is part of what is read.
-
-    Args:
-        messages: the conversation.
-        whole: its text.
-        tokenizer: has the template.
-        lead: as in :class:`Prompt`.
     """
     pieces, done = [], 0
     for at in [at for at, message in enumerate(messages) if message["role"] == ASSISTANT]:
@@ -319,11 +294,6 @@ def completion_ids(
 
     Args:
         sources: what each belongs to: a space is put before a completion, unless its prompt ends in white space.
-        targets: their texts.
-        tokenizer: a Hugging Face tokenizer.
-        prompt: what stands before and after them.
-        max_target: the most ids of a completion.
-        cut: extended by whether each text lost its end.
     """
     made = [[*ids, *prompt.ending] for ids in bare_ids(tokenizer, led_texts(sources, targets, tokenizer, prompt))]
     if cut is not None:
@@ -356,9 +326,6 @@ def rows(
     """The ids of prompts and of completions. In those of messages, ``~id`` is a token that is read, but not learnt.
 
     Args:
-        examples: their sources and targets.
-        tokenizer: a Hugging Face tokenizer.
-        prompt: what is written around them.
         max_source: the most ids of a prompt, for messages of what stands before the first answer.
         max_target: the most ids of a completion, for messages of all that follows.
         cut: both extended by whether each prompt, and each completion, was too long.

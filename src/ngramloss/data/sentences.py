@@ -61,8 +61,6 @@ def sentences(text: str, splitter: str = "pysbd", *, language: str = AUTO) -> li
     * ``period``: after each full stop, which is how the paper's authors counted sentences of documents.
 
     Args:
-        text: may be empty, which gives no sentences.
-        splitter: one of ``SPLITTERS``.
         language: two letters, for ``RULES``; ``auto`` chooses by script and takes Latin letters for English.
             Texts in a language without rules are split at marks that end a sentence in any script.
 
@@ -95,9 +93,6 @@ def split_many(
 
     Args:
         texts: any number; fewer than ``IN_PROCESS`` are split in this process.
-        splitter: one of ``SPLITTERS``.
-        language: as in :func:`sentences`; ``auto`` chooses for each text.
-        processes: how many; None means one for each available processor.
         progress: called from time to time, and at the end, with the number of texts done since the last call.
     """
     split = partial(sentences, splitter=splitter, language=language)
@@ -171,14 +166,7 @@ LOOKED_AT = 1000
 
 
 def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: str) -> list[str]:
-    """Sentences about languages whose rules the splitter lacks, and about Latin letters that are probably not English.
-
-    Args:
-        texts: that are split.
-        splitter: one of ``SPLITTERS``.
-        language: as in :func:`sentences`.
-        option: the option that sets the language, for the message.
-    """
+    """Sentences about languages without rules in the splitter, and about Latin letters that are hardly English."""
     if splitter not in RULES:
         return []
     checked_language(language)

@@ -152,7 +152,6 @@ def statistics(
     """Count words, sentences and novel bigrams.
 
     Args:
-        examples: at least one.
         rules: ``standard``, or ``released`` to count like the paper's authors; see ``DEFINITIONS``.
         language: of the texts, for the standard rules; ``auto`` chooses by script.
         progress: called with the number of texts (sources and targets) split into sentences since the last call.

@@ -155,13 +155,6 @@ def tokenise(
     """Tokenise the examples, or read the tokens from the cache if it has them, undamaged.
 
     Tokens are written in parts. A preparation that was killed continues with the first part that is missing.
-
-    Args:
-        examples: what to tokenise.
-        fingerprint: of the examples' content.
-        tokenizer: a Hugging Face tokenizer.
-        shape: the settings.
-        cache: folder for prepared data, :func:`cache_folder` by default.
     """
     if not examples:
         raise UserError("there are no examples to tokenise, expected at least one.")
@@ -203,9 +196,6 @@ def write_in_parts(
 
     Args:
         folder: in the cache. Beside each array it has a second one, with the ends of its groups.
-        examples: all of them.
-        arrays: makes the arrays of some examples.
-        what: the folder's content, for messages.
     """
     bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
     parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
@@ -294,16 +284,7 @@ def sources(
     encode: Encode | None = None,
     cut: list[bool] | None = None,
 ) -> list[list[int]]:
-    """Source ids. Separators are inserted before truncation, so only texts that are too long lose their end.
-
-    Args:
-        texts: the sources.
-        tokenizer: a Hugging Face tokenizer.
-        shape: the settings.
-        separator: the id of the token before every sentence, if there is one.
-        encode: gives the same ids as the tokenizer, faster.
-        cut: extended by whether each text lost its end.
-    """
+    """Source ids. Separators are inserted before truncation, so only texts that are too long lose their end."""
     before, after = special_tokens(tokenizer)
     room = shape.max_source - len(before) - len(after)
     if room < 1:

@@ -25,7 +25,6 @@ def add_lora(model: Any, settings: Model) -> Any:
 
     Args:
         model: a Hugging Face model. It is changed: its linear layers get adapters.
-        settings: the model section of a recipe.
     """
     if not settings.lora:
         return model
@@ -132,8 +131,6 @@ def save(model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> 
     """Write the merged model into a folder, as ``from_pretrained`` reads it, and its adapter alone into ``adapter``.
 
     Args:
-        model: plain, or with adapters.
-        folder: where to.
         weights: of a plain model, if they are not its own, because these are sharded.
     """
     with quiet_loading():

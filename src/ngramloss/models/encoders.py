@@ -41,7 +41,6 @@ def load_encoder(settings: Model, tokenizer: Any) -> Any:
     Args:
         settings: the model section of a recipe. Its name may also be the folder of a model with a head, which is left
             out.
-        tokenizer: the encoder's own.
     """
     from transformers import AutoModel, BertModel
 
@@ -99,7 +98,6 @@ def with_new_decoder(settings: Model, tokenizer: Any) -> Any:
     """A pretrained encoder and a new decoder, whose embeddings and head begin as the encoder's embeddings.
 
     Args:
-        settings: the model section of a recipe, with ``encoder``.
         tokenizer: the encoder's own. Its first token starts a text, its last token ends one.
     """
     from transformers import BertLMHeadModel, EncoderDecoderModel
@@ -143,9 +141,6 @@ def raise_unless_it_fits(encoder: Any, tokenizer: Any, name: str, *, longest: in
     """Raise if an encoder is shorter than the longest texts, or does not belong to the tokenizer.
 
     Args:
-        encoder: as it was loaded.
-        tokenizer: its tokenizer.
-        name: of the encoder.
         longest: the most tokens of a text, of data.max_source and data.max_target.
     """
     positions = longest_text(encoder)

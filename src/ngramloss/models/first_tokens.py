@@ -24,9 +24,6 @@ def align_start(model: Any, tokenizer: Any, *, name: str, training: bool) -> Non
     target language is the first label. Generation reads ``generation_config``, which may say something else or nothing.
 
     Args:
-        model: a Hugging Face encoder-decoder.
-        tokenizer: its tokenizer, set to its languages if it has any.
-        name: the model's name, for messages.
         training: whether the model is trained here; then labels must tell the decoder the target language.
     """
     model = bare(model)

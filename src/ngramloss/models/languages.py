@@ -27,10 +27,8 @@ def set_languages(tokenizer: Any, source: str, target: str, *, model: str) -> No
     """Set the languages of a multilingual tokenizer. Leaves other tokenizers as they are.
 
     Args:
-        tokenizer: a Hugging Face tokenizer.
         source: the code of the sources' language, as the tokenizer spells it; empty: the tokenizer's own.
         target: the same for the targets. Both must be given, unless the tokenizer was saved with both.
-        model: the model's name, for messages.
     """
     known = codes(tokenizer)
     settings = {"data.source_language": source, "data.target_language": target}

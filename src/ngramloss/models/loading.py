@@ -109,13 +109,7 @@ def is_causal(config: Any) -> bool:
 
 
 def stop_ids(settings: Model, config: Any, tokenizer: Any) -> list[int]:
-    """The ids at which a decoder-only model stops: those of its generation settings, or its tokenizer's end token.
-
-    Args:
-        settings: the model section of a recipe.
-        config: the model's configuration.
-        tokenizer: its tokenizer.
-    """
+    """The ids at which a decoder-only model stops: those of its generation settings, or its tokenizer's end token."""
     found = None
     if settings.name != "scratch":
         from transformers import GenerationConfig
@@ -137,12 +131,7 @@ def stop_ids(settings: Model, config: Any, tokenizer: Any) -> list[int]:
 
 
 def load_config(settings: Model, *, verb: str = "train") -> Any:
-    """Load the configuration of a model, which must write text; of one from scratch, that of its family.
-
-    Args:
-        settings: the model section of a recipe.
-        verb: the command that needs it, for the message.
-    """
+    """Load the configuration of a model, which must write text; of one from scratch, that of its family."""
     from transformers import AutoConfig
 
     if settings.encoder:
@@ -228,8 +217,6 @@ def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerpr
     """Load the tokenizer, or train one for a model from scratch. Also returns its folder if it was trained here.
 
     Args:
-        settings: the model section of a recipe.
-        texts: returns the texts to train a tokenizer on.
         fingerprint: of those texts; a tokenizer for the same content and settings is read from the cache.
     """
     from transformers import AutoTokenizer
@@ -317,8 +304,6 @@ def generation_changes(settings: Generation, *, causal: bool = False, only: Coll
     """A recipe's generation settings by Hugging Face's names. Of a decoder-only model, lengths do not count prompts.
 
     Args:
-        settings: of the recipe.
-        causal: whether it is a decoder-only model.
         only: the settings that count; the others are the model's own. By default all do.
     """
     lengths: dict[str, Any] = {"min_length": settings.min_length, "max_length": settings.max_length}

@@ -16,11 +16,6 @@ def to_precision(model: Any, dtype: torch.dtype, device: Any = None) -> Any:
     Frequencies of rotary positions stay in their own precision: rounded to 16 bits they turn a far position by another
     angle, in bf16 by half a radian at position 300. So do weights that the model's class wants in fp32, such as some of
     T5 in fp16.
-
-    Args:
-        model: a Hugging Face model. It is changed.
-        dtype: the precision.
-        device: where the model goes; by default it stays where it is.
     """
     kept = [
         (module, name, buffer)

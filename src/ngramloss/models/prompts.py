@@ -19,11 +19,6 @@ def shape_of(
     """The settings for turning texts into the tokens of this model. Those of a decoder-only model have a prompt.
 
     Args:
-        data: the data section of a recipe.
-        task: of the recipe; it decides the template if none is given.
-        model: the model section.
-        config: the model's configuration.
-        tokenizer: the model's tokenizer.
         column: the name of the source column, :attr:`Split.column`, if it is known.
         day: which a chat template that reads the clock writes, by default today.
     """

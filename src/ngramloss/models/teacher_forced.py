@@ -26,12 +26,6 @@ def forced_predictions(
 ) -> Iterator[dict[str, list[Any]]]:
     """Run the model on each reference (teacher forcing), and return its tokens, the best tokens and probabilities.
 
-    Args:
-        model: a Hugging Face encoder-decoder or decoder-only model.
-        tokenizer: the model's tokenizer.
-        sources: ids with their special tokens.
-        references: ids of one for each source.
-
     Yields:
         ``tokens`` and ``best``, as text; ``confidence``, the best token's probability; ``label_probability``.
     """
@@ -64,10 +58,7 @@ def text_logp(
     The encoder runs once for each source, whatever the number of its texts.
 
     Args:
-        model: a Hugging Face encoder-decoder or decoder-only model.
-        sources: ids with their special tokens.
         texts: the ids of one or more texts of each source, from the start token on.
-        pad: the id that fills batches up.
     """
     model.eval()
     if is_causal(model.config):
@@ -102,9 +93,7 @@ def joined_label_logp(model: Any, rows: Sequence[dict[str, Any]], *, pad: int) -
     """The log-probability of every label of each row of a decoder-only model.
 
     Args:
-        model: a Hugging Face decoder-only model.
         rows: with ``input_ids``, the prompt, of one token or more, and ``labels``, the text behind it.
-        pad: the id that fills batches up.
     """
     model.eval()
     count = _joined_at_once(model, rows)

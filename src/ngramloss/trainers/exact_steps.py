@@ -161,10 +161,7 @@ class ExactSteps(Trainer):
         """Remove the labels of rows that Accelerate repeats to give every process a full last batch.
 
         Args:
-            batch: of this process.
-            dataset: whose rows it has.
             size: rows of the data set in a full batch. A collator may have put them into one row.
-            copies: rows of the batch for each row of the data set.
         """
         state, labels, processes = self.accelerator.gradient_state, batch.get("labels"), self.accelerator.num_processes
         if labels is None or processes == 1 or not state.end_of_dataloader or self.args.dataloader_drop_last:

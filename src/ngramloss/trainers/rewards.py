@@ -82,13 +82,7 @@ class Reward:
 
 
 def metric(name: str, *, reference: str = "reference", **options: Any) -> Reward:
-    """What a completion scores by any metric whose scores are better if higher, from 0 to 1, also one of a plugin.
-
-    Args:
-        name: of a metric or of a score in ``ngramloss list metrics``.
-        reference: the column with the references.
-        options: of the metric.
-    """
+    """What a completion scores by any metric whose scores are better if higher, from 0 to 1, also one of a plugin."""
     gain = gain_of(name, options, key="metric")
     return Reward(name, reference, partial(_gains, gain), partial(_notes, gain))
 
@@ -98,7 +92,6 @@ def rouge(score: str = "rouge", *, reference: str = "reference", **options: Any)
 
     Args:
         score: ``rouge1``, ``rouge2``, ``rougeL`` or ``rougeLsum``; ``rouge`` is the mean of 1, 2 and Lsum.
-        reference: the column with the references.
         options: of the metric, such as ``stemmer=False``, or ``tokens="auto"`` for letters beside a–z.
     """
     if score not in ("rouge", *ROUGE):
@@ -127,10 +120,6 @@ def credit(*n: int, reference: str = "reference") -> Reward:
     Words are the tokens of ``rouge.tokens=auto``: letters and digits in lower case, of any script, without stemming; in
     Chinese, Japanese, Thai, Lao, Khmer and Burmese, single characters. With several references, the reward is the
     highest of them. It is a precision: a completion of one credited n-gram and nothing else earns 1.
-
-    Args:
-        n: lengths of the n-grams, such as ``credit(2, 3, 4)``.
-        reference: the column with the references.
 
     Example:
         >>> credit(2)(["p"], ["the cat sat here"], reference=["so the cat sat"])

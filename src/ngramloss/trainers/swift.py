@@ -20,11 +20,6 @@ def register(objective: str | Iterable[Term] | Term, *, name: str = "ngram", **o
     """Add an objective to ms-swift's losses, and under the same name a callback to its callbacks.
 
     The callback logs the terms, follows schedules, and lets the loss see where the documents of packed rows are.
-
-    Args:
-        objective: as in :class:`JointLoss`.
-        name: what ``--loss_type`` and ``--callbacks`` call it.
-        options: of :func:`compute_loss_func`.
     """
     from swift.callbacks import callbacks_map
     from swift.loss import loss_map

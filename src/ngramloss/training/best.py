@@ -40,12 +40,7 @@ class Best(NamedTuple):
 
 
 def tie_note(best: Best, history: Iterable[Mapping[str, Any]]) -> str:
-    """What to say if several validations share the best value, so that the earliest of them was chosen; else empty.
-
-    Args:
-        best: what selects the best checkpoint.
-        history: the log of the training.
-    """
+    """What to say if several validations share the best value, so that the earliest of them was chosen; else empty."""
     values = _validations(history, f"eval_{best.name}")
     top = (max if best.higher else min)(values.values(), default=0.0)
     tied = [step for step, value in values.items() if value == top]
@@ -65,13 +60,7 @@ def tie_note(best: Best, history: Iterable[Mapping[str, Any]]) -> str:
 
 
 def loss_note(best: Best, chosen: int, history: Iterable[Mapping[str, Any]]) -> str:
-    """What to say if the objective itself was lower at another validation than at the chosen one; else empty.
-
-    Args:
-        best: what selected the checkpoint.
-        chosen: its step.
-        history: the log of the training.
-    """
+    """What to say if the objective itself was lower at another validation than at the chosen one; else empty."""
     losses = _validations(history, "eval_loss")
     lowest = min(losses, key=lambda step: losses[step], default=chosen)
     if best.metric or best.name == "loss" or chosen not in losses or losses[lowest] == losses[chosen]:
@@ -97,10 +86,6 @@ def better_average(best: Best, facts: Mapping[str, Any]) -> str:
     """The average of weights that is better than every checkpoint, by its name; empty if none is.
 
     If nothing is validated, or ``train.best`` is ``last``, an average is taken as it is.
-
-    Args:
-        best: what selects the weights.
-        facts: of the last checkpoint.
     """
     name, value = "", facts["best"]
     for each, known in facts["averages"].items():
@@ -112,11 +97,6 @@ def better_average(best: Best, facts: Mapping[str, Any]) -> str:
 
 def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
     """Which weights became the model, and what they and the averages score.
-
-    Args:
-        best: what selects the weights.
-        facts: of the last checkpoint.
-        chosen: the checkpoint, or the folder of the average.
 
     Example:
         >>> facts = {"step": 30, "best_step": 20, "best": 1.25}
@@ -197,13 +177,7 @@ def best_of(settings: Recipe) -> Best:
 
 
 def metric_of(name: str, key: str, terms: Sequence[str] = ()) -> str:
-    """The metric that has a score, and can score texts of a model in training.
-
-    Args:
-        name: of the score.
-        key: the setting that names it, for messages.
-        terms: what else may be named there.
-    """
+    """The metric that has a score, and can score texts of a model in training."""
     usable = [metric for metric in METRICS if not METRICS.problem(metric)]
     owners, choices = score_owners(usable), _choices(usable)
     if name not in owners:

@@ -41,15 +41,7 @@ FES = (
 
 
 def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path, *, note: str = "") -> str:
-    """The card as Markdown.
-
-    Args:
-        run: what was trained.
-        prepared: what the training was given.
-        facts: of the newest checkpoint.
-        chosen: the checkpoint or the average that became the model.
-        note: a sentence about the choice.
-    """
+    """The card as Markdown."""
     settings, weights = run.settings, weights_text(run.best, facts, chosen).removeprefix("the ")
     versions = {"ngramloss": __version__, **{name: installed(name) or "not installed" for name in PACKAGES}}
     versions["Python"] = platform.python_version()

@@ -74,15 +74,8 @@ def save(
     """Write a checkpoint, seal it when it is complete, and delete old ones. Every process calls this.
 
     Args:
-        folder: of all checkpoints.
         task: whose weights and configuration are saved, and the tokenizer beside them, so that it is a model.
-        optimiser: its state is saved.
-        state: what else a continued training needs.
-        here: this process; the first one writes.
         settings: say how many checkpoints to keep besides the best, and which ones because their mean will be taken.
-        more: file name → text.
-        ema: the moving average of the weights, if there is one.
-        finished: whether the training ends here.
     """
     import torch
 

@@ -53,9 +53,6 @@ def claim(
     ``recipe.toml`` is the first file that is written, so a folder with files but without it is not a run folder.
 
     Args:
-        settings: of the run.
-        run: its folder.
-        fresh: delete an earlier run there.
         check: raises if the new one cannot start. It is called before anything is deleted.
         made_of: a recipe → what its training would be made of now; asked if settings have changed, so that an error
             names everything that has.

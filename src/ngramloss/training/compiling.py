@@ -62,10 +62,7 @@ def seconds_saved(model: Any, lengths: ExampleLengths, *, rows: float, steps: in
     """About how many seconds of a training compiled layers save on a GPU.
 
     Args:
-        model: whose layers these are.
         lengths: of the examples; for a decoder-only model, sources have their targets.
-        rows: of a step in this process.
-        steps: of the training.
     """
     parts = [(model, lengths.sources)]
     if has_encoder(model):
@@ -76,15 +73,7 @@ def seconds_saved(model: Any, lengths: ExampleLengths, *, rows: float, steps: in
 
 
 def why_not_compiled(model: Any, device: torch.device, *, why_not_captured: str, writes: bool, seconds: float) -> str:
-    """Why ``auto`` does not compile; empty if it does.
-
-    Args:
-        model: to be trained.
-        device: of the model.
-        why_not_captured: why steps do not run as CUDA graphs; empty if they do.
-        writes: whether the model writes texts while it is trained.
-        seconds: what :func:`seconds_saved` returned.
-    """
+    """Why ``auto`` does not compile; empty if it does."""
     if device.type != "cuda":
         return "there is no NVIDIA GPU"
     if why_not_captured:
@@ -102,14 +91,7 @@ def why_not_compiled(model: Any, device: torch.device, *, why_not_captured: str,
 
 
 def decide(model: Any, settings: Train, device: torch.device, **facts: Any) -> bool:
-    """Whether layers are compiled. On a GPU this is logged.
-
-    Args:
-        model: to be trained.
-        settings: of the training.
-        device: of the model.
-        facts: as for :func:`why_not_compiled`.
-    """
+    """Whether layers are compiled. On a GPU this is logged."""
     if settings.compile != Switch.AUTO:
         return bool(settings.compile)
     why = why_not_compiled(model, device, **facts)
@@ -151,8 +133,6 @@ def run_compiled(model: Any, run: Callable[[], object], *, asked: bool) -> bool:
     """Run compiled layers for the first time. If that fails, the reason is logged, and they run uncompiled.
 
     Args:
-        model: with compiled layers.
-        run: runs all of them, forward and backward.
         asked: whether ``train.compile`` asks for them, so that a failure is an error.
 
     Returns:

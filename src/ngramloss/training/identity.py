@@ -79,7 +79,6 @@ def record_of(made_of: Mapping[str, Any], settings: Recipe | None = None) -> str
     """The text of ``data.json``.
 
     Args:
-        made_of: what a training is made of: name → value or fingerprint.
         settings: of a run, which are recorded, too, but for speed; of files and folders, the content counts.
     """
     left_out = {*recipe.only_speed(), *recipe.affecting("place")}
@@ -93,11 +92,7 @@ def raise_unless_same(
     """Raise unless a checkpoint was trained with the same things as the training that would continue it.
 
     Args:
-        checkpoint: the one to continue from.
         record: what the training would continue with, from :func:`record_of`.
-        folder: of the training, for the message.
-        otherwise: what else to do, for the message.
-        may_change: names whose change is only reported.
     """
     saved, now = read_record(checkpoint, otherwise), json.loads(record)
     changed = changes(saved, now)

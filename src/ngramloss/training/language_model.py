@@ -49,13 +49,7 @@ class LanguageModel(NamedTuple):
 
 
 def load_language_model(name: str, tokenizer: Any, device: torch.device) -> LanguageModel:
-    """Load a language model for the labels of a tokenizer. Raises unless both have the same tokens.
-
-    Args:
-        name: a folder or hub id.
-        tokenizer: of the model that is trained.
-        device: where it runs.
-    """
+    """Load a language model for the labels of a tokenizer. Raises unless both have the same tokens."""
     config = loading.load_config(Model(name=name))
     if not loading.is_causal(config):
         raise UserError(
@@ -82,10 +76,6 @@ def prepare_numbers(lm: LanguageModel, tokens: Mapping[str, Tokens]) -> tuple[di
     """The file of numbers of each split, one for each label, and the perplexity of the training split.
 
     Numbers of the same tokens and the same language model are read from the cache.
-
-    Args:
-        lm: the language model.
-        tokens: split → its tokens.
     """
     files = {}
     for split, rows in tokens.items():

@@ -116,8 +116,6 @@ def show_lines(progress: Progress, parts: Sequence[str], *, score: str = "") -> 
     """What shows lines of the log to the user: terms and speed beside the progress, validations as messages.
 
     Args:
-        progress: counts steps.
-        parts: the names of the terms.
         score: the score of generated texts that validation computes; empty if it computes none.
     """
 

@@ -66,11 +66,6 @@ class State:
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
         """Keep the best value of a validation, or end a training that has not improved for long.
 
-        Args:
-            value: of what selects the best checkpoint; NaN if nothing does.
-            settings: how to train.
-            higher: whether higher values are better.
-
         Returns:
             Whether this step must be saved.
         """

@@ -73,13 +73,7 @@ class OwnTexts(NamedTuple):
 
 
 def own_texts(settings: Recipe, gain: Gain, examples: Sequence[Example]) -> OwnTexts:
-    """Those of a recipe. Tries the metric on a few references first.
-
-    Args:
-        settings: the resolved recipe.
-        gain: what scores them.
-        examples: of the training split, in the order of its rows.
-    """
+    """Those of a recipe. Tries the metric on a few references first."""
     for note in gains.check_gain(gain, examples):
         logger.info(f"{METRIC}: {note} In a recipe, online.metric_options has such options.")
     return OwnTexts(
@@ -99,7 +93,6 @@ def writing_copy(model: Any, precision: str) -> Any:
 
     Args:
         model: before its objective is attached and its layers are compiled.
-        precision: ``bf16``, ``fp16`` or ``fp32``.
     """
     if precision != "bf16" or model.dtype == torch.bfloat16:
         return None
@@ -406,11 +399,7 @@ class FreshTexts(Rows):
         )
 
     def values(self, spent: float) -> dict[str, float]:
-        """Numbers of the steps since the last call, for the log. Every process calls this.
-
-        Args:
-            spent: seconds since the last line of the log.
-        """
+        """Numbers of the steps since the last call, for the log. Every process calls this."""
         sums, self._sums = self._sums, Counter()
         counted = [sums[name] for name in ("gain", "unended", "trained", "texts", "seconds")]
         total = torch.tensor(counted, dtype=torch.float32, device=self.here.device)  # [5]

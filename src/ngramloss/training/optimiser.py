@@ -71,13 +71,6 @@ def set_rates(
 ) -> tuple[float, dict[str, float]]:
     """Set the learning rates of the next update.
 
-    Args:
-        optimiser: gets them.
-        settings: of the training.
-        done: updates done.
-        warmups: what :func:`warmups_of` returned.
-        total: all updates.
-
     Returns:
         The learning rate; and the encoder's by its name, if it has one of its own.
     """

@@ -66,14 +66,7 @@ class Rows:
     def grid(
         self, known: ExampleLengths, first: Sequence[Sequence[int]], *, most: tuple[int, int], **shape: Any
     ) -> Grid:
-        """The shapes of micro-batches on a GPU, fitted to the steps of the first epoch.
-
-        Args:
-            known: the lengths.
-            first: the rows of each step of the first epoch.
-            most: how many lengths of sources and of targets there may be.
-            shape: ``longest`` and ``joined``, as in :func:`fitted_grid`.
-        """
+        """The shapes of micro-batches on a GPU, fitted to the steps of the first epoch."""
         texts = 1 if known.texts is None else max(int(known.texts.max()), 2)
         return fitted_grid(known.sources, known.targets, first, texts=texts, most=most, **shape)
 
@@ -100,13 +93,7 @@ def total_steps(settings: Train, examples: int) -> int:
 
 
 def why_not_captured(settings: Train, device: torch.device, why: str = "") -> str:
-    """Why steps cannot run as CUDA graphs; empty if they can. Logs it if they were to.
-
-    Args:
-        settings: of the training.
-        device: that it runs on.
-        why: a reason of the task's own.
-    """
+    """Why steps cannot run as CUDA graphs; empty if they can. Logs it if they were to."""
     if device.type != "cuda":
         return "there is no NVIDIA GPU"
     if not settings.capture:

@@ -73,9 +73,6 @@ def prepare_once(
     """Prepare in the first process, and write ``prepared.json`` or the error; wait for it in the others.
 
     Args:
-        folder: of the run.
-        here: this process.
-        make: → what is prepared, and what the first process has besides.
         elsewhere: → what the others have besides; they make it while the first one prepares.
     """
     if not here.first:
@@ -279,12 +276,7 @@ def _judged(run: Run, validation: Split | None) -> list[Example]:
 
 
 def tokenizer_for(run: Run, train: Any) -> tuple[Any, Path | None]:
-    """The tokenizer of a run's model; one from scratch, with its folder, is trained on these examples.
-
-    Args:
-        run: what is trained.
-        train: the training split: examples, and their fingerprint.
-    """
+    """The tokenizer of a run's model; one from scratch, with its folder, is trained on these examples."""
     texts = partial(loading.iterate_texts, train.examples)
     return loading.load_tokenizer(run.settings.model, texts, train.fingerprint)
 

@@ -113,10 +113,6 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
     """Run the loop.
 
     Args:
-        run: what is trained.
-        run_folder: its folder.
-        here: this process.
-        prepared: what ``prepared.json`` says.
         besides: the task of a system; else the validation examples for which texts are generated, which only the first
             process has.
     """
@@ -251,16 +247,7 @@ def _generated_score(
 def open_logs(
     run: Run, folder: RunFolder, here: Processes, *, terms: Sequence[str], steps: int, since: int
 ) -> Iterator[dict[str, Any]]:
-    """``logs`` and ``on_step`` of a training: ``log.jsonl``, progress and trackers; only in the first process.
-
-    Args:
-        run: what is trained.
-        folder: of the run.
-        here: this process.
-        terms: the names of the terms, which are shown.
-        steps: of the training.
-        since: the step that it continues from.
-    """
+    """``logs`` and ``on_step`` of a training: ``log.jsonl``, progress and trackers; only in the first process."""
     if not here.first:
         yield {}
         return

@@ -76,13 +76,6 @@ def warmup_steps(schedule: str, asked: float, total: int) -> int:
 def learning_rate(name: str, done: int, *, warmup: int, total: int, rate: float) -> float:
     """The learning rate of the next update.
 
-    Args:
-        name: of the schedule.
-        done: updates done.
-        warmup: updates in which the rate rises from 0.
-        total: all updates.
-        rate: the largest rate; of ``noam`` the factor before its formula.
-
     Example:
         >>> [learning_rate("linear", done, warmup=2, total=4, rate=1.0) for done in range(5)]
         [0.0, 0.5, 1.0, 0.5, 0.0]

@@ -190,14 +190,7 @@ class SavedRun(NamedTuple):
 
 
 def saved_run(folder: str | Path, name: str, *, noun: str, command: str) -> SavedRun:
-    """Load what a run of a system was trained with. Raises unless it is one, and finished.
-
-    Args:
-        folder: of the run.
-        name: of the system.
-        noun: what such a run is, for the message.
-        command: trains one; its last word is the recipe, or the data.
-    """
+    """Load what a run of a system was trained with. Raises unless it is one, and finished."""
     run, system = RunFolder(Path(folder)), system_of(str(folder))
     if system is None or system.name != name:
         raise UserError(f"{folder} is not {noun}. Train one with: {command}")

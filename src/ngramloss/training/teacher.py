@@ -15,7 +15,6 @@ def load_teacher(run: Run, tokenizer: Any) -> Any:
     """The teacher that a recipe names; None if its objective has none, or compares with the model's start.
 
     Args:
-        run: what is trained.
         tokenizer: of the model that is trained. The teacher must give the same ids to the same texts.
     """
     if not run.loads_teacher:
@@ -30,13 +29,7 @@ def load_teacher(run: Run, tokenizer: Any) -> Any:
 
 
 def load_frozen(name: str, tokenizer: Any, otherwise: str) -> tuple[Any, Any]:
-    """A model that is not trained, and its tokenizer.
-
-    Args:
-        name: a folder or hub id.
-        tokenizer: of the model that is trained.
-        otherwise: the error if it gives other ids to the same texts.
-    """
+    """A model that is not trained, and its tokenizer."""
     named = Model(name=name)
     own, _ = loading.load_tokenizer(named, list, "")
     if not same_ids(own, tokenizer):

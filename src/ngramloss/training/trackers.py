@@ -23,14 +23,7 @@ class Tracker(NamedTuple):
 
 
 def start_trackers(names: list[str], *, run_name: str, folder: Path, settings: Mapping[str, Any]) -> list[Tracker]:
-    """Start each tracker.
-
-    Args:
-        names: of :data:`TRACKERS`.
-        run_name: the name of the run there.
-        folder: where TensorBoard writes.
-        settings: of the training, which trackers show beside the values.
-    """
+    """Start each tracker."""
     check_trackers(names)
     return [TRACKERS[name](run_name, folder, settings) for name in names]
 

@@ -74,14 +74,7 @@ class GeneratedScore:
 def texts_of_all(
     write: Callable[[Sequence[T]], list[str]], sources: Sequence[T], process: int, processes: int
 ) -> list[str]:
-    """The texts of all sources, from all processes. Shares are equally long, because FSDP needs that.
-
-    Args:
-        write: sources → their texts, in this process.
-        sources: all of them, in every process.
-        process: the number of this process.
-        processes: how many there are.
-    """
+    """The texts of all sources, from all processes. Shares are equally long, because FSDP needs that."""
     count, each = len(sources), -(-len(sources) // processes)
     mine = write([sources[row % count] for row in range(process, each * processes, processes)])
     if processes == 1:
@@ -166,13 +159,6 @@ def write_texts(
     """Generate a text for each source, by the recipe's generation settings with ``train.best_beams`` beams.
 
     The model's mode and the random numbers that training draws next stay as they are.
-
-    Args:
-        model: the model in training.
-        sources: ids with their special tokens.
-        settings: the resolved recipe.
-        tokenizer: the model's tokenizer.
-        batch_size: sources per batch.
     """
     generation = dataclasses.replace(settings.generation, num_beams=settings.train.best_beams)
     with unchanged(model):

@@ -25,17 +25,7 @@ def fitting_tokens(
     *,
     fewest: int = 1,
 ) -> int:
-    """The most tokens of a micro-batch, found by running one and three rows of the longest examples.
-
-    Args:
-        model: in training.
-        loss: a micro-batch on the device → its loss, [].
-        grid: the shapes of micro-batches.
-        rows: of a step in this process.
-        padder: makes batches.
-        device: a GPU.
-        fewest: run this many rows, and two more, instead.
-    """
+    """The most tokens of a micro-batch, found by running one and three rows of the longest examples."""
     longest = grid.size(1, grid.sources[-1], grid.targets[-1])
     counts = (fewest, fewest, fewest + 2)
     try:

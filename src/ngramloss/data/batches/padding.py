@@ -143,12 +143,7 @@ def candidates_of(row: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[float
 
 
 def names_beside(rows: Sequence[Mapping[str, Any]], expected: Collection[str] | None) -> list[str]:
-    """The names of the numbers beside the labels of rows. Raises if rows have others than expected.
-
-    Args:
-        rows: of a batch.
-        expected: those that the objective reads; None: what the rows have.
-    """
+    """The names of the numbers beside the labels of rows. Raises if rows have others than expected."""
     found = [name for name in BESIDE_LABELS if any(name in row for row in rows)]
     if expected is None:
         return found

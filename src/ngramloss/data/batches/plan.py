@@ -289,17 +289,7 @@ def fitted_grid(
     joined: Joined = "",
     most: tuple[int, int] = COARSE,
 ) -> Grid:
-    """The grid that wastes the fewest positions in these steps and holds every example.
-
-    Args:
-        sources: source tokens of each example.
-        targets: target tokens of each example.
-        steps: rows of the steps of an epoch.
-        longest: the most positions that the model has, if it has a limit.
-        texts: the most targets of a source.
-        joined: as in :class:`Plan`.
-        most: source and target lengths.
-    """
+    """The grid that wastes the fewest positions in these steps and holds every example."""
     limit = longest or 2**62
     axes = []
     for lengths, number in zip((sources, targets), most, strict=True):
@@ -316,10 +306,6 @@ def open_grid(
 
     Args:
         lengths: source tokens of each example; for a decoder-only model, without its text.
-        longest_text: the most tokens of a text.
-        longest: as in :func:`fitted_grid`.
-        texts: the most texts of a source.
-        joined: as in :class:`Plan`.
     """
     targets = [-(-longest_text // MULTIPLE) * MULTIPLE]
     while targets[-1] > 2 * MULTIPLE and len(targets) < OPEN:

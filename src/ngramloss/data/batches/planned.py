@@ -39,12 +39,7 @@ class ExampleLengths(NamedTuple):
 
 
 def lengths_of(examples: Any, *, joined: Joined = "") -> ExampleLengths:
-    """The lengths of examples: those that they know themselves, as prepared tokens do, or those of all rows.
-
-    Args:
-        examples: rows with ``input_ids`` and ``labels``.
-        joined: how texts stand behind their source in a row, if they do.
-    """
+    """The lengths of examples: those that they know themselves, as prepared tokens do, or those of all rows."""
     knows = hasattr(examples, "lengths") and hasattr(examples, "target_lengths")
     if knows and not (joined and getattr(examples, "has_turns", False)):
         counted = getattr(examples, "label_lengths", examples.target_lengths)

@@ -31,12 +31,7 @@ def running_module(module: Any) -> Module:
 
 
 def refuse_unknown_adapter(name: str, module: Any) -> None:
-    """Raise if an adapter on the head computes anything but plain LoRA or single tokens.
-
-    Args:
-        name: of the model's class.
-        module: the head, from :func:`running_module`.
-    """
+    """Raise if an adapter on the head computes anything but plain LoRA or single tokens."""
     if _token_layer(module) is not None or not any(hasattr(module, sign) for sign in ADAPTER_SIGNS):
         return
     kind = type(module).__name__

@@ -350,11 +350,6 @@ class _State:
 
         Prompts have no labels, so for a decoder-only model only positions with a label go through the head. Finding
         them reads four numbers on the host, which compiled or captured code cannot do.
-
-        Args:
-            model: the bare model.
-            inputs: the arguments of its forward.
-            labels: aligned with the positions that predict them, [B, T].
         """
         if inputs.get(POSITIONS) is not None:
             return Labelled(None, None)
@@ -379,14 +374,7 @@ class _State:
 
 
 def _score(loss_fn: JointLoss, made: Made, positions: Tensor | None, given: dict[str, Any]) -> Callable[..., Any]:
-    """The joint loss as a function of labels and denominators.
-
-    Args:
-        loss_fn: the objective.
-        made: the rows of the references.
-        positions: that have labels, if not all, [N].
-        given: other arguments of the loss.
-    """
+    """The joint loss as a function of labels and denominators."""
     if made.head is None:
         return functools.partial(loss_fn.with_parts, made.rows, **given)
     if positions is not None:

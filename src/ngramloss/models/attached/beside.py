@@ -20,7 +20,6 @@ def taken_beside(inputs: Mapping[str, Any], *, shift: bool) -> dict[str, Any]:
     """What a batch has beside its labels: argument of the joint loss → a number for each label, [B, T].
 
     Args:
-        inputs: the arguments of a model's forward.
         shift: whether position t predicts label t + 1, so that the numbers must be shifted as the labels are.
     """
     found: dict[str, Any] = {}

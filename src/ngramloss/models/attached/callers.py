@@ -49,7 +49,6 @@ def find_caller(
             without labels. Not the model itself: while torch.compile traces, arguments must be constants.
         labels: whether this call has labels. ``Trainer`` removes them when it computes the loss itself.
         compiling: a graph is being traced. It is used for every later call, so assume that everything may be read.
-        is_ours: whether a ``compute_loss_func`` comes from this library.
     """
     frames = [*_trainer_frames()]
     if not frames:

@@ -133,14 +133,7 @@ class WatchedHead:
         return bool(next(reversed(head._forward_pre_hooks), None) == self.handle.id)
 
     def run(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any], *, streams: bool) -> Made:
-        """What the model makes of these inputs, with logits of only one position.
-
-        Args:
-            model: the bare model.
-            forward: its own.
-            inputs: of that.
-            streams: whether further streams are read.
-        """
+        """What the model makes of these inputs, with logits of only one position."""
         if getattr(model, "_is_replica", False):
             raise UserError(
                 "attach does not support torch.nn.DataParallel, which runs copies of the model in threads. Start one "

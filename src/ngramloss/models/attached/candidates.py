@@ -62,8 +62,6 @@ class CandidateRows(NamedTuple):
         """What the model computed for each row, hidden states or logits, [B·(1 + K), T'', …].
 
         Args:
-            rows: of all texts.
-            length: T, the length of the references.
             references: indices of the positions of a decoder-only model that predict the references, [B, T].
 
         Returns:
@@ -75,11 +73,7 @@ class CandidateRows(NamedTuple):
         return texts[:, 0, :length], texts[:, 1:, : self.labels.shape[-1]].flatten(0, 1)
 
     def own(self, rows: Tensor) -> Tensor:
-        """What was computed for the greedy text of each source, [B, T', …]; for some text of it if there is none.
-
-        Args:
-            rows: of all candidates, [B·K, T', …].
-        """
+        """What was computed for the greedy text of each source, [B, T', …]; for some text of it if there is none."""
         assert self.greedy is not None
         marked = self.greedy & (self.labels != IGNORE_INDEX).any(-1)  # [B, K]
         return rows.index_select(0, own_rows(marked).to(rows.device))
@@ -107,7 +101,6 @@ def candidate_rows(model: Any, inputs: dict[str, Any]) -> CandidateRows | None:
     """Take the candidates out of a model's inputs; None if it has none.
 
     Args:
-        model: the bare model.
         inputs: of its forward, with labels. The keys of candidates are removed.
     """
     references = inputs["labels"]  # [B, T]

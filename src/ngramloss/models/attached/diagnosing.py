@@ -24,14 +24,7 @@ INPUTS = ("input_ids", "attention_mask", "position_ids", TEXT_NUMBERS)
 def diagnostics(
     model: Any, loss_fn: JointLoss, batch: Mapping[str, Any], autocast: Callable[[], Any]
 ) -> dict[str, float]:
-    """``JointLoss.diagnose`` on a few rows of a micro-batch, without dropout.
-
-    Args:
-        model: with an attached objective, whose progress is used.
-        loss_fn: the objective without terms that are only watched.
-        batch: on the model's device.
-        autocast: the precision of training.
-    """
+    """``JointLoss.diagnose`` on a few rows of a micro-batch, without dropout."""
     loss_fn.progress = attached_loss(model).progress
     rows, was_training = _first_rows(batch), model.training
     model.eval()

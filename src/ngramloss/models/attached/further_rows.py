@@ -47,12 +47,7 @@ def further_stats(
     """The same with the rows of the references alone, and what terms read of others, as arguments of the loss.
 
     Args:
-        loss_fn: the objective.
-        made: of all rows of the batch.
-        candidates: of the batch.
-        references: labels, [B, T].
         aligned: the same, aligned with the positions that predict them, [B, T].
-        places: these positions, if the batch names them, [B, T].
     """
     further: dict[str, Any] = {}
     if candidates is not None:
@@ -106,12 +101,6 @@ def _row_stats(
     """Statistics of further rows, from hidden states without ever having all logits.
 
     Args:
-        loss_fn: has the settings of the head's computation.
-        rows: hidden states, or logits if there is no head, [N, T, …].
-        labels: ids, −100 where they do not count, [N, T].
-        head: the output head.
-        memory: as in :class:`JointLoss`.
-        needs: optional statistics.
         texts: whose tokens ``cross_logp`` has, if not those of the rows themselves.
     """
     labels = labels.to(rows.device)  # [N, T]

@@ -28,14 +28,7 @@ def asks_for_router_loss(model: Any, inputs: Mapping[str, Any]) -> bool:
 
 
 def router_loss(model: Any, outputs: Any, labels: Tensor, counts: Mapping[str, Any]) -> Tensor | float:
-    """What a router adds to the loss: in a step of several micro-batches, weighted by its share of the labels.
-
-    Args:
-        model: the bare model.
-        outputs: of its forward.
-        labels: [B, T].
-        counts: the denominators of the step, as far as they are known.
-    """
+    """What a router adds to the loss: in a step of several micro-batches, weighted by its share of the labels."""
     loss: Tensor | None = outputs.get("aux_loss")  # []
     if loss is None:
         return 0.0

@@ -36,11 +36,7 @@ def segments_of_batch(
     so its label belongs to no text, unless the document is the first of its row.
 
     Args:
-        inputs: the arguments of the model's forward.
-        labels: aligned with the predictions, [B, T].
-        causal: whether the model is decoder-only.
         shift: whether the labels were shifted, so that the segments must be too.
-        texts: what is a text, a document or every run of labels.
     """
     given = inputs.get(KEY)
     segments: Tensor | None = None  # [B, T]
@@ -57,14 +53,7 @@ def segments_of_batch(
 
 
 def mixes_documents(model: Any, inputs: Mapping[str, Any], labels: Tensor, *, cached: bool) -> bool:
-    """Whether tokens of a packed row see other documents: transformers' own attention may not know where these begin.
-
-    Args:
-        model: decoder-only.
-        inputs: the arguments of its forward.
-        labels: aligned with the predictions, [B, T].
-        cached: whether the forward has a cache.
-    """
+    """Whether tokens of a packed row see other documents: transformers' attention may not know where these begin."""
     mask = inputs.get("attention_mask")
     if getattr(model.config, "_attn_implementation", None) not in OWN_ATTENTION:
         return False

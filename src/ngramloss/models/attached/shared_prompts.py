@@ -112,9 +112,7 @@ def _mask(*, mask_function: Callable[..., Tensor], dtype: torch.dtype, use_vmap:
 
     Args:
         mask_function: (row, head, query, key) → whether the query sees the key, if there was one text: by position.
-        dtype: of the hidden states.
         use_vmap: whether that function takes single numbers, as a model's own rules may.
-        others: what else transformers passes.
     """
     if use_vmap:
         raise UserError("attention has a rule of its own, which is not known at position ids.")
@@ -140,11 +138,6 @@ def why_not_shared(model: Any, *, longest_row: int, longest_text: int) -> str:
     texts fill the row up to the greatest length: so a window or a limit that counts indices, not position ids, shows.
     Weights of 16 bits are compared as fp32, because their rounding would hide a small fault. No random number is drawn
     from PyTorch's generators.
-
-    Args:
-        model: decoder-only, perhaps with an objective.
-        longest_row: tokens of a prompt and all its texts.
-        longest_text: tokens of a text.
     """
     inner = bare(model)
     if inner.config._attn_implementation not in NAMES:

@@ -256,10 +256,7 @@ class StepLoss:
         """Warn once if the model itself does not keep the documents of packed rows apart.
 
         Args:
-            model: decoder-only.
             inputs: the arguments of its forward with such rows; the values are read once for the same names.
-            labels: aligned with the predictions, [B, T].
-            cached: whether the forward has a cache.
         """
         if torch.compiler.is_compiling() or (names := (frozenset(inputs), cached)) in self._looked_at:
             return

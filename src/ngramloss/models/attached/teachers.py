@@ -61,13 +61,7 @@ class TeacherModel:
         return other
 
     def predictions(self, inputs: Mapping[str, Any], labels: Tensor, places: Tensor | None) -> Teacher:
-        """What the teacher predicts for a batch.
-
-        Args:
-            inputs: of the model's forward, without labels and candidates.
-            labels: on the device of the model, [B, T].
-            places: the positions that are read, if not all, [S, T].
-        """
+        """What the teacher predicts for a batch."""
         inner, device, given, run = bare(self.model), labels.device, dict(inputs), call
         if has_encoder(inner):
             add_decoder_inputs(inner, given, labels)

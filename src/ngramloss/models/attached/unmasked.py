@@ -90,12 +90,7 @@ def _mask(
     """None if attention sees everything that comes before a token; otherwise transformers' own mask.
 
     Args:
-        q_length: tokens that look.
-        kv_length: tokens that they may see.
-        attention_mask: where the padding is, [B, T].
-        local_size: how far a token sees, in a layer with a sliding window.
         allow_is_causal_skip: False if a token sees other tokens than all before it, such as those of an image.
-        others: what else transformers passes.
     """
     sees_all = local_size is None or kv_length < local_size
     if allow_is_causal_skip and q_length == kv_length and sees_all:
