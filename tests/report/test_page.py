@@ -180,8 +180,8 @@ def joined(form):
 def test_every_comparison_has_its_interval_and_tests():
     rows = tables.comparisons(sample(0))
     assert rows[0] == ("ce + matches(2)", "R-1", "+0.30**", "+0.20 to +0.40", "0.001", "0.004", "0.004")
-    assert (rows[2].p_randomisation, rows[2].p_holm) == ("", "")
-    assert rows[3].difference == "−0.010", "three decimals, as its column has"
+    assert rows[2][-2:] == ("", "")
+    assert rows[3][2] == "−0.010", "three decimals, as its column has"
 
 
 def test_settings_are_parted_into_shared_and_different():

@@ -12,10 +12,10 @@ from typing import Any
 
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import Score
-from ngramloss.output.tabular import is_number
 from ngramloss.recipe import WORDS
 from ngramloss.report import blocks, charts, drawing, tables
 from ngramloss.report.record import Cases, Report, System
+from ngramloss.scoring.significance import TESTS, in_words
 from ngramloss.storage.files import write_whole
 
 BUDGET = 7_900_000  # Bytes of a page, about. Summaries are always in it; documents as far as this allows.
@@ -146,9 +146,10 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "marked": tables.marked(report),
         "description": tables.description(report, description) if description else None,
         "comparisons": tables.comparisons(report),
+        "compared": ["Difference", "95% interval", *(f"p, {name}" for name in [*TESTS, "Holm"])],
         "settings": tables.settings([system.settings for system in report.systems]),
         "data": _data(report.systems),
-        "randomised": any(is_number(score.p_randomisation) for score in scores),
+        "tests": in_words(scores),
     }
 
 

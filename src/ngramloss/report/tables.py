@@ -20,18 +20,6 @@ _SPEED = Head(
 )
 
 
-class ComparisonRow(NamedTuple):
-    """One score of one system against the first, as it is shown."""
-
-    system: str
-    score: str
-    difference: str
-    interval: str
-    p_bootstrap: str
-    p_randomisation: str
-    p_holm: str
-
-
 class AblationTable(NamedTuple):
     """One part of the ablation; ``of_paper`` says of each column whether the paper has printed it."""
 
@@ -118,27 +106,22 @@ def _with_first(table: Table, name: str) -> Table:
     )
 
 
-def comparisons(report: Report) -> list[ComparisonRow]:
-    """Every test against the first system, a row each."""
-    rows = []
-    for system in report.systems:
-        for name, score in report.scores.items():
-            test = system.values[name]
-            if not is_number(test.difference):
-                continue
-            low, high = (signed(end, score.decimals) for end in (test.difference_low, test.difference_high))
-            rows.append(
-                ComparisonRow(
-                    system.label,
-                    score.label,
-                    signed(test.difference, score.decimals) + tabular.mark(test.p_holm),
-                    f"{low} to {high}" if is_number(test.difference_low) else "",
-                    chance(test.p_bootstrap),
-                    chance(test.p_randomisation),
-                    chance(test.p_holm),
-                )
-            )
-    return rows
+def comparisons(report: Report) -> list[tuple[str, ...]]:
+    """Every test against the first system, as cells: system, score, difference, interval, p of each test, p of Holm."""
+    return [
+        (
+            system.label,
+            score.label,
+            signed(test.difference, score.decimals) + tabular.mark(test.p_holm),
+            " to ".join(signed(end, score.decimals) for end in (test.difference_low, test.difference_high))
+            if is_number(test.difference_low)
+            else "",
+            *map(chance, [*test.chances.values(), test.p_holm]),
+        )
+        for system in report.systems
+        for name, score in report.scores.items()
+        if is_number((test := system.values[name]).difference)
+    ]
 
 
 def marked(report: Report) -> list[tuple[str, str]]:

@@ -79,7 +79,7 @@ class Result(NamedTuple):
     @property
     def described(self) -> dict[str, Score]:
         """Name of a score → its label, help and direction."""
-        return {name: scores_of(metric)[name] for name, metric in self.metric_of.items()}
+        return {name: scores_of(self.metric_of[name])[name] for name in self.scores}
 
 
 def score_systems(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from math import isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +36,23 @@ class CorpusScore(NamedTuple):
     difference_high: float | None = None  # upper end
     p_bootstrap: float | None = None  # p-value of the paired bootstrap, two-sided
     p_randomisation: float | None = None  # p-value of the paired approximate randomisation, two-sided
-    p_holm: float | None = None  # the larger of the two, corrected for the number of systems compared with the first
+    p_holm: float | None = None  # the largest of these, corrected for the number of systems compared with the first
+
+    @property
+    def chances(self) -> dict[str, float | None]:
+        """Name of each test → its p-value, before the correction."""
+        return {name: getattr(self, f"p_{name}") for name in TESTS}
+
+
+TESTS = [name.removeprefix("p_") for name in CorpusScore._fields if name.startswith("p_") and name != "p_holm"]
+"""The tests over documents. Each is a field of :class:`CorpusScore`, computed in ``_corpus_scores``."""
+
+
+def in_words(scores: Iterable[CorpusScore]) -> str:
+    """In which tests a difference is significant, by those that were made of some scores."""
+    known = [score.chances for score in scores]
+    made = [name for name in TESTS if any(chances[name] is not None for chances in known)] or TESTS[:1]
+    return " and in ".join(f"the paired {name}" for name in made) + " alone" * (len(made) == 1)
 
 
 def compare(
@@ -63,33 +80,20 @@ def compare(
         shuffles: shuffles of the randomisation; 0 leaves the test out.
         seed: random seed of both.
     """
-    import numpy as np
-
     check(samples=samples, shuffles=shuffles, seed=seed)
     names = [name for name in systems[0] if all(name in system for system in systems)]
     tables = {name: _zero_unknown([_as_pooled(system[name]) for system in systems]) for name in names}
-    sizes = {name: table[0].statistics.shape[1] for name, table in tables.items()}
     if not tables:
         return {}
-    everything = np.concatenate(  # [N, columns]
-        [pooled.statistics for table in tables.values() for pooled in table], axis=1
-    )
-    drawn = _bootstrap_sums(everything, samples, seed)  # [samples, columns]
-    differences = [other.statistics - table[0].statistics for table in tables.values() for other in table[1:]]
-    moved = None
-    if differences and shuffles:
-        moved = _randomised_sums(np.concatenate(differences, axis=1), shuffles, seed)  # [shuffles, columns]
-    corpus, at, moved_at = {}, 0, 0
-    for name, table in tables.items():
-        width = sizes[name]
-        sampled = np.split(drawn[:, at : at + width * len(table)], len(table), axis=1)  # each [samples, k]
-        at += width * len(table)
-        swaps: list[Numbers | None] = [None] * len(table)
-        if moved is not None:
-            swaps[1:] = np.split(moved[:, moved_at : moved_at + width * (len(table) - 1)], len(table) - 1, axis=1)
-            moved_at += width * (len(table) - 1)
-        corpus[name] = _with_holm(_corpus_scores(table, sampled, swaps))
-    return corpus
+    everything = [pooled.statistics for table in tables.values() for pooled in table]
+    gaps = [other.statistics - table[0].statistics for table in tables.values() for other in table[1:]]
+    count = len(everything[0])
+    sampled = _weighted_sums(everything, _bootstrap_counts(samples, count, seed))
+    moved = _weighted_sums(gaps, _random_signs(shuffles, count, seed)) if gaps and shuffles else repeat(None)
+    return {
+        name: _with_holm(_corpus_scores(table, [next(sampled) for _ in table], [next(moved) for _ in table[1:]]))
+        for name, table in tables.items()
+    }
 
 
 def check(*, samples: int, shuffles: int, seed: int) -> None:
@@ -102,10 +106,8 @@ def check(*, samples: int, shuffles: int, seed: int) -> None:
 def _with_holm(scores: Sequence[CorpusScore]) -> list[CorpusScore]:
     """The scores with p-values corrected for several comparisons; the first system has none."""
     first, *others = scores
-    larger = [
-        max(chance for chance in (test.p_bootstrap, test.p_randomisation) if chance is not None) for test in others
-    ]
-    return [first, *(test._replace(p_holm=chance) for test, chance in zip(others, holm(larger), strict=True))]
+    larger = [max(chance for chance in score.chances.values() if chance is not None) for score in others]
+    return [first, *(score._replace(p_holm=chance) for score, chance in zip(others, holm(larger), strict=True))]
 
 
 def _corpus_scores(
@@ -113,11 +115,8 @@ def _corpus_scores(
 ) -> list[CorpusScore]:
     """One score of all systems.
 
-    Args:
-        table: the statistics of each system's documents.
-        sampled: for each system, their sums in each bootstrap sample, [samples, k].
-        swaps: for each system, sums of its signed differences to the first in each shuffle, [shuffles, k]; None for the
-            first, and for all without randomisation.
+    ``sampled`` has the sums of each system in each bootstrap sample, [samples, k]. ``swaps`` has, for each system but
+    the first, sums of its signed differences to the first in each shuffle, [shuffles, k]; None without randomisation.
     """
     import numpy as np
 
@@ -129,16 +128,21 @@ def _corpus_scores(
     values = [float(combine(system_sums)) for system_sums in sums]
     resampled = [combine(system_sums) for system_sums in sampled]  # each [samples]
     scores = [CorpusScore(values[0], *_interval(resampled[0]))]
-    for system in range(1, len(table)):
+    for system, moved in enumerate(swaps, 1):
         gap, gaps = values[system] - values[0], resampled[system] - resampled[0]
         gaps = gaps[np.isfinite(gaps)]
         several = len(table[0].statistics) > 1  # one document has no spread, so nothing is known
-        drawn = _chance(gaps - gaps.mean(), gap) if len(gaps) and several else np.nan
-        swapped, moved = None, swaps[system]
-        if moved is not None:
-            total = sums[0] + sums[system]  # [k]
-            swapped = _chance(combine((total + moved) / 2) - combine((total - moved) / 2), gap)
-        scores.append(CorpusScore(values[system], *_interval(resampled[system]), gap, *_interval(gaps), drawn, swapped))
+        total = sums[0] + sums[system]  # [k]
+        swapped = None if moved is None else combine((total + moved) / 2) - combine((total - moved) / 2)
+        score = CorpusScore(
+            values[system],
+            *_interval(resampled[system]),
+            gap,
+            *_interval(gaps),
+            p_bootstrap=_chance(gaps - gaps.mean(), gap) if len(gaps) and several else np.nan,
+            p_randomisation=None if swapped is None else _chance(swapped, gap),
+        )
+        scores.append(score)
     return scores
 
 
@@ -190,11 +194,7 @@ def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> di
     """Difference of two systems' means over seeds, its 95% interval and p (Student's t).
 
     The test is paired if both systems have the same seeds, otherwise Welch's. If scores do not vary over seeds, p is
-    NaN. If a system has one run, there is no test, and all but the difference are NaN.
-
-    Args:
-        values: seed → score.
-        first: seed → score of the system to compare with.
+    NaN. If a system has one run, there is no test, and all but the difference are NaN. Both are seed → score.
     """
     from scipy.stats import ttest_ind, ttest_rel
 
@@ -209,26 +209,20 @@ def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> di
         test = ttest_rel([values[seed] for seed in first], list(first.values()))
     else:
         test = ttest_ind(list(values.values()), list(first.values()), equal_var=False)
-    interval = test.confidence_interval(0.95)
-    low, high, chance = float(interval.low), float(interval.high), float(test.pvalue)
-    return {"difference": difference, "low": low, "high": high, "p": chance}
+    low, high = map(float, test.confidence_interval(0.95))
+    return {"difference": difference, "low": low, "high": high, "p": float(test.pvalue)}
 
 
 def smallest_difference(spread: float, pairs: int, *, level: float = 0.05, power: float = 0.8) -> float:
-    """The smallest true difference that a paired t-test of this many pairs would find with this probability.
+    """The smallest true difference that a two-sided paired t-test of this many pairs finds with this probability.
 
-    With a true difference d the statistic has a noncentral t distribution, (Z + d √pairs / spread) / S, where Z is
-    normal and S² is chi-square divided by its degrees of freedom. It must be beyond the critical value of the level, on
-    either side. S is averaged over 10,000 quantiles. NaN for fewer than two pairs, or if they do not vary.
+    ``spread`` is the standard deviation of the differences. With a true difference d the statistic has a noncentral t
+    distribution, (Z + d √pairs / spread) / S, where Z is normal and S² is chi-square divided by its degrees of freedom.
+    It must be beyond the critical value of the level, on either side. S is averaged over 10,000 quantiles. NaN for
+    fewer than two pairs, or if they do not vary.
 
     >>> round(smallest_difference(1.0, 5), 2), round(smallest_difference(1.0, 50), 2)
     (1.68, 0.4)
-
-    Args:
-        spread: standard deviation of the differences.
-        pairs: how many there are.
-        level: of the test, two-sided.
-        power: the probability to find it.
     """
     import numpy as np
     from scipy.optimize import brentq
@@ -264,34 +258,39 @@ def _zero_unknown(table: Sequence[Pooled]) -> list[Pooled]:
     return [Pooled(np.where(known[:, None], pooled.statistics, 0.0), pooled.combine) for pooled in table]
 
 
-def _bootstrap_sums(statistics: Numbers, samples: int, seed: int) -> Numbers:
-    """Sums over documents drawn with replacement, [samples, columns]."""
+def _weighted_sums(parts: Sequence[Numbers], blocks: Iterator[Numbers]) -> Iterator[Numbers]:
+    """Sums of each part over documents, [draws, columns], from blocks of the documents' weights in each draw."""
     import numpy as np
 
-    rng, count = np.random.default_rng(seed), len(statistics)
-    sums = []
+    statistics = np.concatenate(parts, axis=1)  # [N, columns]
+    sums = np.concatenate([weights @ statistics for weights in blocks])
+    return iter(np.split(sums, np.cumsum([part.shape[1] for part in parts])[:-1], axis=1))
+
+
+def _bootstrap_counts(samples: int, count: int, seed: int) -> Iterator[Numbers]:
+    """How often each document is drawn, with replacement: [rows, N]."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
     for rows in _blocks(samples, count):
         times = np.empty((len(rows), count))
         for row in times:  # [N]
             row[:] = np.bincount(rng.integers(0, count, count), minlength=count)
-        sums.append(times @ statistics)
-    return np.concatenate(sums)
+        yield times
 
 
-def _randomised_sums(gaps: Numbers, shuffles: int, seed: int) -> Numbers:
-    """Sums of differences with random signs, [shuffles, columns]."""
+def _random_signs(shuffles: int, count: int, seed: int) -> Iterator[Numbers]:
+    """A random sign for each document: [rows, N]."""
     import numpy as np
 
-    rng, count = np.random.default_rng(seed), len(gaps)
-    sums = []
+    rng = np.random.default_rng(seed)
     for start in range(0, shuffles, _CHUNK):  # what is drawn at once decides the numbers, so a chunk is drawn whole
         drawn = rng.integers(0, 256, (min(_CHUNK, shuffles - start), -(-count // 8)), dtype=np.uint8)
         for rows in _blocks(len(drawn), count):
             signs = np.unpackbits(drawn[rows.start : rows.stop], axis=1)[:, :count].astype(np.float64)  # [rows, N]
             signs *= 2
             signs -= 1
-            sums.append(signs @ gaps)  # [rows, columns]
-    return np.concatenate(sums)
+            yield signs
 
 
 def _blocks(rows: int, count: int) -> list[range]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ngramloss.metrics.registry import Score
 from ngramloss.output import escape, tabular
@@ -14,7 +15,7 @@ from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, is_n
 from ngramloss.scoring import provenance
 from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
-from ngramloss.scoring.significance import CorpusScore
+from ngramloss.scoring.significance import CorpusScore, in_words
 from ngramloss.storage.files import write_whole
 
 
@@ -70,23 +71,16 @@ def table(result: Result) -> Table:
     """A row for each system, or for each group if there are groups, and a column for each score."""
     if result.groups:
         return _seed_table(result, corner="group")
-    described = result.described
-    rows = [
-        Row(
-            name,
-            name,
-            [cell(scores[index], described[score]) for score, scores in result.scores.items()],
-            _kind(result, index),
-        )
-        for index, name in enumerate(result.names)
-    ]
+    described, rows = result.described, []
+    for index, (name, run) in enumerate(zip(result.names, result.runs, strict=True)):
+        cells = [cell(scores[index], described[score]) for score, scores in result.scores.items()]
+        rows.append(Row(name, name, cells, "baseline" if run and run.is_baseline else "system"))
     return Table(heads(result), rows, corner="system", intervals=True)
 
 
 def heads(result: Result) -> list[Head]:
     """A head for each score, by its name."""
-    described = result.described
-    return [Head(score, lower=described[score].better == "lower") for score in result.scores]
+    return [Head(name, lower=described.better == "lower") for name, described in result.described.items()]
 
 
 def cell(value: CorpusScore, score: Score) -> Cell:
@@ -99,8 +93,8 @@ def cell(value: CorpusScore, score: Score) -> Cell:
         title.append(f"95% interval {value.low:.{digits}f} to {value.high:.{digits}f}")
     if is_number(value.difference):
         difference = signed(value.difference, digits)
-        tests = {"bootstrap": value.p_bootstrap, "randomisation": value.p_randomisation, "Holm": value.p_holm}
         title.append(f"against the first {difference}")
+        tests = {**value.chances, "Holm": value.p_holm}
         title += [f"p {chance(p)} ({name})" for name, p in tests.items() if is_number(p)]
     interval = tabular.half_width(value.low, value.high, digits)
     return Cell(
@@ -113,13 +107,10 @@ def seed_cell(seeds: Seeds, name: str, score: Score) -> Cell:
     digits, spread, test = score.decimals, seeds.spread[name], seeds.against_first.get(name, {})
     if not is_number(spread["mean"]):
         return Cell("–")
-    title = []
-    if is_number(spread["low"]) and is_number(spread["high"]):
-        title.append(f"from {spread['low']:.{digits}f} to {spread['high']:.{digits}f}")
+    title = [f"from {fixed(spread['low'], digits)} to {fixed(spread['high'], digits)}"] * is_number(spread["low"])
     if is_number(test.get("low")):
         title.append(f"difference from {signed(test['low'], digits)} to {signed(test['high'], digits)}")
-    if is_number(test.get("p")):
-        title.append(f"p {chance(test['p'])}")
+    title += [f"p {p}"] if (p := chance(test.get("p"))) else []
     return Cell(
         fixed(spread["mean"], digits),
         spread["mean"],
@@ -140,8 +131,7 @@ def as_text(result: Result) -> str:
     lines += _seed_legend(result) if result.groups else [over]
     if len(result.names) > 1 and not result.groups:
         several = f", corrected (Holm) for the {len(result.names) - 1} comparisons" if len(result.names) > 2 else ""
-        swapped = any(scores[1].p_randomisation is not None for scores in result.scores.values())
-        tests = "the paired bootstrap and in the paired randomisation" if swapped else "the paired bootstrap alone"
+        tests = in_words(chain.from_iterable(result.scores.values()))
         lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in {tests}{several}.", *verdicts(result)]
     if _lower(result):
         lines += ["↓: lower is better."]
@@ -169,40 +159,34 @@ def _written(result: Result) -> list[str]:
 
 
 def _lower(result: Result) -> list[str]:
-    described = result.described
-    return [name for name in result.scores if described[name].better == "lower"]
+    return [name for name, described in result.described.items() if described.better == "lower"]
 
 
 def _against(score: CorpusScore) -> dict[str, Any]:
-    names = ("p_bootstrap", "p_randomisation", "p_holm")
     return {
         "difference": number(score.difference),
         "interval": [number(score.difference_low), number(score.difference_high)],
-        **{name: number(getattr(score, name)) for name in names},
+        **{f"p_{name}": number(p) for name, p in score.chances.items()},
+        "p_holm": number(score.p_holm),
     }
 
 
 def _seeds(seeds: Seeds) -> dict[str, Any]:
-    def plain(scores: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-        return {name: {key: number(value) for key, value in values.items()} for name, values in scores.items()}
-
-    return {
-        "label": seeds.label,
-        "runs": seeds.names,
-        "scores": plain(seeds.spread),
-        "test": seeds.test or None,
-        "against_first": plain(seeds.against_first),
-    }
+    scores, against = (
+        {name: {key: number(value) for key, value in values.items()} for name, values in by_score.items()}
+        for by_score in (seeds.spread, seeds.against_first)
+    )
+    known = {"label": seeds.label, "runs": seeds.names, "scores": scores}
+    return {**known, "test": seeds.test or None, "against_first": against}
 
 
 def _seed_legend(result: Result) -> list[str]:
     """What the rows over seeds show, and what is tested."""
     first, *others = result.seeds
-    lines = ["± standard deviation over seeds" + ("." if not others else "; ")]
-    if others:
-        lines[0] += f"in brackets the difference to {first.label} and, where it is tested, its 95% interval."
-    lines += [f"* and **: {sentence}." for sentence in [seed_tests(result.seeds)] if sentence]
-    return [*lines, *seed_verdicts(result), *untested(result.seeds)]
+    brackets = f"; in brackets the difference to {first.label} and, where it is tested, its 95% interval."
+    lines = ["± standard deviation over seeds" + (brackets if others else ".")]
+    tests = seed_tests(result.seeds)
+    return [*lines, *[f"* and **: {tests}."] * bool(tests), *seed_verdicts(result), *untested(result.seeds)]
 
 
 def seed_tests(rows: Sequence[Seeds]) -> str:
@@ -273,15 +257,9 @@ def _seed_table(result: Result, *, corner: str) -> Table:
             shown = seed_cell(seeds, name, described[name])
             if name in seeds.against_first and shown.value is not None:
                 test = seeds.against_first[name]
-                difference, low, high = (
-                    signed(test[part], described[name].decimals) for part in ("difference", "low", "high")
-                )
-                shown = replace(shown, note=f"{difference}, {low} to {high}" if is_number(test["low"]) else difference)
+                ends = [signed(test[part], described[name].decimals) for part in ("low", "high")]
+                interval = f", {' to '.join(ends)}" if is_number(test["low"]) else ""
+                shown = replace(shown, note=signed(test["difference"], described[name].decimals) + interval)
             cells.append(shown)
         rows.append(Row(seeds.label, seeds.label, [Cell(str(runs), runs), *cells]))
     return Table([Head("runs", tested=False), *heads(result)], rows, corner=corner, intervals=True)
-
-
-def _kind(result: Result, system: int) -> Literal["baseline", "system"]:
-    run = result.runs[system]
-    return "baseline" if run is not None and run.is_baseline else "system"

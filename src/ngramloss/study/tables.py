@@ -270,8 +270,8 @@ def _over_documents(row: Comparison, rows: Sequence[Comparison], results: Result
         runs = [results[training, row.data.writing] for training in trainings]
         systems.append({row.data.primary: documents_of(row.data, runs)})
     test = significance.compare(systems, samples=SAMPLES, shuffles=SHUFFLES)[row.data.primary][1]
-    chances = [p for p in (test.p_bootstrap, test.p_randomisation) if p is not None]
-    return max(chances) if len(chances) == 2 else nan
+    chances = [nan if p is None else p for p in test.chances.values()]
+    return max(chances, key=lambda p: (isnan(p), p))
 
 
 # Tables
@@ -410,13 +410,13 @@ def _legend(family: int, study: Study) -> list[str]:
     if not family:
         return []
     rows = "confirmed rows" if study.screening else "rows"
+    tests = " and ".join(f"the paired {name}" for name in significance.TESTS)
     return [
         "± standard deviation over seeds. Difference, interval and p: Student's t, paired by seed, against "
         f"{study.baseline}.",
         f"p (Holm): corrected for {family} comparison{'s' * (family > 1)}, all {rows} of all sets; * and **: "
         "below 5% and 1%.",
-        "p documents (Holm): the larger p of the paired bootstrap and the paired randomisation over documents, all "
-        "seeds together, corrected likewise.",
+        f"p documents (Holm): the larger p of {tests} over documents, all seeds together, corrected likewise.",
         f"could show: the smallest true difference that a paired t-test at 5% / {family} finds with a probability of "
         f"{POWER:.0%}, if differences between seeds vary as they do here.",
     ]
