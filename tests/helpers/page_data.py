@@ -18,9 +18,9 @@ from ngramloss.report.record import (
     PaperRow,
     PaperTable,
     Report,
-    System,
+    ReportSystem,
     TeacherForced,
-    TrainingLog,
+    TrainingCurves,
 )
 from ngramloss.scoring.significance import CorpusScore
 
@@ -54,7 +54,7 @@ def sentence(rng):
 def system(name, label, rouge1, rougeL, wmd, words, against_first=(), **more):
     scores = {"rouge1": rouge1, "rougeL": rougeL, "rougeLsum": rougeL, "wmd": wmd, "words": words}
     tests = dict(against_first)
-    return System(
+    return ReportSystem(
         name,
         label,
         {score: CorpusScore(value, value - 0.5, value + 0.5, *tests.get(score, ())) for score, value in scores.items()},
@@ -185,7 +185,7 @@ def sample(count=60):
         absent={"summac": "needs the documents."},
         deviations=["bf16 instead of fp32"],
         paper=PaperTable("Table 2", [PaperRow("BART-base", NOTHING | {"rouge1": 41.63, "rougeL": 33.73}, 29.0, 1.0)]),
-        training=[TrainingLog("ce", curves(log(1))), TrainingLog("ce + matches(2)", curves(log(2)))],
+        training=[TrainingCurves("ce", curves(log(1))), TrainingCurves("ce + matches(2)", curves(log(2)))],
         ablations=[
             Ablation(
                 "N-gram matches",
@@ -220,7 +220,9 @@ def hostile():
         for place, one in enumerate(report.systems)
     ]
     logs = [
-        TrainingLog(HOSTILE[1], {**run.curves, "matches(</script>)": [(step, 1.0) for step, _ in run.curves["loss"]]})
+        TrainingCurves(
+            HOSTILE[1], {**run.curves, "matches(</script>)": [(step, 1.0) for step, _ in run.curves["loss"]]}
+        )
         for run in report.training
     ]
     rows = [replace(row, label="$\\frac$ {" + HOSTILE[1] + "\x00") for row in report.ablations[0].rows]

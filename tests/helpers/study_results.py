@@ -13,7 +13,7 @@ from ngramloss.cli import main
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import plan, run, stages, tables
 from ngramloss.study.plan import TEST, Training
-from ngramloss.study.results import Result
+from ngramloss.study.results import WritingResult
 
 STUDY = """
 title = "Is it the n-grams?"
@@ -162,7 +162,7 @@ def made(study, scores, *, documents=None):
             for seed, score in seeds.items():
                 training = Training(name, objective, ("train.learning_rate=0.001",), seed, TEST)
                 for writing in study.writings:
-                    result = Result(training, writing, {}, failed="" if score is not None else "no memory")
+                    result = WritingResult(training, writing, {}, failed="" if score is not None else "no memory")
                     if score is not None:
                         each = [score + step for step in (-2.0, 2.0, -1.0, 1.0)] if documents is None else documents
                         each = [[1] * 10] * 4 if data.primary == "bleu" else each

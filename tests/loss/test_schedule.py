@@ -147,9 +147,9 @@ def test_recipes_take_schedules_and_name_runs_after_them():
 def test_the_page_draws_the_weights_of_scheduled_terms():
     from ngramloss.report.build import curves
     from ngramloss.report.charts import _subjects
-    from ngramloss.report.record import TrainingLog
+    from ngramloss.report.record import TrainingCurves
 
-    log = TrainingLog(
+    log = TrainingCurves(
         "a",
         curves(
             [

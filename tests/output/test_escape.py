@@ -18,7 +18,7 @@ from ngramloss.data import newswire
 from ngramloss.metrics.registry import Score
 from ngramloss.output import escape
 from ngramloss.report import tables as page_tables
-from ngramloss.report.record import PaperRow, PaperTable, Report, System
+from ngramloss.report.record import PaperRow, PaperTable, Report, ReportSystem
 from ngramloss.scoring import results, systems
 from ngramloss.scoring import tables as score_tables
 from ngramloss.scoring.significance import CorpusScore
@@ -284,7 +284,10 @@ def page_of(label):
     values = {"rouge1": CorpusScore(40.0, 39.0, 41.0)}
     return Report(
         scores={"rouge1": Score("R-1")},
-        systems=[System(label, label, values), System("other", "other", {"rouge1": CorpusScore(-1.5, -2.0, -1.0)})],
+        systems=[
+            ReportSystem(label, label, values),
+            ReportSystem("other", "other", {"rouge1": CorpusScore(-1.5, -2.0, -1.0)}),
+        ],
         paper=PaperTable("", [PaperRow(label, {"rouge1": 40.0})]),
     )
 

@@ -24,7 +24,7 @@ from ngramloss.data import newswire
 from ngramloss.metrics.registry import Score
 from ngramloss.report import blocks, charts, drawing, forest, page, tables
 from ngramloss.report.build import curves, flat
-from ngramloss.report.record import Ablation, AblationRow, Report, TrainingLog
+from ngramloss.report.record import Ablation, AblationRow, Report, TrainingCurves
 from ngramloss.scoring.results import Seeds
 from ngramloss.scoring.significance import CorpusScore
 from ngramloss.training.run import run_of
@@ -367,7 +367,7 @@ def test_a_score_of_generated_texts_has_a_curve_and_its_seconds_have_none():
     rows = [
         {"step": step, "eval_loss": 3.0, "eval_bleu": float(step), "eval_generation_runtime": 9.0} for step in (10, 20)
     ]
-    panels = {panel.title: panel for panel in charts.draw_training([TrainingLog("a", curves(rows))])}
+    panels = {panel.title: panel for panel in charts.draw_training([TrainingCurves("a", curves(rows))])}
     assert list(panels) == ["joint loss", "bleu"]
     assert [(one.part, one.x, one.y) for one in panels["bleu"].series] == [("validation", [10, 20], [10, 20])]
 
@@ -384,7 +384,7 @@ def test_drawings_take_their_colours_from_the_page_and_share_no_name():
 
 
 def test_a_long_log_is_thinned_and_keeps_its_ends():
-    (panel, *_) = charts.draw_training([TrainingLog("a", curves(log(0, steps=10_001 * 10)))])
+    (panel, *_) = charts.draw_training([TrainingCurves("a", curves(log(0, steps=10_001 * 10)))])
     solid = panel.series[0]
     assert len(solid.x) <= charts.POINTS + 1
     assert (solid.x[0], solid.x[-1]) == (10, 100_010)
@@ -392,7 +392,7 @@ def test_a_long_log_is_thinned_and_keeps_its_ends():
 
 def test_rows_without_numbers_are_not_drawn():
     rows = [{"step": 1, "loss": None}, {"step": 2, "loss": math.nan}, {"step": 3, "loss": 2.5}, {"loss": 1.0}]
-    (panel,) = charts.draw_training([TrainingLog("a", curves(rows))])
+    (panel,) = charts.draw_training([TrainingCurves("a", curves(rows))])
     assert [(one.x, one.y) for one in panel.series] == [([3], [2.5])]
 
 
@@ -749,9 +749,9 @@ def seeded(count=6):
         paper=None,
         seed_notes=["* and **: the mean over seeds differs."],
         training=[
-            TrainingLog("ce (seed 1)", curves(log(1)), "ce", "ce"),
-            TrainingLog("ce (seed 2)", curves(log(2)), "ce", "ce"),
-            TrainingLog("ours", curves(log(3)), "", "ce + matches(2)"),
+            TrainingCurves("ce (seed 1)", curves(log(1)), "ce", "ce"),
+            TrainingCurves("ce (seed 2)", curves(log(2)), "ce", "ce"),
+            TrainingCurves("ours", curves(log(3)), "", "ce + matches(2)"),
         ],
         cases=replace(report.cases, texts=texts, scores=scores),
     )
@@ -899,8 +899,8 @@ def test_trainings_of_a_group_are_drawn_as_their_mean_and_a_band():
     assert both.high == [max(first[step], second[step]) for step in first]
     assert (single.run, single.low, single.high) == (1, [], [])
     longer = (
-        TrainingLog("x", {"loss": [(1, 1.0), (2, 2.0)]}, "g"),
-        TrainingLog("y", {"loss": [(2, 4.0), (3, 1.0)]}, "g"),
+        TrainingCurves("x", {"loss": [(1, 1.0), (2, 2.0)]}, "g"),
+        TrainingCurves("y", {"loss": [(2, 4.0), (3, 1.0)]}, "g"),
     )
     (panel,) = charts.draw_training(longer)
     assert [(one.x, one.y) for one in panel.series] == [([2], [3.0])], "only steps that all have"
@@ -917,7 +917,7 @@ def test_joint_losses_of_different_objectives_have_panels_of_their_own():
 @pytest.mark.parametrize("top", [0.37, 3e-5, 1234.0, 7.7])
 def test_ticks_are_round_and_written_in_full(top):
     rows = [{"step": step, "loss": top * step / 700} for step in range(7, 701, 7)]
-    (panel,) = charts.draw_training([TrainingLog("a", curves(rows))])
+    (panel,) = charts.draw_training([TrainingCurves("a", curves(rows))])
     ticks = re.findall(r"<text[^>]*>([^<]+)</text>", panel.svg)
     assert len(ticks) >= 4
     assert ("1e−05" in ticks) == (top == 3e-5), "no tick is a multiple of what stands elsewhere"

@@ -20,7 +20,7 @@ from ngramloss.metrics.shape import shape
 from ngramloss.output.tabular import Cell
 from ngramloss.report import page, tables
 from ngramloss.report.build import build_record
-from ngramloss.report.record import PaperRow, TeacherForced, TrainingLog
+from ngramloss.report.record import PaperRow, TeacherForced, TrainingCurves
 from ngramloss.scoring import paper, results, systems
 
 
@@ -48,7 +48,7 @@ def test_the_record_has_everything(tmp_path):
     assert system.forced == {"b": TeacherForced(["x"], ["y"], [0.5], [0.1])}
     assert system.objective == "ce + matches(2)"
     assert found.training == [
-        TrainingLog("ce + matches(2)", {"ce": [(1, 2.0)], "docs_per_second": [(1, 8.0)]}, "", "ce + matches(2)")
+        TrainingCurves("ce + matches(2)", {"ce": [(1, 2.0)], "docs_per_second": [(1, 8.0)]}, "", "ce + matches(2)")
     ]
     assert found.cases.ids == ["a", "b", "c"]
     assert found.cases.references == [[text] for text in REFERENCES.values()]

@@ -37,7 +37,7 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import page, plan, run, stages, tables
 from ngramloss.study import results as own_results
 from ngramloss.study.plan import TEST, VALIDATION, Training
-from ngramloss.study.results import Result, ResultFolder, _raise_unless_alike, score_texts
+from ngramloss.study.results import ResultFolder, WritingResult, _raise_unless_alike, score_texts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -401,7 +401,7 @@ def test_a_failure_with_other_settings_says_nothing(path):
     study = plan.read(path)
     folder = ResultFolder(Path("mine"), study)
     training = Training("news", "ce", study.sets[0].grid[0], 1, VALIDATION)
-    failure = Result(training, "beam2", study.facts(training, "beam2"), failed="no memory")
+    failure = WritingResult(training, "beam2", study.facts(training, "beam2"), failed="no memory")
     folder.write(failure)
     assert [*folder.read()] == [(training, "beam2")]
     now = plan.read(changed(path, ("train.max_steps=3", "train.max_steps=4")))
@@ -451,7 +451,7 @@ def test_of_settings_with_equal_scores_the_first_is_taken(path):
         for setting in data.grid
     ]
     results = {
-        (training, writing): Result(training, writing, {}, scores={data.primary: 20.0})
+        (training, writing): WritingResult(training, writing, {}, scores={data.primary: 20.0})
         for training in tried
         for writing in study.writings
     }
@@ -946,7 +946,7 @@ def test_the_results_of_a_stranger_write_nothing_outside_of_the_results(path, in
     with pytest.raises(
         UserError, match=r"ce-seed1\.x/.*evil\.beam2\.json' is not the name of a file or folder in mine"
     ):
-        ResultFolder(Path("mine"), plan.read(path)).write(Result(evil, "beam2", {}))
+        ResultFolder(Path("mine"), plan.read(path)).write(WritingResult(evil, "beam2", {}))
     assert not list(Path("outside").iterdir())
     file.unlink()
     file.symlink_to(Path("mine.toml").resolve())
@@ -982,7 +982,7 @@ def test_rows_differ_in_what_their_own_settings_choose_and_in_nothing_else():
         results = {}
         for row, facts, made_of in (("ce", {}, {}), ("other", own, changes)):
             base = {"train data": "t", "train tokens": "k", "model: weights": "w", "model: config.json": "c"}
-            result = Result(Training("news", row, (), 11, TEST), "beam2", facts, made_of=base | made_of)
+            result = WritingResult(Training("news", row, (), 11, TEST), "beam2", facts, made_of=base | made_of)
             results[result.key] = result
         try:
             _raise_unless_alike(results, {})
@@ -1005,7 +1005,7 @@ def test_rows_of_a_system_have_the_same_data_with_every_seed_but_models_of_their
             (12, {"train data": "t", "model: weights": "w"} | changes),
         ]
         facts = {"system.row": "simcls", **facts}
-        made = [Result(Training("news", "simcls", (), seed, TEST), "b", facts, made_of=of) for seed, of in pairs]
+        made = [WritingResult(Training("news", "simcls", (), seed, TEST), "b", facts, made_of=of) for seed, of in pairs]
         return {result.key: result for result in made}
 
     _raise_unless_alike(results({"model: weights": "v"}, **{"made.ce": {}}), {})
@@ -1017,8 +1017,8 @@ def test_rows_of_a_system_have_the_same_data_with_every_seed_but_models_of_their
 def test_results_of_an_earlier_version_are_compared_with_those_of_this_one():
     training = Training("news", "ce", (), 11, TEST)
     made = [
-        Result(training, "a", {}, made_of={"train": "t", "base": ""}),
-        Result(training, "b", {}, made_of={"train data": "u"}),
+        WritingResult(training, "a", {}, made_of={"train": "t", "base": ""}),
+        WritingResult(training, "b", {}, made_of={"train data": "u"}),
     ]
     with pytest.raises(UserError, match="train data: t → u"):
         _raise_unless_alike({result.key: result for result in made}, {})
@@ -1084,7 +1084,7 @@ def test_rows_may_have_different_candidates_but_not_those_of_one_folder_before_a
     ):
         training = Training("news", f"{term}, {folder}", (), seed, TEST)
         facts = {"data.candidates": folder, "objective": training.objective}
-        results[training, "beam2"] = Result(training, "beam2", facts, made_of={"train": "t", "candidates": key})
+        results[training, "beam2"] = WritingResult(training, "beam2", facts, made_of={"train": "t", "candidates": key})
     _raise_unless_alike(results, {})
     again = next(reversed(results))
     results[again] = replace(results[again], made_of={"train": "t", "candidates": "c"})
@@ -1432,12 +1432,12 @@ def test_lower_scores_are_better_where_the_score_says_so(path):
         for seed in study.screening:
             training = Training("news", row, ("train.learning_rate=0.001",), seed, VALIDATION)
             for writing in study.writings:
-                results[training, writing] = Result(training, writing, {}, scores={"wmd": score})
+                results[training, writing] = WritingResult(training, writing, {}, scores={"wmd": score})
     for row in study.tuning.objectives:
         for rate, score in ((0.001, 2.0), (0.002, 3.0)):
             training = Training("news", row, (f"train.learning_rate={rate}",), 1, VALIDATION)
             for writing in study.writings:
-                results[training, writing] = Result(
+                results[training, writing] = WritingResult(
                     training, writing, {}, scores={"wmd": score if row == "ce" else 2 * rate}
                 )
     chosen = stages.stages(study, data, results)

@@ -26,7 +26,7 @@ from ngramloss.cli import main
 from ngramloss.report import forest
 from ngramloss.study import page, plan, stages, tables
 from ngramloss.study.plan import TEST, VALIDATION, Training
-from ngramloss.study.results import Result
+from ngramloss.study.results import WritingResult
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -75,7 +75,7 @@ def screened(study, scores):
                 training = Training("news", row, setting, seed, VALIDATION)
                 for writing in study.writings:
                     value = score if setting == SETTING else score - 1
-                    results[training, writing] = Result(training, writing, {}, scores={"rouge2": value}, count=8)
+                    results[training, writing] = WritingResult(training, writing, {}, scores={"rouge2": value}, count=8)
     return results
 
 
@@ -371,7 +371,7 @@ def test_hostile_text_stays_text(path, tmp_path, visit):
         study = plan.read(path)
         every = stages_of(study, SCORES)
         results = {
-            key: result if not result.failed else Result(result.training, result.writing, {}, failed=HOSTILE[1])
+            key: result if not result.failed else WritingResult(result.training, result.writing, {}, failed=HOSTILE[1])
             for key, result in made(study, SCORES).items()
         }
         sets = tables.set_tables(study, every, results)

@@ -86,7 +86,7 @@ def test_an_option_of_a_system_may_name_a_run(tmp_path, monkeypatch):
     entry = System("x", ("bertsum-ext", "bertsum-ext-demo"), first={"system.layers": "{bertsum_ext}"})
     monkeypatch.setitem(SYSTEMS._added, "mine", entry)
     row = rows.SystemRow(recipe.load("bertsum-ext-demo"), entry.first, tmp_path, True)
-    assert row.made == [rows.Made("bertsum_ext")]
+    assert row.made == [rows.Needed("bertsum_ext")]
     (setting,) = row.settings(lambda made: Path("runs") / made.row)
     assert setting.endswith(',min_words=0,layers=runs/bertsum_ext)"')
     assert rows.with_needed(["mine"]) == ["mine", "bertsum_ext"]

@@ -265,7 +265,7 @@ def generated(name, examples=EXAMPLES):
 @pytest.mark.parametrize("name", ["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf", "names_right"])
 def test_the_score_is_the_one_that_the_command_score_computes(name, tmp_path):
     found = generated(name)(TEXTS)
-    task = systems.Task([example.id for example in EXAMPLES], [[text] for text in REFERENCES], None)
+    task = systems.DocumentSet([example.id for example in EXAMPLES], [[text] for text in REFERENCES], None)
     scored = results.score_systems(
         systems.Aligned(task, ["a"], [TEXTS], [None], []), [chosen(name).metric], samples=1, shuffles=0
     )

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     results = folder.read()
     stages = running.stages_of_sets(study, folder, results)
     print_result(plan_text(study, stages, results, parallel=options.parallel) + "\n")
-    outcome = running.Outcome(finished=True)
+    outcome = running.StudyOutcome(finished=True)
     if not options.show:
         claim(folder.path, study)
         claim(runs, study)

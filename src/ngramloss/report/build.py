@@ -20,9 +20,9 @@ from ngramloss.output import escape
 from ngramloss.output.tabular import is_number
 from ngramloss.recipe import TASKS, WORDS
 from ngramloss.report import record
-from ngramloss.report.record import LENGTH, NOVELTY, Cases, Report, System, TeacherForced, TrainingLog
+from ngramloss.report.record import LENGTH, NOVELTY, Cases, Report, ReportSystem, TeacherForced, TrainingCurves
 from ngramloss.scoring import paper, provenance
-from ngramloss.scoring.provenance import Run
+from ngramloss.scoring.provenance import Provenance
 from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.significance import over_seeds
@@ -230,14 +230,14 @@ def _labels(result: Result) -> list[str]:
     return labels
 
 
-def _system(result: Result, index: int, label: str, group: str) -> System:
+def _system(result: Result, index: int, label: str, group: str) -> ReportSystem:
     name, run = result.names[index], result.runs[index]
     values = {name: scores[index] for name, scores in result.scores.items()}
     most = result.cut_off[index].most or None
     if run is None:
-        return System(name, label, values, group=group, most_tokens=most, audit=result.audit[index])
+        return ReportSystem(name, label, values, group=group, most_tokens=most, audit=result.audit[index])
     settings = {"written by": provenance.written_by(run), "recipe": run.recipe, "generation": run.generation}
-    return System(
+    return ReportSystem(
         name,
         label,
         values,
@@ -279,13 +279,13 @@ def _objectives(result: Result) -> dict[str, list[int]]:
     return systems
 
 
-def _training(result: Result, labels: Sequence[str], groups: Sequence[str]) -> list[TrainingLog]:
+def _training(result: Result, labels: Sequence[str], groups: Sequence[str]) -> list[TrainingCurves]:
     logs = []
     for label, group, run in zip(labels, groups, result.runs, strict=True):
         rows = provenance.log(run.folder) if run and run.own else []
         if run and rows:
             objective = run.label if run.recipe else ""
-            logs.append(TrainingLog(label, curves(rows), group, objective))
+            logs.append(TrainingCurves(label, curves(rows), group, objective))
     return logs
 
 
@@ -357,7 +357,7 @@ def _rounded(value: float, decimals: int) -> float | None:
     return None if plain is None else round(plain, decimals)
 
 
-def _forced(run: Run) -> dict[str, TeacherForced]:
+def _forced(run: Provenance) -> dict[str, TeacherForced]:
     path, names = RunFolder(run.folder).seen, TeacherForced.__annotations__
     again = f"Delete it, or make it again with: ngramloss generate {run.folder}"
     return {

@@ -12,7 +12,7 @@ from ngramloss.metrics.registry import Score
 from ngramloss.output.tabular import is_number, mark
 from ngramloss.report.drawing import COLOURS, MUTED, SETTINGS, colour, drawable, markup, new_figure, round_ticks
 from ngramloss.report.forest import Estimate, Forest, draw_forest
-from ngramloss.report.record import Ablation, Report, System, TrainingLog
+from ngramloss.report.record import Ablation, Report, ReportSystem, TrainingCurves
 from ngramloss.report.tables import quality_and_description
 from ngramloss.scoring.results import Seeds
 
@@ -112,7 +112,7 @@ def _mean(report: Report, group: Seeds, score: str) -> Estimate:
     )
 
 
-def _system(system: System, score: str, *, is_first: bool) -> Estimate:
+def _system(system: ReportSystem, score: str, *, is_first: bool) -> Estimate:
     """A system with its interval over documents, and the paired one of its difference to the first."""
     value = system.values[score]
     ends = (value.difference, value.difference_low, value.difference_high)
@@ -130,15 +130,15 @@ def _system(system: System, score: str, *, is_first: bool) -> Estimate:
     )
 
 
-def run_groups(logs: Sequence[TrainingLog]) -> list[tuple[str, list[TrainingLog]]]:
+def run_groups(logs: Sequence[TrainingCurves]) -> list[tuple[str, list[TrainingCurves]]]:
     """What is drawn in one colour: the trainings of a group, or one on its own."""
-    groups: dict[tuple[str, str], list[TrainingLog]] = {}
+    groups: dict[tuple[str, str], list[TrainingCurves]] = {}
     for index, log in enumerate(logs):
         groups.setdefault(("group", log.group) if log.group else (str(index), log.label), []).append(log)
     return [(label, members) for (_, label), members in groups.items()]
 
 
-def draw_training(logs: Sequence[TrainingLog], name: str = "t") -> list[Panel]:
+def draw_training(logs: Sequence[TrainingCurves], name: str = "t") -> list[Panel]:
     """Losses, their terms, matched n-grams, learning rate and speed over the steps, all runs in each.
 
     Joint losses of different objectives are different quantities, so each objective has a panel of its own, behind all
@@ -223,7 +223,7 @@ def _draw_gains(ax: Axes, gains: Mapping[bool, Sequence[tuple[float, int]]], tit
     ax.spines["left"].set_visible(False)
 
 
-def _subjects(logs: Sequence[TrainingLog]) -> Iterator[tuple[str, dict[str, str]]]:
+def _subjects(logs: Sequence[TrainingCurves]) -> Iterator[tuple[str, dict[str, str]]]:
     """What is drawn: a title, and the curves' names with what they are called. The second name is dashed."""
     names = list(dict.fromkeys(name for log in logs for name in log.curves))
     judged = [name.removeprefix("eval_") for name in names if name.startswith("eval_")]
@@ -245,7 +245,7 @@ def _is_term(name: str) -> bool:
     return bool(_TERM.fullmatch(name)) or name.partition(":")[0] in OBJECTIVES
 
 
-def _series(run: int, logs: Sequence[TrainingLog], parts: Mapping[str, str]) -> Iterator[Series]:
+def _series(run: int, logs: Sequence[TrainingCurves], parts: Mapping[str, str]) -> Iterator[Series]:
     for index, (name, part) in enumerate(parts.items()):
         runs = [dict(log.curves[name]) for log in logs if name in log.curves]
         steps = [step for step in runs[0] if all(step in values for values in runs)] if runs else []

@@ -14,7 +14,7 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.registry import Score
 from ngramloss.recipe import WORDS
 from ngramloss.report import blocks, charts, drawing, tables
-from ngramloss.report.record import Cases, Report, System
+from ngramloss.report.record import Cases, Report, ReportSystem
 from ngramloss.scoring.significance import TESTS, in_words
 from ngramloss.storage.files import write_whole
 
@@ -159,7 +159,7 @@ def _undrawn(report: Report, drawings: charts.Drawings) -> bool:
     return any(system.is_baseline and not {system.label, system.group} & drawn for system in report.systems)
 
 
-def _data(systems: Sequence[System]) -> list[tuple[str, tuple[str, ...]]]:
+def _data(systems: Sequence[ReportSystem]) -> list[tuple[str, tuple[str, ...]]]:
     """Labels of systems → what their trainings used of their data; systems that used the same are together."""
     labels: dict[tuple[str, ...], list[str]] = {}
     for system in systems:
@@ -223,7 +223,7 @@ def _case_scores(cases: Cases) -> list[tuple[str, Score, Sequence[Sequence[float
     return [*scores, ("reference words", Score("words of the reference", better="neither"), [cases.reference_words])]
 
 
-def _pair(systems: Sequence[System]) -> list[int]:
+def _pair(systems: Sequence[ReportSystem]) -> list[int]:
     """The two systems that are compared at first: the first that are not baselines, of two groups if possible."""
     order = sorted(range(len(systems)), key=lambda index: systems[index].is_baseline)
     kinds = [system.group or system.objective or system.name for system in systems]

@@ -30,7 +30,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?=$|[_-])")
 
 
-class Score(NamedTuple):
+class PublishedScore(NamedTuple):
     """A score of a run's own texts, with its interval."""
 
     metric: str
@@ -44,8 +44,8 @@ class Score(NamedTuple):
 class Evaluation(NamedTuple):
     """What wrote a run's own texts, and all their scores."""
 
-    run: provenance.Run
-    scores: list[Score]
+    run: provenance.Provenance
+    scores: list[PublishedScore]
 
 
 def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> str:
@@ -174,7 +174,7 @@ def _evaluation(run: RunFolder) -> Evaluation | None:
         scores = []
         for metric, keyed in own.items():
             signature = keyed.scores.signature + (f"|ngramloss:{keyed.version}" if keyed.version else "")
-            scores += [Score(metric, signature, name, *saved.corpus[name]) for name in keyed.scores.values]
+            scores += [PublishedScore(metric, signature, name, *saved.corpus[name]) for name in keyed.scores.values]
         if scores:
             return Evaluation(provenance.run(run.path), scores)
         reason = saved.damage or f"the texts have no scores yet: ngramloss score {run.path}"

@@ -25,7 +25,7 @@ class TeacherForced:
 
 
 @dataclass(frozen=True)
-class System:
+class ReportSystem:
     """One system. The first of a report is what the others are compared with."""
 
     name: str
@@ -62,7 +62,7 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
-class TrainingLog:
+class TrainingCurves:
     """What one training logged: name → (step, value) in the order of the steps."""
 
     label: str
@@ -109,7 +109,7 @@ class Cases:
     reference_words: Sequence[int]  # Words of the first reference
     documents: Sequence[str | None] | None = None
     cut_off: Sequence[Sequence[int]] | None = None
-    """For each system, the indices of cases whose text has ``System.most_tokens``; None where that is not known."""
+    """For each system, the indices of cases whose text has ``most_tokens``; None where that is not known."""
 
     @property
     def empty(self) -> list[list[int]]:
@@ -127,7 +127,7 @@ class Report:
     made: str = ""  # The date
     task: str = TASKS[0]  # What the texts are, such as summaries; the page calls them by its words
     scores: Mapping[str, Score] = field(default_factory=dict)  # In the order of the columns
-    systems: Sequence[System] = ()
+    systems: Sequence[ReportSystem] = ()
     seeds: Sequence[Seeds] = ()
     """A row for each system, which is its ``group``, if some have several runs; otherwise empty."""
     seed_notes: Sequence[str] = ()  # What the tests over seeds compare, and which systems have none
@@ -138,7 +138,7 @@ class Report:
     """Metric → sentences about texts that its options do not read well."""
     deviations: Sequence[str] = ()  # Where this departs from the paper
     paper: PaperTable | None = None
-    training: Sequence[TrainingLog] = ()
+    training: Sequence[TrainingCurves] = ()
     ablations: Sequence[Ablation] = ()
     cases: Cases | None = None
 
@@ -155,7 +155,7 @@ class Report:
                     raise ValueError(f"{system.name!r} has texts that are cut off and no most_tokens.")
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
-        rows: list[System | PaperRow] = [*self.systems, *(self.paper.rows if self.paper else ())]
+        rows: list[ReportSystem | PaperRow] = [*self.systems, *(self.paper.rows if self.paper else ())]
         yield from ((row.label, row.values) for row in rows)
         yield from ((row.label, row.spread) for row in self.seeds)
         for row in (row for part in self.ablations for row in part.rows):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ngramloss.metrics.registry import Score
 from ngramloss.output import tabular
 from ngramloss.output.tabular import Cell, Head, Parts, Row, Table, chance, fixed, is_number, signed
-from ngramloss.report.record import Ablation, PaperRow, Report, System
+from ngramloss.report.record import Ablation, PaperRow, Report, ReportSystem
 from ngramloss.scoring.tables import cell, seed_cell
 
 _SPEED = Head(
@@ -196,7 +196,7 @@ def _head(name: str, score: Score) -> Head:
     return Head(name, score.label, score.better == "lower", help=score.help)
 
 
-def _row(system: System, scores: Mapping[str, Score]) -> Row:
+def _row(system: ReportSystem, scores: Mapping[str, Score]) -> Row:
     """The scores of a system, and last its speed."""
     cells = [cell(system.values[name], score) for name, score in scores.items()]
     cells.append(_speed_cell(system.docs_per_second, None))

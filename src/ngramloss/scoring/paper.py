@@ -7,7 +7,7 @@ from typing import NamedTuple
 SCORES = ("rouge1", "rouge2", "rougeL", "bertscore", "wmd", "factcc", "summac_conv")
 
 
-class Row(NamedTuple):
+class PrintedRow(NamedTuple):
     """A system of Table 2; ``objective`` is empty if it uses none of ours. None stands for a dash.
 
     ``system`` is the name in ``ngramloss list systems`` of one that the paper compares with.
@@ -33,14 +33,14 @@ _OURS = {
 """The last rows of Table 2 → their objectives."""
 
 
-def _others(label: str, *scores: float, system: str = "") -> Row:
-    return Row(label, "", (*scores, *[None] * (len(SCORES) - len(scores))), system=system)
+def _others(label: str, *scores: float, system: str = "") -> PrintedRow:
+    return PrintedRow(label, "", (*scores, *[None] * (len(SCORES) - len(scores))), system=system)
 
 
-def _ours(*printed: tuple[float, ...]) -> list[Row]:
+def _ours(*printed: tuple[float, ...]) -> list[PrintedRow]:
     """The rows of our objectives. Printed of each are its scores, its speed and the ratio to that of cross-entropy."""
     rows = zip(_OURS.items(), printed, strict=True)
-    return [Row(label, objective, values[:-2], values[-2], values[-1]) for (label, objective), values in rows]
+    return [PrintedRow(label, objective, values[:-2], values[-2], values[-1]) for (label, objective), values in rows]
 
 
 TABLE2 = {

@@ -27,7 +27,7 @@ SHOWN = 3  # Systems that a difference names, at most
 LONGEST = 40  # Characters of a prompt in a signature
 
 
-class Run(NamedTuple):
+class Provenance(NamedTuple):
     """What is known about the system in a folder. Fields that another tool did not write are empty.
 
     Attributes:
@@ -59,7 +59,7 @@ class Run(NamedTuple):
         return _section(self.generation, "generation")
 
 
-def run(folder: Path) -> Run:
+def run(folder: Path) -> Provenance:
     """Read a folder's settings."""
     about = RunFolder(folder)
     recipe = _toml(about.recipe)  # first: a new training deletes the predictions before it writes its recipe
@@ -80,7 +80,7 @@ def run(folder: Path) -> Run:
     }
     setup = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""  # default=str for TOML's dates
     name = escape.name(str(label))
-    return Run(folder, name, seed if isinstance(seed, int) else None, setup, recipe, generation, own)
+    return Provenance(folder, name, seed if isinstance(seed, int) else None, setup, recipe, generation, own)
 
 
 def task(folder: Path) -> str:
@@ -119,12 +119,12 @@ def token_counts(folder: Path) -> dict[str, int]:
     return {str(row["id"]): row["tokens"] for row in rows if "id" in row and isinstance(row.get("tokens"), int)}
 
 
-def written_by(run: Run) -> str:
+def written_by(run: Provenance) -> str:
     """The signature of a generation: model, data, search settings and versions; empty if unknown.
 
     Example:
         >>> settings = {"model": "m", "weights": "3f2a91c", "generation": {"num_beams": 6, "eos_token_id": 2}}
-        >>> written_by(Run(Path("m"), "m", None, "", {}, settings))
+        >>> written_by(Provenance(Path("m"), "m", None, "", {}, settings))
         'generation|model:m|weights:3f2a91c|num_beams:6'
     """
     known = run.generation

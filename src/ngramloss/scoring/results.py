@@ -21,7 +21,7 @@ from ngramloss.metrics.scores import Absent, Pooled
 from ngramloss.output.progress import Progress
 from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, LengthLimits, cut_off, oddities
-from ngramloss.scoring.provenance import Run
+from ngramloss.scoring.provenance import Provenance
 from ngramloss.scoring.score_cache import CachedScores, Corpus, Keyed
 from ngramloss.scoring.significance import CorpusScore
 from ngramloss.scoring.systems import Aligned
@@ -61,7 +61,7 @@ class Result(NamedTuple):
     absent: dict[str, str]  # metric → why it could not run
     left_out: dict[str, int]  # name of a score → number of documents left out because some system has no score for them
     audit: list[list[str]]  # for each system, notes on suspicious texts
-    runs: list[Run | None]  # for each system, what its folder says about it; None for a file
+    runs: list[Provenance | None]  # for each system, what its folder says about it; None for a file
     seeds: list[Seeds]  # systems with several runs
     # messages about folders whose saved scores are damaged, or in which scores could not be saved
     cache_warnings: list[str]
@@ -245,7 +245,7 @@ def _values(by_metric: Mapping[str, Keyed]) -> dict[str, Sequence[float] | Poole
 def _lengths(
     texts: Aligned,
     system: int,
-    run: Run | None,
+    run: Provenance | None,
     limits: LengthLimits | None,
     count: Callable[[Sequence[str]], list[int]] | None,
 ) -> tuple[list[int] | None, LengthLimits | None]:
@@ -265,7 +265,7 @@ def _lengths(
 def _over_seeds(
     scores: Mapping[str, Sequence[CorpusScore]],
     names: Sequence[str],
-    about: Sequence[Run | None],
+    about: Sequence[Provenance | None],
     groups: Sequence[str],
 ) -> list[Seeds]:
     """Mean and spread over the runs of each group, and tests against the first group.

@@ -28,7 +28,7 @@ class Given(NamedTuple):
     group: str = ""  # the group of a system, whose runs differ in their seed; empty: a system on its own
 
 
-class Task(NamedTuple):
+class DocumentSet(NamedTuple):
     """The test set: ids, one or more references for each id, and documents. What is not known is None."""
 
     ids: list[str]
@@ -42,7 +42,7 @@ class Aligned(NamedTuple):
     ``folders`` has None for a system that is a file. ``groups`` has the group of each system, if there are groups.
     """
 
-    task: Task
+    task: DocumentSet
     names: list[str]
     texts: list[list[str]]
     folders: list[Path | None]
@@ -140,7 +140,7 @@ def align(
             "alone, or give the documents: --documents FILE."
         )
         read = None
-    task = Task(list(gold), list(several.values()) if what == "reference" else None, read)
+    task = DocumentSet(list(gold), list(several.values()) if what == "reference" else None, read)
     return Aligned(task, names, texts, folders, warnings, groups if any(groups) else ())
 
 

@@ -15,7 +15,7 @@ from ngramloss.output.tabular import mark
 from ngramloss.report import charts, page
 from ngramloss.report.build import curves, flat
 from ngramloss.report.forest import Estimate, Forest, draw_forest
-from ngramloss.report.record import TrainingLog
+from ngramloss.report.record import TrainingCurves
 from ngramloss.report.tables import settings
 from ngramloss.scoring import provenance, significance
 from ngramloss.study.plan import DataSet, Study, Training
@@ -46,7 +46,7 @@ class Curves(NamedTuple):
 
     data: str  # the name of the set
     rows: str  # which rows they are
-    runs: list[tuple[str, list[TrainingLog]]]  # label and trainings of each colour
+    runs: list[tuple[str, list[TrainingCurves]]]  # label and trainings of each colour
     panels: list[charts.Panel]  # the drawings
     first: int  # the number of the first of them in the page
 
@@ -179,12 +179,12 @@ def _curves(study: Study, every: Sequence[Stages], runs: Path) -> list[Curves]:
     return drawn
 
 
-def _logs(trainings: Sequence[Training], runs: Path) -> Iterator[TrainingLog]:
+def _logs(trainings: Sequence[Training], runs: Path) -> Iterator[TrainingCurves]:
     for training in trainings:
         rows = provenance.log(training.run_folder(runs))
         if rows:
             row = " ".join([training.objective, *training.setting])
-            yield TrainingLog(f"{row}, seed {training.seed}", curves(rows), row, training.objective)
+            yield TrainingCurves(f"{row}, seed {training.seed}", curves(rows), row, training.objective)
 
 
 def _settings(data: DataSet, results: Results) -> dict[str, str]:

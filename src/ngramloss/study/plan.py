@@ -19,7 +19,7 @@ from ngramloss.metrics.registry import METRICS, Score, missing_options, scores_o
 from ngramloss.recipe import TASKS, Recipe
 from ngramloss.settings import Setting, nearest
 from ngramloss.storage.files import parse_toml
-from ngramloss.study.system_rows import Made, SystemRow, is_recipe
+from ngramloss.study.system_rows import Needed, SystemRow, is_recipe
 from ngramloss.training.best import options_of
 from ngramloss.training.systems import run_of
 
@@ -210,7 +210,7 @@ class Study:
         row = self.systems.get(training.objective)
         return [(training._replace(objective=made.row), made.split) for made in (row.made if row else ())]
 
-    def made_folder(self, training: Training, made: Made, runs: Path) -> Path:
+    def made_folder(self, training: Training, made: Needed, runs: Path) -> Path:
         """The folder of something that is made before a training."""
         other = training._replace(objective=made.row)
         return other.folder(runs) / f"candidates-{made.split}" if made.split else other.run_folder(runs)

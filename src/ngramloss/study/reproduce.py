@@ -54,7 +54,7 @@ SYSTEMS_NOTE = (
 ONE_SEED = "One run of each row says nothing about variation between runs: there is no test over seeds."
 
 
-class Plan(NamedTuple):
+class TablePlan(NamedTuple):
     """Everything that a table needs.
 
     Attributes:
@@ -167,8 +167,8 @@ def make_plan(
     metrics: Sequence[str] = (),
     limit: int = 0,
     systems: Sequence[str] = (),
-) -> Plan:
-    """Plan the trainings and scores of a table.
+) -> TablePlan:
+    """TablePlan the trainings and scores of a table.
 
     Args:
         table: ``table2``, ``table3`` or ``cases``; ``table1`` needs no training.
@@ -238,7 +238,7 @@ def make_plan(
     baselines = (*ruled, *(["ext-oracle"] if systems else [])) if is_summary else ()
     shown = (*(["rouge"] if is_summary else []), "bleu", "chrf", "shape", *(["facts"] if name == SMALL else []))
     scored = tuple(dict.fromkeys([*shown, *metrics]))
-    return Plan(table, name, folder, base, study, baselines, scored, tuple(systems), asked)
+    return TablePlan(table, name, folder, base, study, baselines, scored, tuple(systems), asked)
 
 
 def _task(data: str, overrides: Sequence[str]) -> str:
@@ -257,7 +257,11 @@ def chosen_data() -> str:
 
 
 def reproduce(
-    plan: Plan, page_folder: Path, *, options: dict[str, dict[str, object]] | None = None, passed_on: Sequence[str] = ()
+    plan: TablePlan,
+    page_folder: Path,
+    *,
+    options: dict[str, dict[str, object]] | None = None,
+    passed_on: Sequence[str] = (),
 ) -> Reproduced | None:
     """Train and generate what is missing, score, and write the report. Returns None if something is left to do.
 
@@ -288,7 +292,7 @@ def reproduce(
 
 
 def _report(
-    plan: Plan, folder: ResultFolder, page_folder: Path, options: dict[str, dict[str, object]] | None
+    plan: TablePlan, folder: ResultFolder, page_folder: Path, options: dict[str, dict[str, object]] | None
 ) -> Reproduced:
     """Write the baselines, score them and all runs together, and write the page."""
     study, known = plan.study, folder.read()
@@ -325,7 +329,7 @@ def _with_labels(result: results.Result, groups: Sequence[str]) -> results.Resul
     return result._replace(runs=[*named, *result.runs[len(named) :]])
 
 
-def deviations(plan: Plan) -> list[str]:
+def deviations(plan: TablePlan) -> list[str]:
     """The settings that differ from the paper's for this data set, for XSum on the built-in corpus, and else none."""
     if plan.paper_data is None:
         return []
@@ -353,7 +357,7 @@ def deviations(plan: Plan) -> list[str]:
     return sentences
 
 
-def beside_the_paper(table: Table, result: results.Result, plan: Plan) -> Table:
+def beside_the_paper(table: Table, result: results.Result, plan: TablePlan) -> Table:
     """A study's table of all scores with baselines, further metrics, and what the paper printed for its rows."""
     known = {head.name for head in table.heads}
     more = [name for name in MORE if name in result.scores and name not in known]
@@ -369,7 +373,7 @@ def beside_the_paper(table: Table, result: results.Result, plan: Plan) -> Table:
     return Table(heads, systems, baselines, corner=table.corner, intervals=True)
 
 
-def _row(row: Row, cells: Sequence[Cell], plan: Plan) -> Row:
+def _row(row: Row, cells: Sequence[Cell], plan: TablePlan) -> Row:
     """A row with these cells, and those of the paper if there are some."""
     label, printed = _printed(plan).get(row.label, ("", (None, None, None)))
     beside = [Cell(label), *(Cell("" if value is None else f"{value:.2f}", value) for value in printed)]
@@ -387,7 +391,7 @@ def _scores(result: results.Result, label: str, names: Sequence[str]) -> list[Ce
     ]
 
 
-def _printed(plan: Plan) -> dict[str, tuple[str, tuple[float | None, ...]]]:
+def _printed(plan: TablePlan) -> dict[str, tuple[str, tuple[float | None, ...]]]:
     """Objective or system → the paper's label, R-1, R-2 and R-L."""
     if plan.paper_data is None:
         return {}
@@ -420,7 +424,7 @@ def cases(result: results.Result, texts: systems.Aligned, score: str, *, count: 
     return "\n".join(lines)
 
 
-def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] | None) -> None:
+def _check(plan: TablePlan, page_folder: Path, options: dict[str, dict[str, object]] | None) -> None:
     """Raise if something would fail after the trainings. A study checks the model and its data by itself.
 
     The test split is read as the generations will read it, each metric scores one document, and the page's folder must
@@ -436,7 +440,7 @@ def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] 
         return
     first = read_split(_baseline(plan, "lead-1")).examples[0]
     check_data(plan.study, plan.study.sets)
-    task = systems.Task([first.id], [list(first.references) or [first.target]], [first.source])
+    task = systems.DocumentSet([first.id], [list(first.references) or [first.target]], [first.source])
     sample = systems.Aligned(task, ["sample"], [[first.target]], [None], [])
     absent = results.score_systems(sample, plan.metrics, options=options, samples=1, shuffles=0).absent
     if absent:
@@ -444,7 +448,7 @@ def _check(plan: Plan, page_folder: Path, options: dict[str, dict[str, object]] 
         raise UserError(f"nothing was trained, because a metric cannot run: {reasons}")
 
 
-def _baseline(plan: Plan, name: str) -> Job:
+def _baseline(plan: TablePlan, name: str) -> Job:
     """The job of a baseline, which reads the data as the trainings do."""
     settings = plan.set.base
     return Job(name, Model(name=name), settings.data, TEST, None, None, plan.set.limit, 0, task=settings.task)

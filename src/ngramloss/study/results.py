@@ -59,7 +59,7 @@ _SAMPLE = {"ids": ["1"], "references": [["a"]], "documents": ["a"], "predictions
 
 
 @dataclass(frozen=True)
-class Result:
+class WritingResult:
     """What one writing of one training scored, or why it failed.
 
     Attributes:
@@ -127,14 +127,14 @@ class Confirmed(NamedTuple):
     seeds: list[int]
 
 
-Results = Mapping[tuple[Training, str], Result]  # The results of a study, by training and writing
+Results = Mapping[tuple[Training, str], WritingResult]  # The results of a study, by training and writing
 
 
 class ScoringError(Exception):
     """A metric failed on the texts of one training."""
 
 
-def score_texts(study: Study, training: Training, writing: str, run: RunFolder, texts: RunFolder) -> Result:
+def score_texts(study: Study, training: Training, writing: str, run: RunFolder, texts: RunFolder) -> WritingResult:
     """Score what a training's model wrote.
 
     Args:
@@ -178,7 +178,7 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         )
     code = {f"plugin metric {name}{OF_SCORES}": METRICS.source(name) for name in data.metrics if METRICS.origin(name)}
     made_of = {training.split: str(about.generation.get("fingerprint", "")), **trained, **code}
-    return Result(
+    return WritingResult(
         training,
         writing,
         study.facts(training, writing),
@@ -203,7 +203,7 @@ def check_metrics(sets: Iterable[DataSet]) -> None:
                 raise UserError(f"nothing was trained, because the metric {name} cannot run: {reason}") from None
 
 
-def documents_of(data: DataSet, each: Sequence[Result]) -> list[float] | Pooled:
+def documents_of(data: DataSet, each: Sequence[WritingResult]) -> list[float] | Pooled:
     """The documents' primary scores of several runs together: means over runs, or sums of counts for a pooled score."""
     import numpy as np
 
@@ -221,16 +221,16 @@ class ResultFolder:
 
     def __init__(self, path: Path, study: Study) -> None:
         self.path, self.study = path, study
-        self._read: dict[Path, tuple[int, Result | None]] = {}
+        self._read: dict[Path, tuple[int, WritingResult | None]] = {}
 
     @property
     def day(self) -> str:
         """The day on which the study began. Prompts whose chat templates write the date have this one in all rows."""
         return str(read_object(inside(self.path, MARKER)).get("day", ""))
 
-    def read(self) -> dict[tuple[Training, str], Result]:
+    def read(self) -> dict[tuple[Training, str], WritingResult]:
         """All results. Raises if one was made by another study, another version of this one, or from other data."""
-        results: dict[tuple[Training, str], Result] = {}
+        results: dict[tuple[Training, str], WritingResult] = {}
         paths: dict[tuple[Training, str], Path] = {}
         for path in sorted(self.path.glob("*/*.json")):
             if path.name in (ALWAYS, CONFIRMED):
@@ -247,7 +247,7 @@ class ResultFolder:
         _raise_unless_alike(results, paths)
         return results
 
-    def write(self, result: Result) -> None:
+    def write(self, result: WritingResult) -> None:
         """Write a result, in place of an earlier failure. Raises if it cannot be compared with the others."""
         training = result.training
         _raise_unless_alike({**self.read(), result.key: result}, {})
@@ -323,7 +323,7 @@ class ResultFolder:
                     new.append(own)
         return self._add(new)
 
-    def _add(self, new: Sequence[Result], theirs: ResultFolder | None = None) -> int:
+    def _add(self, new: Sequence[WritingResult], theirs: ResultFolder | None = None) -> int:
         """Write results, after the rows that were chosen in their folder. Returns their number."""
         _raise_unless_alike({**self.read(), **{result.key: result for result in new}}, {})
         for data, file in itertools.product(self.study.sets if theirs else (), (ALWAYS, CONFIRMED)):
@@ -375,14 +375,14 @@ def _study_of(folder: Path) -> str | None:
     return read_object(path).get("study") if path.exists() else None
 
 
-def _read(path: Path) -> Result:
+def _read(path: Path) -> WritingResult:
     """A result from its file."""
     import numpy as np
 
     content = read_object(inside(path.parent.parent, path.parent.name, path.name), ADVICE)
     what = f"{path} is not a result of a study"
     training = typed(Training, {name: content.pop(name) for name in Training._fields if name in content}, what, ADVICE)
-    result: Result = typed(Result, {"training": training, **content}, what, ADVICE)
+    result: WritingResult = typed(WritingResult, {"training": training, **content}, what, ADVICE)
     try:
         documents = np.array([nan if value is None else value for value in result.documents])
         whole = documents.dtype.kind in "if" and len(documents) in (0, result.count) and not np.isinf(documents).any()
@@ -405,13 +405,13 @@ def _read(path: Path) -> Result:
     )
 
 
-def _changes(result: Result, now: Mapping[str, Any]) -> list[str]:
+def _changes(result: WritingResult, now: Mapping[str, Any]) -> list[str]:
     """The settings of a result that differ now. One that later versions added had its default."""
     before = {**dict(recipe.flat(Recipe(""))), "metrics": [], "set.metric_options": [], **result.facts}
     return [f"{key}: {before.get(key)!r} → {value!r}" for key, value in now.items() if before.get(key) != value]
 
 
-def _checked(path: Path, study: Study) -> Result | None:
+def _checked(path: Path, study: Study) -> WritingResult | None:
     """A result from its file. Raises unless the study would make it the same way now.
 
     None: it does not matter. It is of a row or a seed that a growing study does not have now, or a failure with other
@@ -454,7 +454,7 @@ def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], P
 
     Rows differ on purpose in what their own settings choose: then each is compared with others of these settings.
     """
-    first: dict[tuple[str, ...], tuple[str, Result]] = {}
+    first: dict[tuple[str, ...], tuple[str, WritingResult]] = {}
     for key, result in results.items():
         changed = []
         for *name, value in result.must_agree:
@@ -472,7 +472,7 @@ def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], P
             )
 
 
-def _as_json(result: Result) -> str:
+def _as_json(result: WritingResult) -> str:
     """A line for each field, so that two files are easily compared."""
     content = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     content = {**content.pop("training")._asdict(), **content}

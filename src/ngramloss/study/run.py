@@ -33,15 +33,15 @@ from ngramloss.study.processes import Process
 from ngramloss.study.results import (
     ALWAYS,
     ELSEWHERE,
-    Result,
     ResultFolder,
     Results,
     ScoringError,
+    WritingResult,
     check_metrics,
     score_texts,
 )
 from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
-from ngramloss.study.system_rows import Made
+from ngramloss.study.system_rows import Needed
 from ngramloss.study.tables import unread
 
 POLL = 0.1  # Seconds between two looks at the processes
@@ -52,7 +52,7 @@ STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # Exit codes of a process that
 PATIENCE = 60.0  # Seconds that a process gets to save its work and end
 
 
-class Step(NamedTuple):
+class ProcessStep(NamedTuple):
     """One process of a job."""
 
     what: str  # ``train``, the name of a writing, or what is made before a system
@@ -62,13 +62,13 @@ class Step(NamedTuple):
     log: Path  # the file of what it prints, in the folder of a training, this one or one that is made before it
 
 
-class Job(NamedTuple):
+class TrainingJob(NamedTuple):
     """A training in work."""
 
     training: Training  # the training
     lock: ExitStack  # of its folder
     seconds: dict[Path, float | None]  # the log of an ended step → its time; None if it was stopped in between
-    step: Step  # the present one
+    step: ProcessStep  # the present one
     process: Process  # of the step
     step_lock: ExitStack  # of the folder of the step's log, if that is not the job's
     began: float  # when the step began
@@ -88,7 +88,7 @@ class Ways(NamedTuple):
 
 
 @dataclass
-class Outcome:
+class StudyOutcome:
     """How a study ended."""
 
     finished: bool = False  # whether every training has a result or failed
@@ -102,12 +102,12 @@ class Outcome:
             self.why.append(why)
 
 
-def run(study: Study, folder: ResultFolder, ways: Ways) -> Outcome:
+def run(study: Study, folder: ResultFolder, ways: Ways) -> StudyOutcome:
     """Do what is left of a study. A training that fails is tried again, once, after a while and after the others.
 
     So a GPU that fails for a while does not decide which rows are tested.
     """
-    outcome, jobs, look = Outcome(), list[Job](), 0.0
+    outcome, jobs, look = StudyOutcome(), list[TrainingJob](), 0.0
     if ways.minutes:
         outcome.deadline = time.monotonic() + 60 * ways.minutes
     found = [result for result in folder.read().values() if result.failed]
@@ -234,7 +234,9 @@ def _left(folder: ResultFolder, results: Results, ways: Ways) -> list[Training]:
 # A job
 
 
-def _begin(training: Training, folder: ResultFolder, ways: Ways, outcome: Outcome, running: int) -> Job | None:
+def _begin(
+    training: Training, folder: ResultFolder, ways: Ways, outcome: StudyOutcome, running: int
+) -> TrainingJob | None:
     """Start a job. Nothing is started if only scores were left, or if no time is left.
 
     Raises:
@@ -250,7 +252,7 @@ def _begin(training: Training, folder: ResultFolder, ways: Ways, outcome: Outcom
         return _start_next(training, lock, {}, folder, ways, outcome, running)
 
 
-def _advance(job: Job, folder: ResultFolder, ways: Ways, outcome: Outcome) -> Job | None:
+def _advance(job: TrainingJob, folder: ResultFolder, ways: Ways, outcome: StudyOutcome) -> TrainingJob | None:
     """Go on after a process has ended. Returns the job with its next one; None, with its folder free, if it ends."""
     with job.lock, job.step_lock:
         code = job.process.poll()
@@ -276,9 +278,9 @@ def _start_next(
     seconds: dict[Path, float | None],
     folder: ResultFolder,
     ways: Ways,
-    outcome: Outcome,
+    outcome: StudyOutcome,
     running: int = 0,
-) -> Job | None:
+) -> TrainingJob | None:
     """Start the next process of a training, and lock the folder of its log if it is not the training's own.
 
     None if there is none, or if it may not start.
@@ -299,12 +301,12 @@ def _start_next(
             with lock_folder(step.folder, wait=False):
                 pass
         process = Process(step.arguments, step.log, {TODAY: folder.day})
-        return Job(training, lock.pop_all(), seconds, step, process, step_lock.pop_all(), time.monotonic())
+        return TrainingJob(training, lock.pop_all(), seconds, step, process, step_lock.pop_all(), time.monotonic())
 
 
 def _next_step(
     training: Training, folder: ResultFolder, ways: Ways, seconds: Mapping[Path, float | None]
-) -> Step | None:
+) -> ProcessStep | None:
     """The first process of a training whose files are not there; None if all are. Texts are scored on the way."""
     study, run = folder.study, RunFolder(training.run_folder(ways.runs))
     is_trained = _log(training, ways) in seconds  # by this job: the models that it needed may be deleted by now
@@ -329,7 +331,7 @@ def _next_step(
         if not texts.predictions.exists():
             write_whole(file, json.dumps(options))
             arguments = ["generate", str(run.path), "--out", str(texts.path), *options, *ways.options]
-            return Step(writing, arguments, texts.path, texts.has_predictions, log)
+            return ProcessStep(writing, arguments, texts.path, texts.has_predictions, log)
         _raise_unless_written_with(options, file, texts.predictions)
         try:
             result = score_texts(study, training, writing, run, texts)
@@ -346,7 +348,7 @@ def _next_step(
     return None
 
 
-def _train(training: Training, study: Study, ways: Ways, what: str) -> Step | None:
+def _train(training: Training, study: Study, ways: Ways, what: str) -> ProcessStep | None:
     """The process of a training, unless it is finished."""
     settings, run, place = study.recipe(training), RunFolder(training.run_folder(ways.runs)), training.folder(ways.runs)
     raise_unless_same_settings(study, settings, run)
@@ -357,16 +359,16 @@ def _train(training: Training, study: Study, ways: Ways, what: str) -> Step | No
     file = place / "settings.toml"
     write_whole(file, recipe.dump(settings))
     arguments = ["train", str(file), "--run", str(run.path), *ways.options]
-    return Step(what, arguments, run.path, _has_checkpoints(run), _log(training, ways))
+    return ProcessStep(what, arguments, run.path, _has_checkpoints(run), _log(training, ways))
 
 
 def _log(training: Training, ways: Ways) -> Path:
     return training.folder(ways.runs) / "train.log"
 
 
-def _candidates(training: Training, writer: Training, split: str, study: Study, ways: Ways) -> Step | None:
+def _candidates(training: Training, writer: Training, split: str, study: Study, ways: Ways) -> ProcessStep | None:
     """The process in which the model of another training writes candidates for this one, unless they are there."""
-    folder = RunFolder(study.made_folder(training, Made(writer.objective, split), ways.runs))
+    folder = RunFolder(study.made_folder(training, Needed(writer.objective, split), ways.runs))
     run = RunFolder(writer.run_folder(ways.runs))
     options = study.systems[training.objective].candidate_options(split)
     file = writer.folder(ways.runs) / f"candidates-{split}.json"
@@ -376,7 +378,7 @@ def _candidates(training: Training, writer: Training, split: str, study: Study, 
         return None
     write_whole(file, json.dumps(options))
     arguments = ["candidates", str(run.path), "--out", str(folder.path), *options, *ways.options]
-    return Step(f"candidates of {writer.objective}", arguments, folder.path, False, file.with_suffix(".log"))
+    return ProcessStep(f"candidates of {writer.objective}", arguments, folder.path, False, file.with_suffix(".log"))
 
 
 def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> None:
@@ -408,7 +410,9 @@ def _has_checkpoints(run: RunFolder) -> bool:
     return run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
 
 
-def _may_start(step: Step, training: Training, folder: ResultFolder, outcome: Outcome, running: int) -> bool:
+def _may_start(
+    step: ProcessStep, training: Training, folder: ResultFolder, outcome: StudyOutcome, running: int
+) -> bool:
     """Whether time and budget allow another process; for a training, with its writings: without, it could be lost.
 
     What is not known yet is taken to be short enough.
@@ -438,7 +442,9 @@ def _record_failure(training: Training, folder: ResultFolder, what: str, why: st
         if before is None or before.failed:
             facts, attempt = folder.study.facts(training, writing), str(secrets.randbits(60))
             folder.write(
-                Result(training, writing, facts, f"{what}: {why}", tries=tries, diverged=diverged, attempt=attempt)
+                WritingResult(
+                    training, writing, facts, f"{what}: {why}", tries=tries, diverged=diverged, attempt=attempt
+                )
             )
     again = " It is tried again, once, after the others." if tries < TRIES else ""
     logger.warning(f"warning: {training}: {what} failed: {why.rstrip('.')}.{again}")
@@ -467,7 +473,7 @@ def _note(training: Training, folder: ResultFolder) -> str:
 # Stopping
 
 
-def _stop(jobs: Sequence[Job]) -> None:
+def _stop(jobs: Sequence[TrainingJob]) -> None:
     """Ask all processes to save their work, wait for them, and free the folders."""
     for job in jobs:
         if job.process.poll() is None:

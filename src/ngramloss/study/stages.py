@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
-from ngramloss.study.results import Result, Results
+from ngramloss.study.results import Results, WritingResult
 
 Rows = Mapping[str, tuple[str, ...]]  # Row → the setting that was tuned for it
 
@@ -82,7 +82,7 @@ def has_failed(study: Study, training: Training, results: Results) -> bool:
     return any(result and result.failed for result in _writings(study, training, results))
 
 
-def unresolved(study: Study, trainings: Sequence[Training], results: Results) -> list[Result]:
+def unresolved(study: Study, trainings: Sequence[Training], results: Results) -> list[WritingResult]:
     """A failure of each training that failed without diverging: it says nothing about the row."""
     every = ([result for result in _writings(study, each, results) if result] for each in trainings)
     failed = ([result for result in known if result.failed and not result.diverged] for known in every)
@@ -94,7 +94,7 @@ def is_done(study: Study, training: Training, results: Results) -> bool:
     return has_failed(study, training, results) or all(_writings(study, training, results))
 
 
-def _writings(study: Study, training: Training, results: Results) -> list[Result | None]:
+def _writings(study: Study, training: Training, results: Results) -> list[WritingResult | None]:
     return [results.get((training, writing)) for writing in study.writings]
 
 
@@ -105,7 +105,7 @@ def primary_scores(data: DataSet, trainings: Sequence[Training], results: Result
     return {seed: value for seed, value in values if value is not None}
 
 
-class Estimate(NamedTuple):
+class TimeLeft(NamedTuple):
     """Seconds that are left, as far as finished trainings say; ``unknown`` counts those of which nothing is known."""
 
     seconds: float
@@ -123,7 +123,7 @@ def expected_seconds(results: Results, training: Training, writing: str = "") ->
     return known if known is not None else _median([result.write_seconds for result in same])
 
 
-def time_left(study: Study, every: Sequence[Stages], results: Results) -> Estimate:
+def time_left(study: Study, every: Sequence[Stages], results: Results) -> TimeLeft:
     """The time of all trainings and writings that have no result yet, one after the other."""
     seconds, unknown = 0.0, 0
     for data, of_set in zip(study.sets, every, strict=True):
@@ -135,7 +135,7 @@ def time_left(study: Study, every: Sequence[Stages], results: Results) -> Estima
             known = [step for step in steps if step is not None]
             seconds += left * sum(known)
             unknown += left if len(known) < len(steps) else 0
-    return Estimate(seconds, unknown)
+    return TimeLeft(seconds, unknown)
 
 
 def new_in(of_set: Stages, stage: Stage) -> list[Training]:

@@ -29,7 +29,7 @@ _MADE = re.compile(r"\{(\w+)(?::(\w+))?\}")
 _OPTION = "system."
 
 
-class Made(NamedTuple):
+class Needed(NamedTuple):
     """What a training reads of another row."""
 
     row: str  # a system, a recipe such as ``lm``, or an objective
@@ -45,7 +45,7 @@ class SystemRow(NamedTuple):
     small: bool  # whether it is one for the built-in corpus
 
     @property
-    def made(self) -> list[Made]:
+    def made(self) -> list[Needed]:
         """What is made before its training, in this order."""
         return _made(self.first)
 
@@ -56,11 +56,11 @@ class SystemRow(NamedTuple):
         limit = limit or most
         return ["--split", split, "--count", str(count), *(["--limit", str(limit)] if limit else [])]
 
-    def settings(self, folder: Callable[[Made], Path]) -> list[str]:
+    def settings(self, folder: Callable[[Needed], Path]) -> list[str]:
         """The settings of ``first``, each ``key=value``, if this is where things are made."""
         given = []
         for key, value in self.first.items():
-            text = _MADE.sub(lambda match: str(folder(Made(match[1], match[2] or ""))), value)
+            text = _MADE.sub(lambda match: str(folder(Needed(match[1], match[2] or ""))), value)
             if key.startswith(_OPTION):
                 key, text = "system", _with_option(self.base.system, key.removeprefix(_OPTION), text)
             given.append(f"{key}={json.dumps(text, ensure_ascii=False)}")
@@ -125,8 +125,8 @@ def with_needed(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _made(first: Mapping[str, str]) -> list[Made]:
-    found = (Made(match[1], match[2] or "") for value in first.values() for match in _MADE.finditer(value))
+def _made(first: Mapping[str, str]) -> list[Needed]:
+    found = (Needed(match[1], match[2] or "") for value in first.values() for match in _MADE.finditer(value))
     return list(dict.fromkeys(found))
 
 

@@ -16,7 +16,7 @@ from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark
 from ngramloss.scoring import provenance, significance
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
-from ngramloss.study.results import Result, Results, documents_of
+from ngramloss.study.results import Results, WritingResult, documents_of
 from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
 
 LEVEL, POWER = 0.05, 0.8
@@ -371,7 +371,7 @@ def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Res
     return _table(rows, columns)
 
 
-def _runs(study: Study, row: Comparison, writing: str, split: str, results: Results) -> list[Result]:
+def _runs(study: Study, row: Comparison, writing: str, split: str, results: Results) -> list[WritingResult]:
     """The results of a row, one for each seed that has one."""
     seeds = row.data.screening if split == VALIDATION else study.confirmation
     trainings = trainings_of(row.data.name, {row.objective: row.setting}, seeds, split)
@@ -379,7 +379,7 @@ def _runs(study: Study, row: Comparison, writing: str, split: str, results: Resu
     return [result for result in found if result is not None and not result.failed]
 
 
-def _mean_of(runs: Sequence[Result], name: str, score: Score) -> Cell:
+def _mean_of(runs: Sequence[WritingResult], name: str, score: Score) -> Cell:
     return mean_cell([value for run in runs if (value := run.scores.get(name)) is not None], score)
 
 
@@ -422,7 +422,7 @@ def _legend(family: int, study: Study) -> list[str]:
     ]
 
 
-def _signatures(own: Sequence[Result]) -> list[tuple[str, str]]:
+def _signatures(own: Sequence[WritingResult]) -> list[tuple[str, str]]:
     """How texts were scored and written, each way once."""
     found = [pair for result in own for pair in result.signatures.items()]
     for result in own:
@@ -431,7 +431,7 @@ def _signatures(own: Sequence[Result]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(found))
 
 
-def _engines(own: Sequence[Result]) -> list[str]:
+def _engines(own: Sequence[WritingResult]) -> list[str]:
     """A note if the texts of a set were written by several engines: rounding may choose other words."""
     parts = (dict(part.partition(":")[::2] for part in result.generation.split("|")) for result in own)
     engines = Counter(f"{part['engine']} in {part.get('precision')}" for part in parts if "engine" in part)
@@ -441,13 +441,13 @@ def _engines(own: Sequence[Result]) -> list[str]:
     return [f"Texts were written by different engines, {listed}: where probabilities are close, they may differ."]
 
 
-def _decoded(own: Sequence[Result], writing: str, split: str) -> list[str]:
+def _decoded(own: Sequence[WritingResult], writing: str, split: str) -> list[str]:
     """A warning if rows decoded differently, although a study gives all of them the same settings."""
     shown = [result for result in own if (result.writing, result.training.split) == (writing, split)]
     return provenance.decoded_differently((result.training.objective, result.generation) for result in shown)
 
 
-def _parts(own: Sequence[Result], split: str) -> list[str]:
+def _parts(own: Sequence[WritingResult], split: str) -> list[str]:
     """A note if rows of which this split was written were trained on a part of the data."""
     shown = [result for result in own if result.training.split == split]
     rows = {result.training.objective: result.facts.get("data.leave_out") for result in shown}
@@ -459,14 +459,14 @@ def _parts(own: Sequence[Result], split: str) -> list[str]:
     return [f"Trained without a part of the data (data.leave_out): {listed}."]
 
 
-def unread(own: Sequence[Result], split: str) -> list[str]:
+def unread(own: Sequence[WritingResult], split: str) -> list[str]:
     """Notes of metrics on texts of this split that they do not read well, once for each metric."""
     notes = {name: said for result in own if result.training.split == split for name, said in result.notes.items()}
     found = [escape.name(f"{name}: {sentence}") for name, said in notes.items() for sentence in said]
     return [*found, "A study names such options in metric_options of the set."] if found else []
 
 
-def _speeds(own: Sequence[Result]) -> str:
+def _speeds(own: Sequence[WritingResult]) -> str:
     many = " and ".join(map(str, sorted({result.parallel for result in own})))
     return f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model."
 
