@@ -120,8 +120,8 @@ def navigation(contents: str) -> list[Any]:
         else:
             sections[list(sections)[-1]].append({line["name"]: line["page"]})
     chapters = [{title: f"api/{file}.md"} for file, (title, *_) in reference.CHAPTERS.items()]
-    sections["Tutorial"].append({"A notebook": "tour.md"})
-    sections["Look up"].insert(0, {"Gallery of objectives": "gallery.md"})
+    sections["Tutorials"].append({"A notebook": "tour.md"})
+    sections["Reference"].insert(0, {"Gallery of objectives": "gallery.md"})
     return [
         {"Home": "index.md"},
         *({title: pages} for title, pages in sections.items()),

@@ -8,7 +8,7 @@ PAGES = {
     "candidates": "docs/candidates.md#make-candidates",
     "code": "docs/security.md#code-that-comes-with-a-model",
     "columns": "docs/data.md#columns",
-    "continue": "docs/continue.md",
+    "continue": "docs/train.md#stop-and-continue",
     "data": "docs/data.md#where-data-come-from",
     "memory": "docs/train.md#precision-memory-speed",
     "models": "docs/train.md#models",
