@@ -255,10 +255,10 @@ def test_no_part_of_the_report_asks_the_record_whether_it_has_a_field():
 
 
 def test_every_figure_of_every_metric_has_a_label():
-    from ngramloss.metrics import facts, shape
+    from ngramloss.metrics import newswire_facts, shape
 
     named = [
-        *facts.facts([], []).values,
+        *newswire_facts.facts([], []).values,
         *shape.shape(["a"], ["a"]).values,
         "rouge1",
         "rouge2",
