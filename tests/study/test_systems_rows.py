@@ -138,7 +138,7 @@ def test_data_without_a_validation_split_train_a_reranker_without_it(tmp_path):
         (["bertsum_ext"], ("bertsum_ext.train.seed=3",), {}, "train.seed=3: reproduce chooses it"),
         (["bertsum_ext"], ("bertsum_ext.train.zzz=3",), {}, "(?s)^bertsum_ext: .*train.zzz: unknown"),
         (["bertsum_ext"], ("bertsum_ext.train.fsdp=true",), {}, "train.fsdp: is not a setting of bertsum_ext"),
-        (["bertsum_ext"], (), {"data": "multi30k"}, "bertsum_ext is not for translation. Choose from simcls"),
+        (["bertsum_ext"], (), {"data": "multi30k"}, "bertsum_ext is not for translation. Choose from fes, "),
         (["bertsum_ext", "bertsum_abs"], (), {"data": "multi30k"}, "bertsum_ext, bertsum_abs are not for translation"),
     ],
 )

@@ -161,7 +161,7 @@ def _check(rows: Mapping[str, SystemRow], names: Sequence[str], task: str, runs:
     if unfit := [name for name in names if not _is_for(task, name)]:
         raise UserError(
             f"--systems: {', '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} not for {task}. Choose from "
-            f"{', '.join(name for name in SYSTEMS if _is_for(task, name))}."
+            f"{', '.join(sorted(name for name in SYSTEMS if _is_for(task, name)))}."
         )
     if "," in str(runs) and any(row.first for row in rows.values()):
         raise UserError(f"--runs {runs}: with --systems it must not have a comma, which separates files of candidates.")
