@@ -9,7 +9,8 @@ from cases import CASES
 from ngramloss import OBJECTIVES, JointLoss, Objective
 from ngramloss.cli import main
 from ngramloss.loss.explaining import compare_gradients
-from ngramloss.loss.explaining.explain import explain, read
+from ngramloss.loss.explaining.explain import explain
+from ngramloss.loss.explaining.sentence import read
 
 REFERENCE, CANDIDATE = "a b a b c a b d", "a b a b a b a d"
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ngramloss.loss.explaining.explain import raise_if_not_compared, read
+from ngramloss.loss.explaining.sentence import raise_if_not_compared, read
 from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.output.tabular import aligned
 from ngramloss.storage.files import writing

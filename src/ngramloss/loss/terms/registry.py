@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ngramloss.errors import UserError
 from ngramloss.plugins import LazyFunction, Registry, first_doc_line, load_function
@@ -55,6 +55,9 @@ class Objective:
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Variant, or "" for the formula itself → ``module:name`` of a kernel that computes the same on a GPU. A kernel
     takes the arguments of the function; its ``serves(stats, n=n)`` says whether it can be used."""
+    explained: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
+    """Variant, or "" for all others → a function, or ``module:name``, that shows what it computes for a sentence pair,
+    see ``loss/explaining/blocks.py``. Without one, ``ngramloss explain`` shows the value."""
     about: Mapping[str, str] = field(default_factory=dict)
     """Variant, or "" for the formula itself → a description; by default the first line of the function's docstring."""
 
@@ -77,6 +80,11 @@ class Objective:
     def formula(self, variant: str | None = None) -> Formula:
         """The function; imported if the entry gives ``module:name``."""
         return load_function(self.variants[variant] if variant else self.function)
+
+    def explanation(self, variant: str | None = None) -> Callable[..., Any] | None:
+        """What shows the formula or a variant of it for a sentence pair, if anything does."""
+        found = self.explained.get(variant or "", self.explained.get(""))
+        return load_function(found) if found else None
 
     def description(self, variant: str | None = None) -> str:
         """A one-line description."""
@@ -117,6 +125,7 @@ _length_exponent = partial(
 )
 
 _FORMULAS, _KERNELS = "ngramloss.loss.objectives", "ngramloss.loss.kernels.windows"
+_SHOWN = "ngramloss.loss.explaining.blocks"
 
 _BUILTIN = {
     "ce": Objective(
@@ -127,6 +136,7 @@ _BUILTIN = {
         },
         option_needs={"smoothing": "mean_logp", "temperature": f"{TEMPERED}={{}}"},
         weighted=True,
+        explained={"": f"{_SHOWN}:ce"},
         about={"": "Cross-entropy: negative log-likelihood of the reference tokens."},
     ),
     "matches": Objective(
@@ -138,6 +148,7 @@ _BUILTIN = {
         variant_needs={"student": OWN_TEXT},
         kernels={"": f"{_KERNELS}:matches", "released": f"{_KERNELS}:matches_released"},
         weighted=True,
+        explained={"": f"{_SHOWN}:matches", "student": f"{_SHOWN}:matches_student"},
         about={
             "": "One minus the mean probability of n-grams found anywhere in the reference.",
             "released": "As matches, but for n of 3 or more only the first three matched windows of an n-gram count.",
@@ -148,6 +159,7 @@ _BUILTIN = {
         f"{_FORMULAS}.windows.rewards:rewards", {"twin": f"{_FORMULAS}.windows.rewards:rewards_twin"},
         least_n=2, why_least=ONE_TOKEN, variant_needs={"twin": ("twin_token",)},
         kernels={"": f"{_KERNELS}:rewards", "twin": f"{_KERNELS}:rewards_twin"},
+        explained={"": f"{_SHOWN}:rewards"},
         about={
             "": "One minus the mean probability of n-grams at their own position in the reference.",
             "twin": "As rewards, where the twin with another dropout predicts the n-gram. Needs twins.",
@@ -162,6 +174,7 @@ _BUILTIN = {
         },
         variant_needs={"student": OWN_TEXT},
         kernels={"": f"{_KERNELS}:precision", "released": f"{_KERNELS}:precision_released"},
+        explained={"": f"{_SHOWN}:precision", "student": f"{_SHOWN}:precision_student"},
         about={
             "": "P-P2: minus the share of the predicted n-grams, counted by probability, that the reference covers.",
             "released": "As precision, but an n-gram's count is its probability at its last occurrence only.",
@@ -176,6 +189,7 @@ _BUILTIN = {
             "student": f"{_FORMULAS}.candidates.student:bag_student",
         },
         needs=("cross_logp",), variant_needs={"student": (*OWN_TEXT, "greedy_cross_logp")},
+        explained={"": f"{_SHOWN}:bag", "student": f"{_SHOWN}:bag_student"},
         about={
             "": "BoN: one minus half the share of the reference's n-grams that the model expects.",
             "released": "Minus the mean over the reference's n-grams of their expected counts, each at most 1.",
@@ -185,14 +199,17 @@ _BUILTIN = {
     ),
     "bleu": Objective(
         f"{_FORMULAS}.windows.bleu:bleu", joint=True, needs=("cross_logp",),
+        explained={"": f"{_SHOWN}:bleu"},
         about={"": "Minus the geometric mean over n of the expected clipped n-gram precision."},
     ),
     "lcs": Objective(
         f"{_FORMULAS}.windows.lcs:lcs", least_n=None, needs=("cross_logp",),
+        explained={"": f"{_SHOWN}:lcs"},
         about={"": "Minus the log of the soft longest common subsequence, as a share of the reference."},
     ),
     "eisl": Objective(
         f"{_FORMULAS}.windows.eisl:eisl", needs=("cross_logp",),
+        explained={"": f"{_SHOWN}:eisl"},
         about={"": "Negative log-likelihood of each reference n-gram at the position that the model prefers."},
     ),
     "soft": Objective(
@@ -203,12 +220,14 @@ _BUILTIN = {
             ),
         },
         weighted=True,
+        explained={"": f"{_SHOWN}:soft"},
         about={"": "One minus the mean probability of the reference's n-grams, predicted or not."},
     ),
     "gated": Objective(
         f"{_FORMULAS}.windows.gated:gated", {"twin": f"{_FORMULAS}.windows.gated:gated_twin"},
         variant_needs={"twin": ("twin_token",)},
         kernels={"": f"{_KERNELS}:gated", "twin": f"{_KERNELS}:gated_twin"},
+        explained={"": f"{_SHOWN}:gated"},
         about={
             "": "One minus the mean probability of n-grams at their own position, each copy counted.",
             "twin": "As gated, where the twin with another dropout predicts the n-gram. Needs twins.",
@@ -219,16 +238,19 @@ _BUILTIN = {
         f"{_FORMULAS}.windows.near:near", kernels={"": f"{_KERNELS}:near"},
         options={"power": Setting(4.0, least=0, most=MOST_N, help="discount of n-grams not predicted; 0 is soft")},
         weighted=True,
+        explained={"": f"{_SHOWN}:near"},
         about={"": "As soft, but each n-gram is weighted by how nearly it is predicted."},
     ),
     "convex": Objective(
         f"{_FORMULAS}.tokens.convex:convex", least_n=None, per="token",
         options={"order": Setting(1.0, above=0, most=MOST_N, help="exponent of the sequence's mean probability")},
+        explained={"": f"{_SHOWN}:convex"},
         about={"": "Convex learning: minus a power of the sequence's mean probability, weighted by length."},
     ),
     "dft": Objective(
         f"{_FORMULAS}.tokens.dft:dft", least_n=None, per="token", by_position=True,
         weighted=True,
+        explained={"": f"{_SHOWN}:weighted"},
         about={"": "Dynamic fine-tuning: cross-entropy with each token weighted by its probability."},
     ),
     "tailr": Objective(
@@ -238,22 +260,26 @@ _BUILTIN = {
             "min_weight": Setting(0.2, least=0, most=1, help="smallest weight of a token"),
         },
         weighted=True,
+        explained={"": f"{_SHOWN}:weighted"},
         about={"": "TaiLr: cross-entropy with unlikely tokens discounted, after the total variation distance."},
     ),
     "mixce": Objective(
         f"{_FORMULAS}.tokens.mixce:mixce", least_n=None, per="token", by_position=True,
         options={"eta": Setting(0.5, least=0, most=1, help="share of cross-entropy; the rest is its reverse")},
         weighted=True,
+        explained={"": f"{_SHOWN}:weighted"},
         about={"": "MixCE: a mixture of cross-entropy and approximate reverse cross-entropy."},
     ),
     "unlikelihood": Objective(
         f"{_FORMULAS}.tokens.unlikelihood:unlikelihood", least_n=None, per="token", needs=("cross_logp",),
         weighted=True,
+        explained={"": f"{_SHOWN}:unlikelihood"},
         about={"": "Penalty for the probability of tokens that occurred earlier in the reference."},
     ),
     "focal": Objective(
         f"{_FORMULAS}.tokens.focal:focal", least_n=None, per="token", by_position=True, weighted=True,
         options={"gamma": Setting(2.0, least=0, most=100, help="how much less a probable token counts; 0 is ce")},
+        explained={"": f"{_SHOWN}:weighted"},
         about={"": "Focal loss: cross-entropy that counts less where the reference token is probable already."},
     ),
     "eaft": Objective(
@@ -262,6 +288,7 @@ _BUILTIN = {
         options={"alpha": Setting(1.0, least=0, most=10, help="exponent of the weight")},
         needs=("entropy",), variant_needs={"released": ("top_entropy",)},
         weighted=True,
+        explained={"": f"{_SHOWN}:eaft"},
         about={
             "": "Cross-entropy in which a position counts more the less certain the model is there.",
             "released": "As eaft, but with the entropy of the 20 most probable tokens. Only from logits.",
@@ -306,11 +333,13 @@ _BUILTIN = {
             "margin": Setting(0.001, least=0, most=1000, help="how much higher a candidate should score than the next"),
             "alpha": _length_exponent(2.0),
         },
+        explained={"": f"{_SHOWN}:rank"},
         about={"": "BRIO: penalty where a worse candidate scores as high as a better one. Reads candidates."},
     ),
     "risk": Objective(
         f"{_FORMULAS}.candidates.risk:risk", least_n=None, reads="candidates",
         options={"sharpness": Setting(0.005, least=0, most=1000, help="exponent of the candidates' probabilities")},
+        explained={"": f"{_SHOWN}:risk"},
         about={"": "Minimum risk training: one minus the expected gain of the candidates. Reads candidates."},
     ),
     "prefer": Objective(
@@ -320,6 +349,7 @@ _BUILTIN = {
             "alpha": _length_exponent(0.0),
             "margin": Setting(0.0, least=0, most=1000, help="by how much beta times the difference should exceed 0"),
         },
+        explained={"": f"{_SHOWN}:prefer"},
         about={"": "CPO, SimPO: contrast of the best candidate with the worst one. Reads candidates."},
     ),
     "policy": Objective(
@@ -330,10 +360,12 @@ _BUILTIN = {
             "alpha": _length_exponent(0.0),
         },
         option_needs={"baseline=greedy": "baseline"},
+        explained={"": f"{_SHOWN}:policy"},
         about={"": "Policy gradient: log-probability of each sample times its advantage. Reads candidates."},
     ),
     "credit": Objective(
         f"{_FORMULAS}.candidates.credit:credit", joint=True, reads="candidates", needs=("token_logp",),
+        explained={"": f"{_SHOWN}:credit"},
         about={"": "Policy gradient with credit for each token: its n-grams found in the reference. Reads candidates."},
     ),
 }
