@@ -1488,7 +1488,7 @@ def test_the_results_of_our_studies_are_complete_and_of_their_files(name, rows, 
     assert (len(study.objectives), study.comparisons, len(study.confirmation)) == (rows, comparisons, 5)
     folder = ResultFolder(ROOT / "studies" / name, study)
     results = folder.read()
-    for of_set in run.stages_of_sets(study, folder, results):
+    for of_set in run.stages_of_sets(folder, results):
         for stage in of_set.all:
             assert all(stages.is_done(study, training, results) for training in stage.trainings)
             assert stage.trainings or not stage.planned
@@ -1570,8 +1570,8 @@ def test_a_real_study_that_is_killed_or_shared_ends_with_the_same_tables(tmp_pat
 
     code, _, err = study("--results", "a", "--runs", "b", "--parallel", "2")
     assert code == 0, err
-    kills = ["killed(run, '_start_next', 2)", "killed(run, 'score_texts', 2)", "killed(ResultFolder, 'write', 3)"]
-    for kill in [*kills, "killed(run, '_advance', 3)"]:
+    kills = ["killed(run.Loop, '_start_next', 2)", "killed(run, 'score_texts', 2)", "killed(ResultFolder, 'write', 3)"]
+    for kill in [*kills, "killed(run.Loop, '_advance', 3)"]:
         code, _, err = study(kill=kill)
         assert code in (-signal.SIGKILL, 0), err
     assert study()[0] == 0

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         claim(folder.path, study)
         logger.info(f"{folder.merge(Path(other))} results of {other} were merged into {folder.path}.")
     results = folder.read()
-    stages = running.stages_of_sets(study, folder, results)
+    stages = running.stages_of_sets(folder, results)
     print_result(plan_text(study, stages, results, parallel=options.parallel) + "\n")
     outcome = running.StudyOutcome(finished=True)
     if not options.show:
@@ -98,9 +98,9 @@ def run(options: argparse.Namespace) -> int:
             options.delete_models,
             passed_on(options),
         )
-        outcome = running.run(study, folder, ways)
+        outcome = running.run(folder, ways)
         results = folder.read()
-        stages = running.stages_of_sets(study, folder, results)
+        stages = running.stages_of_sets(folder, results)
     shown = set_tables(study, stages, results)
     print_result(as_text(shown, markdown=options.markdown))
     for line in texts_lines(study, stages, runs):

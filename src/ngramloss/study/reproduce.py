@@ -282,7 +282,7 @@ def reproduce(
             return None
     claim(folder.path, study)
     claim(plan.folder, study)
-    outcome = running.run(study, folder, running.Ways(plan.folder, options=tuple(passed_on)))
+    outcome = running.run(folder, running.Ways(plan.folder, options=tuple(passed_on)))
     for why in outcome.why:
         logger.info(f"not finished: {why}")
     if not outcome.finished:
@@ -315,7 +315,7 @@ def _report(
     shown = build.build_record(
         result, texts, title=plan.title, notes=plan.notes, deviations=deviations(plan), paper_of=plan.paper_data
     )
-    (of_set,) = tables.set_tables(study, running.stages_of_sets(study, folder, known), known)
+    (of_set,) = tables.set_tables(study, running.stages_of_sets(folder, known), known)
     others = [each._replace(table=beside_the_paper(each.table, result, plan)) for each in of_set.others]
     failed = len(written) < len(plan.trainings)
     return Reproduced([of_set._replace(others=others)], result, texts, page.write_page(shown, page_folder), failed)

@@ -50,6 +50,8 @@ TRIES = 2  # How often a training is tried before its failure counts as its end
 PAUSE = 30.0  # Seconds between a failure and the next try
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # Exit codes of a process that was asked to stop
 PATIENCE = 60.0  # Seconds that a process gets to save its work and end
+TRAIN_LOG = "train.log"
+_AGAIN = "run the same command again."
 
 
 class ProcessStep(NamedTuple):
@@ -94,7 +96,6 @@ class StudyOutcome:
     finished: bool = False  # whether every training has a result or failed
     why: list[str] = field(default_factory=list)  # why it ended earlier, a sentence each
     halted: bool = False  # whether somebody else stopped a process, so that no other one is started
-    deadline: float = math.inf  # when it must end, by the monotonic clock
 
     def stopped(self, why: str) -> None:
         """Note a reason once."""
@@ -102,71 +103,17 @@ class StudyOutcome:
             self.why.append(why)
 
 
-def run(study: Study, folder: ResultFolder, ways: Ways) -> StudyOutcome:
+def run(folder: ResultFolder, ways: Ways) -> StudyOutcome:
     """Do what is left of a study. A training that fails is tried again, once, after a while and after the others.
 
     So a GPU that fails for a while does not decide which rows are tested.
     """
-    outcome, jobs, look = StudyOutcome(), list[TrainingJob](), 0.0
-    if ways.minutes:
-        outcome.deadline = time.monotonic() + 60 * ways.minutes
-    found = [result for result in folder.read().values() if result.failed]
-    earlier = {result.attempt for result in found if result.tries >= TRIES}
-    noticed = dict.fromkeys((result.attempt for result in found), -math.inf)
-    before, others = _to_be_done(folder, earlier), False
-    total = sum(stage.planned for of_set in stages_of_sets(study, folder, before) for stage in of_set.all)
-    done = sum(is_done(study, training, before) for training in {training for training, _ in before})
-    _check(study, _left(folder, before, ways), ways)
-    with _interrupted_by_terminate(), Progress("study", total, unit="trainings", done=done) as progress:
-        try:
-            while True:
-                for job in [job for job in jobs if job.process.poll() is not None]:
-                    look = 0.0
-                    jobs.remove(job)
-                    if going := _advance(job, folder, ways, outcome):
-                        jobs.append(going)
-                    else:
-                        ended = is_done(study, job.training, _to_be_done(folder, earlier))
-                        progress.update(int(ended), note=_note(job.training, folder))
-                if time.monotonic() >= outcome.deadline:
-                    outcome.stopped(f"the time is up: --minutes {ways.minutes:g}.")
-                    break
-                if len(jobs) < ways.parallel and time.monotonic() >= look:
-                    look = time.monotonic() + WAIT
-                    left = _left(folder, _to_be_done(folder, earlier), ways)
-                    failures = {each.training: each.attempt for each in folder.read().values() if each.failed}
-                    for attempt in failures.values():
-                        noticed.setdefault(attempt, time.monotonic())
-                    ready = {each for each, attempt in failures.items() if time.monotonic() >= noticed[attempt] + PAUSE}
-                    fresh = [each for each in left if each not in failures]
-                    again = [each for each in left if each in ready]
-                    busy = 0
-                    for training in [*fresh, *again]:
-                        is_free = len(jobs) < ways.parallel and not outcome.halted
-                        if is_free and not any(job.training == training for job in jobs):
-                            try:
-                                started = _begin(training, folder, ways, outcome, len(jobs))
-                                jobs += [started] if started else []
-                            except BlockingIOError:
-                                busy += 1
-                    if not jobs and (not left or outcome.why):
-                        break
-                    if busy and busy == len(left) and not others:
-                        others = True
-                        logger.info("other processes are at the trainings that are left; waiting for them.")
-                time.sleep(POLL)
-        finally:
-            _stop(jobs)
-    outcome.finished = not _left(folder, _to_be_done(folder, earlier), Ways(ways.runs))
-    if not outcome.finished and not outcome.why:
-        number, count = ways.share
-        part = f"--only {' '.join(ways.only)} is" if ways.only else f"share {number} of {count} is"
-        outcome.stopped(f"{part} done as far as the results allow; the rest is left to others.")
-    return outcome
+    return Loop(folder, ways).run()
 
 
-def stages_of_sets(study: Study, folder: ResultFolder, results: Results) -> list[Stages]:
+def stages_of_sets(folder: ResultFolder, results: Results) -> list[Stages]:
     """The stages of every set. Raises if the test set was used for other rows than those that would be chosen now."""
+    study = folder.study
     every = [stages(study, data, results, folder.confirmed(data)) for data in study.sets]
     for data, of_set in zip(study.sets, every, strict=True):
         folder.raise_if_others_confirmed(data, of_set.confirmed)
@@ -174,223 +121,311 @@ def stages_of_sets(study: Study, folder: ResultFolder, results: Results) -> list
     return every
 
 
-def _check(study: Study, left: Sequence[Training], ways: Ways) -> None:
-    """Raise before anything is trained, if data, a metric or a model are not there."""
-    sets = [study.data(name) for name in dict.fromkeys(training.set for training in left)]
-    check_data(study, sets)
-    check_metrics(sets)
-    every = [each for training in left for each in (training, *(other for other, _ in study.first(training)))]
-    systems = [study.systems.get(name) for name in dict.fromkeys(training.objective for training in every)]
-    loaded = [row.base for row in systems if row and "model.encoder" not in row.first]
-    for base in [*(data.base for data in sets), *loaded]:
-        if base.model.name != "scratch" or base.model.encoder:
-            from ngramloss.models.encoders import load_encoder_config
-            from ngramloss.models.loading import load_config
-            from ngramloss.training.systems import read_system
+class Loop:
+    """The jobs of a study, as many side by side as it may have."""
 
-            reads_only = base.system and not read_system(base.system).entry.takes_objective
-            check = load_encoder_config if reads_only else load_config
-            check(base.model)
+    def __init__(self, folder: ResultFolder, ways: Ways) -> None:
+        self.folder, self.study, self.ways = folder, folder.study, ways
+        self.outcome, self.jobs = StudyOutcome(), list[TrainingJob]()
+        self.deadline = time.monotonic() + 60 * ways.minutes if ways.minutes else math.inf
+        failed = [result for result in folder.read().values() if result.failed]
+        self.earlier = {result.attempt for result in failed if result.tries >= TRIES}
+        self.noticed = dict.fromkeys((result.attempt for result in failed), -math.inf)  # attempt → when it was seen
 
+    def run(self) -> StudyOutcome:
+        """Work until all is done, or what is left is for others."""
+        look, waits = 0.0, False
+        before, ways = self._results(), self.ways
+        total = sum(stage.planned for of_set in stages_of_sets(self.folder, before) for stage in of_set.all)
+        done = sum(is_done(self.study, training, before) for training in {training for training, _ in before})
+        self._check(self._left())
+        with _interrupted_by_terminate(), Progress("study", total, unit="trainings", done=done) as progress:
+            try:
+                while True:
+                    for job in [job for job in self.jobs if job.process.poll() is not None]:
+                        look = 0.0
+                        self.jobs.remove(job)
+                        if going := self._advance(job):
+                            self.jobs.append(going)
+                        else:
+                            ended = is_done(self.study, job.training, self._results())
+                            progress.update(int(ended), note=self._note(job.training))
+                    if time.monotonic() >= self.deadline:
+                        self.outcome.stopped(f"the time is up: --minutes {ways.minutes:g}.")
+                        break
+                    if len(self.jobs) < ways.parallel and time.monotonic() >= look:
+                        look = time.monotonic() + WAIT
+                        left = self._left()
+                        busy = self._begin_some(left)
+                        if not self.jobs and (not left or self.outcome.why):
+                            break
+                        if busy and busy == len(left) and not waits:
+                            waits = True
+                            logger.info("other processes are at the trainings that are left; waiting for them.")
+                    time.sleep(POLL)
+            finally:
+                self._stop()
+        self.outcome.finished = not self._left(whole=True)
+        if not self.outcome.finished and not self.outcome.why:
+            number, count = ways.share
+            part = f"--only {' '.join(ways.only)} is" if ways.only else f"share {number} of {count} is"
+            self.outcome.stopped(f"{part} done as far as the results allow; the rest is left to others.")
+        return self.outcome
 
-# What is left
+    def _check(self, left: Sequence[Training]) -> None:
+        """Raise before anything is trained, if data, a metric or a model are not there."""
+        study = self.study
+        sets = [study.data(name) for name in dict.fromkeys(training.set for training in left)]
+        check_data(study, sets)
+        check_metrics(sets)
+        every = [each for training in left for each in (training, *(other for other, _ in study.first(training)))]
+        systems = [study.systems.get(name) for name in dict.fromkeys(training.objective for training in every)]
+        loaded = [row.base for row in systems if row and "model.encoder" not in row.first]
+        for base in [*(data.base for data in sets), *loaded]:
+            if base.model.name != "scratch" or base.model.encoder:
+                from ngramloss.models.encoders import load_encoder_config
+                from ngramloss.models.loading import load_config
+                from ngramloss.training.systems import read_system
 
+                reads_only = base.system and not read_system(base.system).entry.takes_objective
+                check = load_encoder_config if reads_only else load_config
+                check(base.model)
 
-def _to_be_done(folder: ResultFolder, earlier: set[str]) -> Results:
-    """The results, without first failures and those of earlier calls, which are tried again.
+    # What is left
 
-    Failures before the rows of a set were chosen stay: another try could not be used any more.
-    """
-    chosen = {data.name for data in folder.study.sets if folder.confirmed(data) is not None}
-    return {
-        key: result
-        for key, result in folder.read().items()
-        if not result.failed
-        or (result.tries >= TRIES and result.attempt not in earlier)
-        or (result.training.set in chosen and result.training.split != TEST)
-    }
+    def _results(self) -> Results:
+        """The results, without first failures and those of earlier calls, which are tried again.
 
+        Failures before the rows of a set were chosen stay: another try could not be used any more.
+        """
+        chosen = {data.name for data in self.study.sets if self.folder.confirmed(data) is not None}
+        return {
+            key: result
+            for key, result in self.folder.read().items()
+            if not result.failed
+            or (result.tries >= TRIES and result.attempt not in self.earlier)
+            or (result.training.set in chosen and result.training.split != TEST)
+        }
 
-def _left(folder: ResultFolder, results: Results, ways: Ways) -> list[Training]:
-    """The trainings of this share that can be done now, stage by stage."""
-    study, (number, count) = folder.study, ways.share
-    every = stages_of_sets(study, folder, results)
-    for data, of_set in zip(study.sets, every, strict=True):
-        # Before the first text of the test set is written.
-        if of_set.always is not None:
-            folder.confirm(data, of_set.always, ALWAYS)
-        if of_set.confirmed is not None:
-            folder.confirm(data, of_set.confirmed)
-    return [
-        training
-        for data, of_set in zip(study.sets, every, strict=True)
-        if not ways.only or data.name in ways.only
-        for stage in of_set.all
-        for index, training in enumerate(new_in(of_set, stage))
-        if index % count == number - 1 and not is_done(study, training, results)
-    ]
+    def _left(self, *, whole: bool = False) -> list[Training]:
+        """The trainings of this share, or of the whole study, that can be done now, stage by stage."""
+        results, (number, count) = self._results(), (1, 1) if whole else self.ways.share
+        only = () if whole else self.ways.only
+        every = list(zip(self.study.sets, stages_of_sets(self.folder, results), strict=True))
+        for data, of_set in every:
+            # Before the first text of the test set is written.
+            if of_set.always is not None:
+                self.folder.confirm(data, of_set.always, ALWAYS)
+            if of_set.confirmed is not None:
+                self.folder.confirm(data, of_set.confirmed)
+        return [
+            training
+            for data, of_set in every
+            if not only or data.name in only
+            for stage in of_set.all
+            for index, training in enumerate(new_in(of_set, stage))
+            if index % count == number - 1 and not is_done(self.study, training, results)
+        ]
 
+    # A job
 
-# A job
+    def _begin_some(self, left: Sequence[Training]) -> int:
+        """Start as many jobs as there is room for, failed ones last. Returns how many are in work elsewhere."""
+        failures = {each.training: each.attempt for each in self.folder.read().values() if each.failed}
+        for attempt in failures.values():
+            self.noticed.setdefault(attempt, time.monotonic())
+        ready = {each for each, attempt in failures.items() if time.monotonic() >= self.noticed[attempt] + PAUSE}
+        fresh, again = [each for each in left if each not in failures], [each for each in left if each in ready]
+        busy = 0
+        for training in [*fresh, *again]:
+            is_free = len(self.jobs) < self.ways.parallel and not self.outcome.halted
+            if is_free and not any(job.training == training for job in self.jobs):
+                try:
+                    started = self._begin(training)
+                    self.jobs += [started] if started else []
+                except BlockingIOError:
+                    busy += 1
+        return busy
 
+    def _begin(self, training: Training) -> TrainingJob | None:
+        """Start a job; none if only scores were left, or no time. Raises ``BlockingIOError`` if another loop is at it."""
+        place = training.folder(self.ways.runs)
+        place.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as lock:
+            lock.enter_context(lock_folder(place, wait=False))
+            results = {key: result for key, result in self.folder.read().items() if not result.failed}
+            if is_done(self.study, training, results):
+                return None  # another loop was faster
+            return self._start_next(training, lock, {}, len(self.jobs))
 
-def _begin(
-    training: Training, folder: ResultFolder, ways: Ways, outcome: StudyOutcome, running: int
-) -> TrainingJob | None:
-    """Start a job. Nothing is started if only scores were left, or if no time is left.
+    def _advance(self, job: TrainingJob) -> TrainingJob | None:
+        """Go on after a process has ended: the job with its next one; None, with its folder free, if it ends."""
+        with job.lock, job.step_lock:
+            code = job.process.poll()
+            if code in STOPPED:
+                self.outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
+                self.outcome.halted = True
+                return None
+            if code:
+                why = _reason(job.step.log, code)
+                self._record_failure(job.training, job.step.what, why, diverged=code == DIVERGED)
+                return None
+            job.step_lock.close()
+            took = None if job.step.continued else time.monotonic() - job.began
+            try:
+                return self._start_next(job.training, job.lock, job.seconds | {job.step.log: took})
+            except BlockingIOError:
+                return None
 
-    Raises:
-        BlockingIOError: another loop has it, or what it needs.
-    """
-    place = training.folder(ways.runs)
-    place.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as lock:
-        lock.enter_context(lock_folder(place, wait=False))
-        results = {key: result for key, result in folder.read().items() if not result.failed}
-        if is_done(folder.study, training, results):
-            return None  # another loop was faster
-        return _start_next(training, lock, {}, folder, ways, outcome, running)
+    def _start_next(
+        self, training: Training, lock: ExitStack, seconds: dict[Path, float | None], running: int = 0
+    ) -> TrainingJob | None:
+        """Start the next process of a training, with the folder of its log locked; None if there is none, or no time.
 
-
-def _advance(job: TrainingJob, folder: ResultFolder, ways: Ways, outcome: StudyOutcome) -> TrainingJob | None:
-    """Go on after a process has ended. Returns the job with its next one; None, with its folder free, if it ends."""
-    with job.lock, job.step_lock:
-        code = job.process.poll()
-        if code in STOPPED:
-            outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
-            outcome.halted = True
+        Raises:
+            BlockingIOError: another loop has that folder, or a process of a killed study is still at its own.
+        """
+        step = self._next_step(training, seconds)
+        if step is None or not self._may_start(step, training, running):
             return None
-        if code:
-            why = _reason(job.step.log, code)
-            _record_failure(job.training, folder, job.step.what, why, diverged=code == DIVERGED)
+        if step.log in seconds:
+            self._record_failure(training, step.what, f"it ended without its files, see {step.log}.")
             return None
-        job.step_lock.close()
-        took = None if job.step.continued else time.monotonic() - job.began
-        try:
-            return _start_next(job.training, job.lock, job.seconds | {job.step.log: took}, folder, ways, outcome)
-        except BlockingIOError:
-            return None
+        with ExitStack() as step_lock:
+            if step.log.parent != training.folder(self.ways.runs):
+                step_lock.enter_context(lock_folder(step.log.parent, wait=False))
+            if step.folder.is_dir():
+                with lock_folder(step.folder, wait=False):
+                    pass
+            process = Process(step.arguments, step.log, {TODAY: self.folder.day})
+            return TrainingJob(training, lock.pop_all(), seconds, step, process, step_lock.pop_all(), time.monotonic())
 
-
-def _start_next(
-    training: Training,
-    lock: ExitStack,
-    seconds: dict[Path, float | None],
-    folder: ResultFolder,
-    ways: Ways,
-    outcome: StudyOutcome,
-    running: int = 0,
-) -> TrainingJob | None:
-    """Start the next process of a training, and lock the folder of its log if it is not the training's own.
-
-    None if there is none, or if it may not start.
-
-    Raises:
-        BlockingIOError: another loop has that folder, or a process of a killed study is still at its own.
-    """
-    step = _next_step(training, folder, ways, seconds)
-    if step is None or not _may_start(step, training, folder, outcome, running):
-        return None
-    if step.log in seconds:
-        _record_failure(training, folder, step.what, f"it ended without its files, see {step.log}.")
-        return None
-    with ExitStack() as step_lock:
-        if step.log.parent != training.folder(ways.runs):
-            step_lock.enter_context(lock_folder(step.log.parent, wait=False))
-        if step.folder.is_dir():
-            with lock_folder(step.folder, wait=False):
-                pass
-        process = Process(step.arguments, step.log, {TODAY: folder.day})
-        return TrainingJob(training, lock.pop_all(), seconds, step, process, step_lock.pop_all(), time.monotonic())
-
-
-def _next_step(
-    training: Training, folder: ResultFolder, ways: Ways, seconds: Mapping[Path, float | None]
-) -> ProcessStep | None:
-    """The first process of a training whose files are not there; None if all are. Texts are scored on the way."""
-    study, run = folder.study, RunFolder(training.run_folder(ways.runs))
-    is_trained = _log(training, ways) in seconds  # by this job: the models that it needed may be deleted by now
-    for other, split in () if is_trained else study.first(training):
-        step = _train(other, study, ways, f"train {other.objective}")
-        if step := step or (_candidates(training, other, split, study, ways) if split else None):
+    def _next_step(self, training: Training, seconds: Mapping[Path, float | None]) -> ProcessStep | None:
+        """The first process of a training whose files are not there; None if all are. Texts are scored on the way."""
+        study, ways, place = self.study, self.ways, training.folder(self.ways.runs)
+        run, trained = RunFolder(training.run_folder(ways.runs)), place / TRAIN_LOG
+        # By this job: the models that it needed may be deleted by then.
+        for other, split in () if trained in seconds else study.first(training):
+            step = self._train(other, f"train {other.objective}")
+            if step := step or (self._candidates(training, other, split) if split else None):
+                return step
+        if step := self._train(training, "train"):
             return step
-    if step := _train(training, study, ways, "train"):
-        return step
-    limit = study.data(training.set).limit
-    for writing, changes in study.writings.items():
-        known = folder.read().get((training, writing))
-        if known is not None and not known.failed:
-            continue
-        texts = RunFolder(study.text_folder(training, writing, ways.runs))
-        options = [word for change in changes for word in ("--set", change)]
-        options += ["--split", training.split, *(["--limit", str(limit)] if limit else [])]
-        place = training.folder(ways.runs)
-        file, log = place / f"{training.split}-{writing}.json", place / f"{writing}.log"
-        if texts.has_predictions:
-            texts.raise_unless_written_by(run, texts.generation, texts.predictions, _AGAIN)
-        if not texts.predictions.exists():
-            write_whole(file, json.dumps(options))
-            arguments = ["generate", str(run.path), "--out", str(texts.path), *options, *ways.options]
-            return ProcessStep(writing, arguments, texts.path, texts.has_predictions, log)
-        _raise_unless_written_with(options, file, texts.predictions)
-        try:
-            result = score_texts(study, training, writing, run, texts)
-        except ScoringError as why:
-            _record_failure(training, folder, "score", str(why))
+        limit = study.data(training.set).limit
+        for writing, changes in study.writings.items():
+            known = self.folder.read().get((training, writing))
+            if known is not None and not known.failed:
+                continue
+            texts = RunFolder(study.text_folder(training, writing, ways.runs))
+            options = [word for change in changes for word in ("--set", change)]
+            options += ["--split", training.split, *(["--limit", str(limit)] if limit else [])]
+            file, log = place / f"{training.split}-{writing}.json", place / f"{writing}.log"
+            if texts.has_predictions:
+                texts.raise_unless_written_by(run, texts.generation, texts.predictions, _AGAIN)
+            if not texts.predictions.exists():
+                write_whole(file, json.dumps(options))
+                arguments = ["generate", str(run.path), "--out", str(texts.path), *options, *ways.options]
+                return ProcessStep(writing, arguments, texts.path, texts.has_predictions, log)
+            _raise_unless_written_with(options, file, texts.predictions)
+            try:
+                result = score_texts(study, training, writing, run, texts)
+            except ScoringError as why:
+                self._record_failure(training, "score", str(why))
+                return None
+            if not any(other.notes for other in self.folder.read().values() if other.training.set == training.set):
+                for note in unread([result], training.split):
+                    logger.warning(f"warning: {training.set}: {note}")
+            times = {"train_seconds": seconds.get(trained), "write_seconds": seconds.get(log)}
+            self.folder.write(replace(result, **times, parallel=ways.parallel))
+        if ways.delete_models:
+            remove(run.model)
+        return None
+
+    def _train(self, training: Training, what: str) -> ProcessStep | None:
+        """The process of a training, unless it is finished."""
+        place, settings = training.folder(self.ways.runs), self.study.recipe(training)
+        run = RunFolder(training.run_folder(self.ways.runs))
+        raise_unless_same_settings(self.study, settings, run)
+        if run.finished:
+            remove(run.checkpoints)  # the model is beside them
             return None
-        if not any(other.notes for other in folder.read().values() if other.training.set == training.set):
-            for note in unread([result], training.split):
-                logger.warning(f"warning: {training.set}: {note}")
-        trained, written = seconds.get(_log(training, ways)), seconds.get(log)
-        folder.write(replace(result, train_seconds=trained, write_seconds=written, parallel=ways.parallel))
-    if ways.delete_models:
-        remove(run.model)
-    return None
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / "settings.toml"
+        write_whole(file, recipe.dump(settings))
+        arguments = ["train", str(file), "--run", str(run.path), *self.ways.options]
+        return ProcessStep(what, arguments, run.path, _has_checkpoints(run), place / TRAIN_LOG)
+
+    def _candidates(self, training: Training, writer: Training, split: str) -> ProcessStep | None:
+        """The process in which the model of another training writes candidates for this one, unless they are there."""
+        runs = self.ways.runs
+        folder = RunFolder(self.study.made_folder(training, Needed(writer.objective, split), runs))
+        run, file = RunFolder(writer.run_folder(runs)), writer.folder(runs) / f"candidates-{split}.json"
+        options = self.study.systems[training.objective].candidate_options(split)
+        if folder.candidates.exists():
+            _raise_unless_written_with(options, file, folder.candidates)
+            folder.raise_unless_written_by(run, folder.about_candidates, folder.candidates, _AGAIN)
+            return None
+        write_whole(file, json.dumps(options))
+        arguments = ["candidates", str(run.path), "--out", str(folder.path), *options, *self.ways.options]
+        what = f"candidates of {writer.objective}"
+        return ProcessStep(what, arguments, folder.path, False, file.with_suffix(".log"))
+
+    def _may_start(self, step: ProcessStep, training: Training, running: int) -> bool:
+        """Whether time and budget allow another process; for a training, with its writings: without, it could be lost.
+
+        What is not known yet is taken to be short enough.
+        """
+        study, results = self.study, self.folder.read()
+        parts = ["", *study.writings] if step.what == "train" else [step.what]
+        expected = sum(expected_seconds(results, training, part) or 0.0 for part in parts)
+        trained = {of for of, _ in results}
+        if time.monotonic() + expected > self.deadline:
+            self.outcome.stopped("what is left does not fit into --minutes.")
+        elif study.minutes and seconds_spent(results) + expected > 60 * study.minutes:
+            self.outcome.stopped(f"the budget of {study.minutes:g} minutes is used up.")
+        elif study.trainings and training not in trained and len(trained) + running >= study.trainings:
+            self.outcome.stopped(f"the budget of {study.trainings} trainings is used up.")
+        else:
+            return True
+        return False
+
+    def _record_failure(self, training: Training, what: str, why: str, *, diverged: bool = False) -> None:
+        """Record and report that a step failed."""
+        known = self.folder.read()
+        before_each = {writing: known.get((training, writing)) for writing in self.study.writings}
+        tries = 1 + max((result.tries for result in before_each.values() if result is not None), default=0)
+        for writing, before in before_each.items():
+            if before is None or before.failed:
+                facts, attempt = self.study.facts(training, writing), str(secrets.randbits(60))
+                self.folder.write(
+                    WritingResult(training, writing, facts, f"{what}: {why}", tries, diverged, attempt=attempt)
+                )
+        again = " It is tried again, once, after the others." if tries < TRIES else ""
+        logger.warning(f"warning: {training}: {what} failed: {why.rstrip('.')}.{again}")
+
+    def _note(self, training: Training) -> str:
+        data = self.study.data(training.set)
+        result = self.folder.read().get((training, data.writing))
+        if result is None or result.failed:
+            return f"{training}: {'failed' if result else 'not finished'}"
+        return f"{training}: {data.score.label} {fixed(result.scores.get(data.primary), data.score.decimals)}"
+
+    def _stop(self) -> None:
+        """Ask all processes to save their work, wait for them, and free the folders."""
+        for job in self.jobs:
+            if job.process.poll() is None:
+                job.process.terminate()
+        until = time.monotonic() + PATIENCE
+        for job in self.jobs:
+            while job.process.poll() is None and time.monotonic() < until:
+                time.sleep(POLL)
+            if job.process.poll() is None:
+                job.process.kill()
+            job.step_lock.close()
+            job.lock.close()
 
 
-def _train(training: Training, study: Study, ways: Ways, what: str) -> ProcessStep | None:
-    """The process of a training, unless it is finished."""
-    settings, run, place = study.recipe(training), RunFolder(training.run_folder(ways.runs)), training.folder(ways.runs)
-    raise_unless_same_settings(study, settings, run)
-    if run.finished:
-        remove(run.checkpoints)  # the model is beside them
-        return None
-    place.mkdir(parents=True, exist_ok=True)
-    file = place / "settings.toml"
-    write_whole(file, recipe.dump(settings))
-    arguments = ["train", str(file), "--run", str(run.path), *ways.options]
-    return ProcessStep(what, arguments, run.path, _has_checkpoints(run), _log(training, ways))
-
-
-def _log(training: Training, ways: Ways) -> Path:
-    return training.folder(ways.runs) / "train.log"
-
-
-def _candidates(training: Training, writer: Training, split: str, study: Study, ways: Ways) -> ProcessStep | None:
-    """The process in which the model of another training writes candidates for this one, unless they are there."""
-    folder = RunFolder(study.made_folder(training, Needed(writer.objective, split), ways.runs))
-    run = RunFolder(writer.run_folder(ways.runs))
-    options = study.systems[training.objective].candidate_options(split)
-    file = writer.folder(ways.runs) / f"candidates-{split}.json"
-    if folder.candidates.exists():
-        _raise_unless_written_with(options, file, folder.candidates)
-        folder.raise_unless_written_by(run, folder.about_candidates, folder.candidates, _AGAIN)
-        return None
-    write_whole(file, json.dumps(options))
-    arguments = ["candidates", str(run.path), "--out", str(folder.path), *options, *ways.options]
-    return ProcessStep(f"candidates of {writer.objective}", arguments, folder.path, False, file.with_suffix(".log"))
-
-
-def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> None:
-    """Raise if texts were written with other options than those of the study."""
-    if not file.exists() or json.loads(file.read_text(encoding="utf-8")) != options:
-        raise UserError(
-            f"the texts in {texts.parent} were not written with {' '.join(options)}, as the study says now. Delete "
-            f"{texts}: they are written again then."
-        )
-
-
-_AGAIN = "run the same command again."
+# Checks of what is there
 
 
 def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFolder) -> None:
@@ -406,48 +441,17 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
         )
 
 
+def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> None:
+    """Raise if texts were written with other options than those of the study."""
+    if not file.exists() or json.loads(file.read_text(encoding="utf-8")) != options:
+        raise UserError(
+            f"the texts in {texts.parent} were not written with {' '.join(options)}, as the study says now. Delete "
+            f"{texts}: they are written again then."
+        )
+
+
 def _has_checkpoints(run: RunFolder) -> bool:
     return run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
-
-
-def _may_start(
-    step: ProcessStep, training: Training, folder: ResultFolder, outcome: StudyOutcome, running: int
-) -> bool:
-    """Whether time and budget allow another process; for a training, with its writings: without, it could be lost.
-
-    What is not known yet is taken to be short enough.
-    """
-    study, results = folder.study, folder.read()
-    parts = ["", *study.writings] if step.what == "train" else [step.what]
-    expected = sum(expected_seconds(results, training, part) or 0.0 for part in parts)
-    if time.monotonic() + expected > outcome.deadline:
-        outcome.stopped("what is left does not fit into --minutes.")
-        return False
-    if study.minutes and seconds_spent(results) + expected > 60 * study.minutes:
-        outcome.stopped(f"the budget of {study.minutes:g} minutes is used up.")
-        return False
-    trained = {of for of, _ in results}
-    if study.trainings and training not in trained and len(trained) + running >= study.trainings:
-        outcome.stopped(f"the budget of {study.trainings} trainings is used up.")
-        return False
-    return True
-
-
-def _record_failure(training: Training, folder: ResultFolder, what: str, why: str, *, diverged: bool = False) -> None:
-    """Record and report that a step failed."""
-    known = folder.read()
-    before_each = {writing: known.get((training, writing)) for writing in folder.study.writings}
-    tries = 1 + max((result.tries for result in before_each.values() if result is not None), default=0)
-    for writing, before in before_each.items():
-        if before is None or before.failed:
-            facts, attempt = folder.study.facts(training, writing), str(secrets.randbits(60))
-            folder.write(
-                WritingResult(
-                    training, writing, facts, f"{what}: {why}", tries=tries, diverged=diverged, attempt=attempt
-                )
-            )
-    again = " It is tried again, once, after the others." if tries < TRIES else ""
-    logger.warning(f"warning: {training}: {what} failed: {why.rstrip('.')}.{again}")
 
 
 def _reason(log: Path, code: int) -> str:
@@ -460,32 +464,6 @@ def _reason(log: Path, code: int) -> str:
     memory = " Perhaps the memory was full: lower --parallel." if code == -signal.SIGKILL else ""
     printed = f", see {log}" if lines else " and printed nothing"
     return f"it ended with {name}{printed}.{memory}"
-
-
-def _note(training: Training, folder: ResultFolder) -> str:
-    data = folder.study.data(training.set)
-    result = folder.read().get((training, data.writing))
-    if result is None or result.failed:
-        return f"{training}: {'failed' if result else 'not finished'}"
-    return f"{training}: {data.score.label} {fixed(result.scores.get(data.primary), data.score.decimals)}"
-
-
-# Stopping
-
-
-def _stop(jobs: Sequence[TrainingJob]) -> None:
-    """Ask all processes to save their work, wait for them, and free the folders."""
-    for job in jobs:
-        if job.process.poll() is None:
-            job.process.terminate()
-    until = time.monotonic() + PATIENCE
-    for job in jobs:
-        while job.process.poll() is None and time.monotonic() < until:
-            time.sleep(POLL)
-        if job.process.poll() is None:
-            job.process.kill()
-        job.step_lock.close()
-        job.lock.close()
 
 
 @contextmanager
