@@ -289,11 +289,7 @@ def own_files(paths: Sequence[Path], *, package: Path | None = None) -> list[Pat
     """Python files and the modules of their own that they import, directly or not, in a fixed order.
 
     Imports are read from the code, so that one in a function counts before it is executed. A module is their own if it
-    lies beside the file or is found where Python looks for it, and belongs to no installed package but this one.
-
-    Args:
-        paths: the files. Those of other packages are left out.
-        package: the folder of the installed package that they belong to.
+    lies beside the file or is found where Python looks for it, and belongs to no installed package but ``package``.
     """
     found: set[Path] = set()
     left = list(paths)

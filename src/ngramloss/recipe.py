@@ -351,13 +351,8 @@ def about(name: str) -> str:
 def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) -> Recipe:
     """Load a recipe by name or from a file, and apply ``key=value`` overrides.
 
-    A file may begin with ``base = "xsum"`` and contain only what differs. All mistakes are reported at once.
-
-    Args:
-        name: a built-in recipe, or a file.
-        overrides: settings to change, each ``key=value``.
-        objective: whether to check the objective. Without the check, a run can be read without the plugin that defines
-            its objective.
+    A file may begin with ``base = "xsum"`` and contain only what differs. All mistakes are reported at once. Without
+    ``objective`` it is not checked: a run can be read without the plugin that defines its objective.
     """
     settings = _read(name, ())
     for override in overrides:
@@ -558,10 +553,7 @@ def _build_recipe(
 
 
 def _with_objective(recipe: Recipe) -> Recipe:
-    """The recipe with its objective in standard spelling. Raises if ``train.best`` is a term that it does not have.
-
-    Scores of metrics are checked when the training begins.
-    """
+    """The recipe with its objective in standard spelling. Raises if ``train.best`` is a term that it does not have."""
     from ngramloss.loss.terms.parser import parse
     from ngramloss.loss.terms.term import check_names
 
@@ -725,8 +717,5 @@ def _broken_rules_of_online(recipe: Recipe) -> Iterator[str]:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML, which is written like JSON, except for one control character.
-
-    JSON's escapes of characters beyond 16 bits are not valid TOML, so such characters are not escaped.
-    """
+    """A value as TOML: like JSON, except for one control character and escapes beyond 16 bits, which it lacks."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

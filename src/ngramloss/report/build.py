@@ -45,16 +45,10 @@ def build_record(
     deviations: Sequence[str] = (),
     paper_of: str | None = None,
 ) -> Report:
-    """The record of a report.
+    """The record of a report. ``notes`` come first in it; ``deviations`` say where this departs from the paper.
 
-    Args:
-        result: of scoring the texts.
-        texts: references, documents and the systems' texts.
-        title: of the page; by default the systems and the data.
-        notes: what a reader should know first.
-        deviations: where this departs from the paper.
-        paper_of: data set whose rows of the paper stand below; by default the runs' own, where the paper has it. For
-            other data there are only the rows of objectives that were trained here.
+    ``paper_of`` is the data set whose rows of the paper stand below; by default the runs' own, where the paper has it.
+    For other data there are only the rows of objectives that were trained here.
     """
     if texts.task.references is None:
         raise UserError(
@@ -200,11 +194,7 @@ def _task(result: Result) -> str:
 
 
 def _in_words(score: Score, task: str) -> Score:
-    """A score whose description calls the texts by the words of the task.
-
-    >>> _in_words(Score("Novel", "1-grams of the summary not in the document"), "translation").help
-    '1-grams of the translation not in the source'
-    """
+    """A score whose description calls the texts by the words of the task."""
     usual, words = WORDS[TASKS[0]], WORDS[task]
     described = score.help.replace(usual.text, words.text).replace(usual.source, words.source)
     return dataclasses.replace(score, help=described)

@@ -78,10 +78,7 @@ def draw_results(report: Report) -> dict[str, Forest]:
 
 
 def estimates(report: Report, score: str) -> list[Estimate]:
-    """The rows that are drawn: means over seeds if there are some, otherwise systems.
-
-    A baseline is far from the others: it is drawn only if they are compared with it, or if there is nothing else.
-    """
+    """The rows that are drawn: means over seeds, or systems; baselines only if nothing else can be compared."""
     if report.seeds:
         rows = [_mean(report, group, score) for group in report.seeds]
     else:
@@ -142,8 +139,7 @@ def draw_training(logs: Sequence[TrainingCurves], name: str = "t") -> list[Panel
     """Losses, their terms, matched n-grams, learning rate and speed over the steps, all runs in each.
 
     Joint losses of different objectives are different quantities, so each objective has a panel of its own, behind all
-    others. An objective of one term has none: the term has one. No other drawing of the page has a name that begins
-    with ``name``.
+    others. An objective of one term has none: the term has one. ``name`` begins the names of these drawings alone.
     """
     panels: list[Panel] = []
     groups, objectives = run_groups(logs), list(dict.fromkeys(log.objective for log in logs))
@@ -167,10 +163,7 @@ def draw_training(logs: Sequence[TrainingCurves], name: str = "t") -> list[Panel
 
 
 def draw_ablation(part: Ablation, scores: Mapping[str, Score], name: str) -> str:
-    """What each row adds to the first: a dot for each score, a ring for the paper's; nothing without scores.
-
-    Differences, because absolute scores are far apart where the paper had other data.
-    """
+    """What each row adds to the first, here (dots) and in the paper (rings), for each score; nothing without scores."""
     columns = {True: [row.here for row in part.rows], False: [row.paper for row in part.rows]}
     gains = {
         score: {filled: gains_of([row[score] for row in rows]) for filled, rows in columns.items()}
@@ -194,11 +187,7 @@ def draw_ablation(part: Ablation, scores: Mapping[str, Score], name: str) -> str
 
 
 def gains_of(values: Sequence[float | None]) -> list[tuple[float, int]]:
-    """Difference to the first value, and the row, of every other value that is there.
-
-    >>> gains_of([40.0, 40.5, None, 39.0])
-    [(0.5, 1), (-1.0, 3)]
-    """
+    """Difference to the first value, and the row, of every other value that is there."""
     if not values or values[0] is None:
         return []
     return [(value - values[0], row) for row, value in enumerate(values) if row and value is not None]

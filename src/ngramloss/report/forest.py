@@ -55,14 +55,7 @@ class _Line(NamedTuple):
 
 
 def draw_forest(rows: Sequence[Estimate], name: str, *, score: str, decimals: int = 2) -> Forest:
-    """Draw rows of one set or of several.
-
-    Args:
-        rows: their values must be numbers. Each set has one row that is the first.
-        name: of the drawing; no other one of the page has it.
-        score: what the values are, such as "R-2".
-        decimals: of numbers that are written.
-    """
+    """Draw rows of one set or of several, each with one row that is the first. ``score`` is what the values are."""
     sets: dict[str, list[Estimate]] = {}
     for row in rows:
         sets.setdefault(row.data, []).append(row)

@@ -81,14 +81,9 @@ def page_text(report: Report, *, budget: int = BUDGET) -> str:
 
 
 def rendered(template: str, scripts: Sequence[str], facts: Any, *, folder: Path = _HERE, **shown: Any) -> str:
-    """A template, filled in: a page with our style and scripts. Half a surrogate pair becomes a question mark.
+    """A page with our style and scripts, from a template that extends ``frame.html``. The scripts read ``facts``.
 
-    Args:
-        template: its file name. It extends ``frame.html``, and may use ``parts.html``.
-        scripts: file names of its scripts.
-        facts: what they read, as JSON.
-        folder: where the template lies.
-        shown: all that the template and its frame show, by name.
+    Half a surrogate pair becomes a question mark.
     """
     import jinja2
 

@@ -49,13 +49,9 @@ class Evaluation(NamedTuple):
 
 
 def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> str:
-    """Write the folder of a run's model as a hub takes it. Nothing is uploaded. Returns the name on the hub.
+    """Write the folder of a run's model as a hub takes it, to ``out``, which must not exist. Nothing is uploaded.
 
-    Args:
-        folder: the run.
-        out: the folder to write; it must not exist.
-        repo: the name on the hub, ``owner/name``.
-        license: the licence of the model, as the hub spells it, such as ``apache-2.0``.
+    Returns the name on the hub. ``license`` is the licence of the model, as the hub spells it, such as ``apache-2.0``.
     """
     run = RunFolder(folder)
     settings = _finished(run)

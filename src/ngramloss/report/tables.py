@@ -63,9 +63,9 @@ def results(report: Report, names: Sequence[str], *, speed: bool = True, paper: 
 
 
 def copies(report: Report, first: str = "") -> dict[str, Parts]:
-    """The main table in each form, in parts: the page joins them in the order in which the reader has sorted it.
+    """The main table in each form, in parts, with the column first that the reader has put first.
 
-    CSV has the descriptive scores too. ``first`` is the column that the reader has put first.
+    CSV has the descriptive scores too.
     """
     names, _ = quality_and_description(report)
     main = seeds if report.seeds else results

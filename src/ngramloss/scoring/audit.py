@@ -43,11 +43,8 @@ def oddities(
 ) -> list[str]:
     """Count empty texts, the same text for several documents, and texts outside the limits.
 
-    Args:
-        texts: the system's texts.
-        lengths: the number of tokens of each text. Without them words are counted, and the note says so: a text has at
-            least as many tokens as words.
-        allowed: the limits.
+    Without the ``lengths`` in tokens words are counted, and the note says so: a text has at least as many tokens as
+    words.
     """
     notes = []
     empty = sum(not text.strip() for text in texts)

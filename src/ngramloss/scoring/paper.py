@@ -8,10 +8,7 @@ SCORES = ("rouge1", "rouge2", "rougeL", "bertscore", "wmd", "factcc", "summac_co
 
 
 class PrintedRow(NamedTuple):
-    """A system of Table 2; ``objective`` is empty if it uses none of ours. None stands for a dash.
-
-    ``system`` is the name in ``ngramloss list systems`` of one that the paper compares with.
-    """
+    """A system of Table 2. ``objective`` is ours, ``system`` a name of ``ngramloss list systems``; None is a dash."""
 
     label: str
     objective: str

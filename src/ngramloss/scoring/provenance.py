@@ -28,15 +28,10 @@ LONGEST = 40  # Characters of a prompt in a signature
 
 
 class Provenance(NamedTuple):
-    """What is known about the system in a folder. Fields that another tool did not write are empty.
-
-    Attributes:
-        label: the objective, if the model trained in this folder wrote the predictions; otherwise the name of the model
-            that wrote them, or of the folder.
-    """
+    """What is known about the system in a folder. Fields that another tool did not write are empty."""
 
     folder: Path  # the folder
-    label: str
+    label: str  # the objective, if the model trained here wrote the predictions; else the name of model or folder
     seed: int | None  # the seed of the training
     setup: str  # all settings but the seed, equal for runs that differ only in the seed; empty without a recipe
     recipe: dict[str, Any]  # the training settings of the model that wrote the predictions
@@ -171,14 +166,11 @@ def _short(text: str) -> str:
 def decoded_differently(signatures: Iterable[tuple[str, str]]) -> list[str]:
     """A warning that names every difference in how outputs were decoded; none if there is no difference.
 
-    Args:
-        signatures: the name of each system, and its signature, as :func:`written_by` returns it. What it does not name
-            has its default. Texts that no search wrote are not compared.
+    What a signature of :func:`written_by` does not name has its default. Texts that no search wrote are not compared.
 
-    Example:
-        >>> signatures = [("a", "generation|num_beams:4"), ("b", "generation|num_beams:1"), ("c", "generation|model:m")]
-        >>> decoded_differently(signatures)
-        ['warning: decoded differently, which may change scores by itself: num_beams 4 (a) against 1 (b).']
+    >>> signatures = [("a", "generation|num_beams:4"), ("b", "generation|num_beams:1"), ("c", "generation|model:m")]
+    >>> decoded_differently(signatures)
+    ['warning: decoded differently, which may change scores by itself: num_beams 4 (a) against 1 (b).']
     """
     systems = [(name, _decoding(text)) for name, text in signatures]
     found = []

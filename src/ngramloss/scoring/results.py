@@ -30,21 +30,15 @@ from ngramloss.version import __version__
 
 
 class Seeds(NamedTuple):
-    """The runs of one system that differ only in the seed.
-
-    Attributes:
-        against_first: score → difference to the first system's mean, its interval, p, and p corrected for the number of
-            systems; empty for the first system. Without a test all but the difference are NaN.
-        test: how its runs are compared with those of the first, one of ``BY_SEED``, ``BY_ORDER`` and ``UNPAIRED``;
-            empty for the first, and if one of the two has a single run.
-    """
+    """The runs of one system that differ only in the seed."""
 
     label: str  # the label of the system, or the name of the group
     names: list[str]  # the names of its runs
     # score → mean, standard deviation and 95% interval over the runs; of one run only the mean
     spread: dict[str, dict[str, float]]
-    against_first: dict[str, dict[str, float]]
-    test: str = ""
+    # score → difference to the first system's mean, its interval, p, and p corrected; without a test NaN, but the first
+    against_first: dict[str, dict[str, float]]  # empty for the first system
+    test: str = ""  # how its runs are paired with those of the first; empty for the first, or if one has a single run
 
 
 BY_SEED, BY_ORDER, UNPAIRED = "paired by seed", "paired in the order given", "not paired (Welch)"
@@ -96,16 +90,9 @@ def score_systems(
     """Score every system with every metric, and compare each with the first.
 
     The scores of a run folder's documents are saved in it, and reused until something changes that could affect them.
-
-    Args:
-        texts: references, documents and the systems' texts.
-        metrics: names in ``METRICS``. If one lacks a model or a package, ``absent`` says why.
-        options: metric → its options.
-        samples: bootstrap samples.
-        shuffles: shuffles of the paired randomisation test.
-        seed: random seed of both.
-        limits: the fewest and most tokens of a text; by default those of the run.
-        count: texts → number of tokens of each, for systems that did not record it.
+    If a metric lacks a model or a package, ``absent`` says why. Samples, shuffles and seed are of
+    :func:`significance.compare`. ``limits`` of lengths are by default those of the run; ``count`` counts tokens for
+    systems that did not record them.
     """
     if not metrics:
         raise UserError(f"give at least one metric. Choose from {', '.join(METRICS)}.")

@@ -75,15 +75,7 @@ class CachedScores(NamedTuple):
 def key(
     metric: str, options: Mapping[str, Any], texts: Mapping[str, Any], *, packages: Sequence[str] = (), source: str = ""
 ) -> str:
-    """A hash of everything that a metric's scores depend on.
-
-    Args:
-        metric: its name.
-        options: its options; the contents of files they name count too.
-        texts: the texts it reads.
-        packages: the packages it needs; their versions count.
-        source: a hash of its code, if the metric is not ours.
-    """
+    """A hash of everything that a metric's scores depend on, also of files that options name and of versions."""
     named = {name: [str(value), _content(value)] for name, value in options.items()}
     versions = {name: installed(name) for name in {*PACKAGES, *packages}} | {"ngramloss": __version__}
     return _hash([metric, named, dict(texts), versions, source])
@@ -109,17 +101,8 @@ def write(
 ) -> None:
     """Save the scores of each document, and the corpus scores with their intervals and signatures.
 
-    Scores of other metrics that were saved for the same texts are kept. If another process is writing here, wait for
-    it. Raises ``Busy`` if the folder stays locked, for example by a training.
-
-    Args:
-        folder: the run's folder.
-        ids: the ids of the documents, in the order of the scores.
-        predictions: the texts that were scored.
-        scores: metric → its scores.
-        corpus: name of a score → its value for the corpus, and its interval.
-        hashes: "references" and "documents", if they are given this time → their hash; scores of metrics that read
-            others are dropped.
+    Scores of other metrics that were saved for the same texts are kept, unless they read texts of other ``hashes``.
+    Raises ``Busy`` if the folder stays locked, for example by a training.
     """
     run = RunFolder(folder)
     texts = _hash([ids, predictions])

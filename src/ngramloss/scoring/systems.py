@@ -37,17 +37,14 @@ class DocumentSet(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """The systems with their texts in the order of the task's ids.
-
-    ``folders`` has None for a system that is a file. ``groups`` has the group of each system, if there are groups.
-    """
+    """The systems with their texts in the order of the task's ids."""
 
     task: DocumentSet
     names: list[str]
     texts: list[list[str]]
-    folders: list[Path | None]
+    folders: list[Path | None]  # None for a system that is a file
     warnings: list[str]
-    groups: Sequence[str] = ()
+    groups: Sequence[str] = ()  # of each system, if there are groups
 
 
 def parse_file(text: str, group: str = "") -> Given:
@@ -92,13 +89,10 @@ def align(
 ) -> Aligned:
     """Read all files and align their texts by id. Missing, extra or repeated ids raise an error that names them.
 
-    Args:
-        references: a file, or several with one reference of each document. None uses the references, and the documents,
-            in the first folder that has them, where ``ngramloss generate`` wrote them. All folders must then have the
-            same references, or, if it wrote of data without targets, the same documents.
-        predictions: files, or folders with predictions.
-        documents: a file.
-        named: columns to read, where their names are not the usual ones.
+    Several files of references have one reference of each document each. None uses the references, and the documents,
+    in the first folder that has them, where ``ngramloss generate`` wrote them: all folders must then have the same
+    references, or, if it wrote of data without targets, the same documents. ``named`` are columns with other names than
+    the usual.
     """
     if not predictions:
         raise UserError("there is nothing to score: give one or more files of predictions, or run folders.")

@@ -30,10 +30,7 @@ def write_documents(result: Result, path: Path) -> None:
 
 
 def record(result: Result) -> dict[str, Any]:
-    """The result as ``{"systems": [{"name", "scores", "intervals", "against_first", "signature", …}], …}``.
-
-    A score that is missing, NaN or infinite is None.
-    """
+    """The result as ``{"systems": [{"name", "scores", …}], …}``. A score that is missing, NaN or infinite is None."""
     systems = []
     for index, name in enumerate(result.names):
         scores = {score: values[index] for score, values in result.scores.items()}

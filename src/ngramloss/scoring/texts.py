@@ -52,12 +52,9 @@ class Texts(NamedTuple):
 
 
 def read_texts(path: Path, what: str, named: Named | None = None) -> Texts:
-    """Read the texts of a file in any format of :mod:`ngramloss.data.rows`; other names are read as plain lines.
+    """Read the "prediction", "reference" or "document", as ``what`` says, of each row of a file or of standard input.
 
-    Args:
-        path: a file, a folder that ``datasets`` saved, or ``-`` for standard input.
-        what: "prediction", "reference" or "document".
-        named: the columns to read, if they are named.
+    A file in no format of :mod:`ngramloss.data.rows` is read as plain lines.
     """
     named = named or Named()
     rows = _rows(path, what)

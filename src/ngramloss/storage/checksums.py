@@ -90,13 +90,9 @@ def cached_in_parts(
 ) -> Path:
     """As :func:`cached_folder`, for content that takes long to make: after a kill, finished parts are not made again.
 
-    Parts are folders of their own, with checksums, in ``FOLDER.parts``, which is deleted at the end. One process at a
-    time makes them; another one waits, then finds the folder.
-
-    Args:
-        fill: writes the part of this name into a new folder.
-        join: writes the content into a new folder, from the folders of all parts, in order.
-        made: called with the name of each part that is finished, in order.
+    Parts are folders of their own, with checksums, in ``FOLDER.parts``, which is deleted at the end: ``fill`` writes
+    the part of a name into a new folder, ``made`` is called when it is there, and ``join`` writes the content from all
+    folders, in order. One process at a time makes them; another one waits, then finds the folder.
     """
     _remove_damaged(folder, what)
     beside = folder.with_name(f"{folder.name}.parts")

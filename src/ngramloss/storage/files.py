@@ -76,10 +76,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: readers see the old file or the complete new one.
+    """Write a file atomically: readers see the old file or the complete new one. A link at ``path`` is replaced.
 
-    The text is written to a new file in the same folder, which is then renamed. The temporary name cannot be guessed
-    and must not exist yet, so nobody can place a link there for us to write through. A link at ``path`` is replaced.
+    The temporary name cannot be guessed and must not exist yet, so nobody can place a link there for us to write
+    through.
     """
     partial = _beside(path)
     try:

@@ -39,10 +39,7 @@ def heartbeat(path: Path) -> Iterator[None]:
 
 
 class Listener:
-    """Listens for the beats of another process.
-
-    Only changes count, by the clock of the process that listens: clocks of two machines may differ.
-    """
+    """Listens for the beats of another process, by the own clock alone: clocks of two machines may differ."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -106,11 +106,9 @@ class RunFolder:
 
     @contextmanager
     def lock(self, *, option: str, patience: float = 1.0) -> Iterator[None]:
-        """Lock the folder for training, generating or scoring. Raises :class:`Busy` if another process has locked it.
+        """Lock the folder for training, generating or scoring. Raises :class:`Busy` if another process keeps it locked.
 
-        Args:
-            option: command-line option that chooses another folder, for the message.
-            patience: seconds to wait for the lock; scoring holds it only for a moment.
+        ``option`` is the command-line option that chooses another folder; ``patience`` the seconds to wait.
         """
         until = time.monotonic() + patience
         with ExitStack() as stack:
@@ -231,10 +229,7 @@ def weights_mark(model: Path, config: Any) -> str | None:
 
 
 def model_files(model: Path) -> dict[str, str]:
-    """Files in a model folder that loading may read besides the weights, such as configuration, tokenizer and code.
-
-    Their names → a hash of each one's content.
-    """
+    """Name → hash of the files that loading a model may read besides the weights: configuration, tokenizer, code."""
     if not model.is_dir():
         return {}
     return {

@@ -26,13 +26,10 @@ _NOUNS = {
 
 
 def typed(kind: Any, value: Any, what: str | Path, advice: str = "") -> Any:
-    """What was read from a file, as a value of a type; an error names the file and the field.
+    """What was read from a file, as a value of a type; an error names the file (``what``) and the field.
 
-    Args:
-        kind: a dataclass, a ``NamedTuple``, a ``TypedDict``, or a type that their fields may have. A field with a
-            default may be missing.
-        value: what was read. Parts of it may have their type already.
-        what: the file, as the beginning of a sentence.
+    The type is a dataclass, a ``NamedTuple``, a ``TypedDict``, or one that their fields may have. A field with a
+    default may be missing. Parts of the value may have their type already.
 
     >>> typed(dict[str, float | None], {"a": "b"}, "x.json")
     Traceback (most recent call last):

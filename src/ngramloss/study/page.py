@@ -54,16 +54,7 @@ class Curves(NamedTuple):
 def write_page(
     study: Study, every: Sequence[Stages], results: Results, sets: Sequence[SetTables], runs: Path, folder: Path
 ) -> Path:
-    """Write ``folder/index.html`` and return its path.
-
-    Args:
-        study: the study.
-        every: the stages of its sets.
-        results: so far.
-        sets: the tables of its sets.
-        runs: the folder of its trainings; curves are drawn of those that are there.
-        folder: where; made if it is not there.
-    """
+    """Write ``folder/index.html`` and return its path. Curves are drawn of the trainings that are in ``runs``."""
     confirmed = any(row.scores for own in sets for row in own.rows)
     drawn = _curves(study, every, runs)
     left = [training for of_set in every for stage in of_set.all for training in stage.trainings]
@@ -131,10 +122,7 @@ def _about(study: Study) -> str:
 
 
 def _forests(rows: Sequence[Comparison], *, tested: bool) -> list[Drawn]:
-    """A plot for each primary score: differences in different scores have no common axis.
-
-    The screening chooses and does not test. It has two seeds or so, whose intervals would hide all else.
-    """
+    """A plot for each primary score: differences in different scores have no common axis."""
     scored = [row for row in rows if row.scores]
     drawn: list[Drawn] = []
     for primary in dict.fromkeys(row.data.primary for row in scored):

@@ -150,12 +150,7 @@ class Tuning(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """A question and all that answers it.
-
-    Attributes:
-        grows: whether rows and seeds may change once the test set was used, as nothing was chosen. Results of others
-            are left alone.
-    """
+    """A question and all that answers it."""
 
     name: str  # of the file, without its ending
     title: str  # the question
@@ -169,6 +164,7 @@ class Study:
     minutes: float = 0.0  # the most minutes of all trainings and writings together; 0: no limit
     trainings: int = 0  # the most trainings; 0: no limit
     always: tuple[str, ...] = ()  # rows that are tested whatever the screening says, as the question is about them
+    # whether rows and seeds may change after a look at the test set, as nothing was chosen; other results are left alone
     grows: bool = False
     # row → what it is, if it is a system and not an objective; also of what they need
     systems: Mapping[str, SystemRow] = field(default_factory=dict)

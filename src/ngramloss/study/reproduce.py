@@ -55,29 +55,17 @@ ONE_SEED = "One run of each row says nothing about variation between runs: there
 
 
 class TablePlan(NamedTuple):
-    """Everything that a table needs.
+    """Everything that a table needs."""
 
-    Attributes:
-        table: name of the paper's table.
-        data: the data set's name.
-        folder: the folder for all runs.
-        base: settings of the model that is trained first; None if a model is given.
-        study: the rows, each trained with every seed, and tested without a choice.
-        baselines: systems without a model.
-        metrics: the metrics of the report.
-        systems: the names of the rows that are systems, after the objectives.
-        settings: what was asked to be changed, each ``key=value``.
-    """
-
-    table: str
-    data: str
-    folder: Path
-    base: recipe.Recipe | None
-    study: Study
-    baselines: tuple[str, ...]
-    metrics: tuple[str, ...]
-    systems: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
+    table: str  # the name of the paper's
+    data: str  # the name of the data set
+    folder: Path  # for all runs
+    base: recipe.Recipe | None  # settings of the model that is trained first; None if a model is given
+    study: Study  # the rows, each trained with every seed, and tested without a choice
+    baselines: tuple[str, ...]  # systems without a model
+    metrics: tuple[str, ...]  # of the report
+    systems: tuple[str, ...] = ()  # the names of the rows that are systems, after the objectives
+    settings: tuple[str, ...] = ()  # what was asked to be changed, each ``key=value``
 
     @property
     def set(self) -> DataSet:
@@ -168,20 +156,13 @@ def make_plan(
     limit: int = 0,
     systems: Sequence[str] = (),
 ) -> TablePlan:
-    """TablePlan the trainings and scores of a table.
+    """Plan the trainings and scores of a table: ``table2``, ``table3`` or ``cases``; ``table1`` needs no training.
 
-    Args:
-        table: ``table2``, ``table3`` or ``cases``; ``table1`` needs no training.
-        folder: the folder for all runs; finished runs in it are reused.
-        data: ``newswire``, ``xsum``, ``cnn_dailymail``, or your own files, trained with XSum's recipe, or with that of
-            translations if ``overrides`` say that they are translations.
-        model: a folder or hub id to fine-tune; by default the recipe's. On newswire a model is trained first.
-        seeds: number of runs of each objective, with seeds 1, 2, ….
-        objectives: only these rows.
-        overrides: ``key=value`` settings of the recipe, and ``SYSTEM.key=value`` of the recipe of a system.
-        metrics: metrics besides ROUGE, BLEU, chrF and the shape of the texts.
-        limit: maximum number of test documents; 0 means all.
-        systems: further rows of ``table2``: names of ``ngramloss list systems``.
+    ``folder`` is for all runs; finished runs in it are reused. ``data`` is ``newswire``, ``xsum``, ``cnn_dailymail``,
+    or your own files, trained with XSum's recipe, or with that of translations if ``overrides`` say that they are some.
+    The latter are ``key=value`` settings of the recipe, and ``SYSTEM.key=value`` of that of a system. ``model`` is
+    fine-tuned; by default it is the recipe's, and on newswire one is trained first. ``metrics`` come besides the usual
+    ones, and ``systems``, names of ``ngramloss list systems``, are further rows of ``table2``.
     """
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more, got {seeds}.")
@@ -263,14 +244,7 @@ def reproduce(
     options: dict[str, dict[str, object]] | None = None,
     passed_on: Sequence[str] = (),
 ) -> Reproduced | None:
-    """Train and generate what is missing, score, and write the report. Returns None if something is left to do.
-
-    Args:
-        plan: from :func:`make_plan`.
-        page_folder: folder for the report.
-        options: metric → its options.
-        passed_on: options of the commands that train and generate.
-    """
+    """Train and generate what is missing, score, and write the report. Returns None if something is left to do."""
     study, folder = plan.study, ResultFolder(plan.folder / RESULTS, plan.study)
     raise_unless_same_study(plan.folder, study)
     folder.read()  # raises if they were made with other settings
@@ -427,8 +401,7 @@ def cases(result: results.Result, texts: systems.Aligned, score: str, *, count: 
 def _check(plan: TablePlan, page_folder: Path, options: dict[str, dict[str, object]] | None) -> None:
     """Raise if something would fail after the trainings. A study checks the model and its data by itself.
 
-    The test split is read as the generations will read it, each metric scores one document, and the page's folder must
-    be writable.
+    The test split is read as the generations will read it, and each metric scores one document.
     """
     page.check(page_folder, "--out")
     if fixed := [name for name in options or {} if any(name in data.metrics for data in plan.study.sets)]:

@@ -60,31 +60,24 @@ _SAMPLE = {"ids": ["1"], "references": [["a"]], "documents": ["a"], "predictions
 
 @dataclass(frozen=True)
 class WritingResult:
-    """What one writing of one training scored, or why it failed.
-
-    Attributes:
-        diverged: whether it failed because its loss became NaN or infinite. Any other failure says nothing about the
-            row, so nothing is chosen before another try has succeeded.
-        documents: of the set's primary writing, the primary score of each document, or its counts where the corpus
-            score is not their mean; else empty.
-        made_of: what the training is made of, as ``prepared.json`` says, the split of the texts, and code of metrics →
-            their fingerprints; and the precision of the training.
-    """
+    """What one writing of one training scored, or why it failed."""
 
     training: Training  # whose model wrote the texts, and of which split
     writing: str  # its name
     facts: dict[str, Any]  # all of the study that could change it, see ``Study.facts``
     failed: str = ""  # why there are no scores; empty if there are
     tries: int = 0  # how often it failed, if it did
-    diverged: bool = False
+    diverged: bool = False  # whether its loss became NaN or infinite; any other failure says nothing about the row
     # name of a score → its value for the corpus; None where it has none
     scores: dict[str, float | None] = field(default_factory=dict)
     count: int = 0  # the number of documents
+    # of the primary writing, the primary score of each document, or its counts where the score is pooled; else empty
     documents: list[Any] = field(default_factory=list)
     signatures: dict[str, str] = field(default_factory=dict)  # metric → how it was computed
     # metric → sentences on texts that it does not read well with its options
     notes: dict[str, list[str]] = field(default_factory=dict)
     generation: str = ""  # how the texts were written
+    # what the training is made of, the split of the texts, code of metrics → fingerprints; and the training's precision
     made_of: dict[str, str] = field(default_factory=dict)
     train_seconds: float | None = None  # time of the training; None if it was stopped in between
     write_seconds: float | None = None  # time of the writing, likewise
@@ -135,18 +128,7 @@ class ScoringError(Exception):
 
 
 def score_texts(study: Study, training: Training, writing: str, run: RunFolder, texts: RunFolder) -> WritingResult:
-    """Score what a training's model wrote.
-
-    Args:
-        study: the study.
-        training: the training.
-        writing: name of the writing.
-        run: the folder of the training.
-        texts: the folder of the texts.
-
-    Raises:
-        ScoringError: a metric failed.
-    """
+    """Score what a training's model wrote into ``texts``. Raises ``ScoringError`` if a metric fails."""
     data = study.data(training.set)
     aligned = systems.align(None, [texts.path])
     given = {**aligned.task._asdict(), "predictions": aligned.texts[0]}
@@ -414,8 +396,8 @@ def _changes(result: WritingResult, now: Mapping[str, Any]) -> list[str]:
 def _checked(path: Path, study: Study) -> WritingResult | None:
     """A result from its file. Raises unless the study would make it the same way now.
 
-    None: it does not matter. It is of a row or a seed that a growing study does not have now, or a failure with other
-    settings. A system that it does not have now cannot be compared with its settings.
+    None if it does not matter: of a row or a seed that a growing study does not have now, or a failure with other
+    settings.
     """
     result = _read(path)
     training = result.training
@@ -450,10 +432,7 @@ def _checked(path: Path, study: Study) -> WritingResult | None:
 
 
 def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], Path]) -> None:
-    """Raise if two results of a set differ in what their trainings are made of, in their texts or in their metrics.
-
-    Rows differ on purpose in what their own settings choose: then each is compared with others of these settings.
-    """
+    """Raise if two results of a set, whose rows do not differ on purpose, are made of different things."""
     first: dict[tuple[str, ...], tuple[str, WritingResult]] = {}
     for key, result in results.items():
         changed = []

@@ -248,7 +248,7 @@ class Loop:
         return busy
 
     def _begin(self, training: Training) -> TrainingJob | None:
-        """Start a job; none if only scores were left, or no time. Raises ``BlockingIOError`` if another loop is at it."""
+        """Start a job; none if only scores were left, or no time. Raises ``BlockingIOError`` if it is elsewhere."""
         place = training.folder(self.ways.runs)
         place.mkdir(parents=True, exist_ok=True)
         with ExitStack() as lock:
@@ -335,8 +335,8 @@ class Loop:
             if not any(other.notes for other in self.folder.read().values() if other.training.set == training.set):
                 for note in unread([result], training.split):
                     logger.warning(f"warning: {training.set}: {note}")
-            times = {"train_seconds": seconds.get(trained), "write_seconds": seconds.get(log)}
-            self.folder.write(replace(result, **times, parallel=ways.parallel))
+            result = replace(result, train_seconds=seconds.get(trained), write_seconds=seconds.get(log))
+            self.folder.write(replace(result, parallel=ways.parallel))
         if ways.delete_models:
             remove(run.model)
         return None
@@ -371,10 +371,7 @@ class Loop:
         return ProcessStep(what, arguments, folder.path, False, file.with_suffix(".log"))
 
     def _may_start(self, step: ProcessStep, training: Training, running: int) -> bool:
-        """Whether time and budget allow another process; for a training, with its writings: without, it could be lost.
-
-        What is not known yet is taken to be short enough.
-        """
+        """Whether time and budget allow another process, as far as is known; for a training, with its writings."""
         study, results = self.study, self.folder.read()
         parts = ["", *study.writings] if step.what == "train" else [step.what]
         expected = sum(expected_seconds(results, training, part) or 0.0 for part in parts)

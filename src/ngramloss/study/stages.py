@@ -37,14 +37,7 @@ class Stages(NamedTuple):
 
 
 def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = None) -> Stages:
-    """The stages of a set.
-
-    Args:
-        study: the study.
-        data: the set.
-        results: so far; a failure counts as an end.
-        chosen: the rows that were chosen earlier for the test, if they were.
-    """
+    """The stages of a set, whose rows for the test may have been ``chosen`` earlier. A failure counts as an end."""
     tuning = study.tuning
     tune, shared = list[Training](), 0
     if tuning:
@@ -172,10 +165,7 @@ def _settings(study: Study, data: DataSet, results: Results) -> dict[str, tuple[
 
 
 def _best(study: Study, data: DataSet, results: Results, settings: Rows) -> dict[str, tuple[str, ...]]:
-    """The baseline, the rows that are always tested, and the best others of the screening.
-
-    A row one of whose seeds diverged is not among the best. Without a screening, all rows are tested.
-    """
+    """The baseline, the rows that are always tested, and the best that never diverged; without a screening, all."""
     if not data.screening:
         return dict(settings)
     given = (study.baseline, *study.always)

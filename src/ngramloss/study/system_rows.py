@@ -79,14 +79,8 @@ def system_rows(
 ) -> dict[str, SystemRow]:
     """The rows of systems, and those of other systems and recipes that they need.
 
-    Args:
-        names: of ``ngramloss list systems``.
-        runs: the folder of all trainings.
-        data: name of the data set.
-        task: what is written.
-        overrides: ``key=value`` for all of them, and ``ROW.key=value`` for one.
-        small: whether each takes its small recipe, which is for the built-in corpus.
-        validation: whether the data have a validation split.
+    ``overrides`` are ``key=value`` for all of them, and ``ROW.key=value`` for one. ``small``: each takes its small
+    recipe, which is for the built-in corpus. ``validation``: the data have a validation split.
     """
     rows: dict[str, SystemRow] = {}
     for name in with_needed(names):
@@ -190,9 +184,5 @@ def _with_option(system: str, option: str, value: str) -> str:
 
 
 def _without_validation(value: str) -> str:
-    """Files of candidates without those of the validation split.
-
-    >>> _without_validation("train={ce:train},validation={ce:validation}")
-    'train={ce:train}'
-    """
+    """Files of candidates, such as ``train={ce:train}``, without those of the validation split."""
     return ",".join(part for part in value.split(",") if not part.startswith("validation="))
