@@ -367,6 +367,21 @@ def test_micro_batches_add_up_to_the_step():
     torch.testing.assert_close(sum(pieces), loss_fn(logits, labels, teacher=other))
 
 
+def test_asft_is_dft_beside_keep():
+    """Zhu et al. (2025): DFT and a tenth of KL(start‖model), as their published code computes it."""
+    torch.manual_seed(0)
+    logits, start = torch.randn(2, 5, 30).requires_grad_(), torch.randn(2, 5, 30)
+    labels = torch.tensor([[1, 2, 3, -100, -100], [4, 5, 6, 7, 8]])
+    JointLoss("dft + 0.1*keep")(logits, labels, teacher=start).backward()
+    ours, logits.grad = logits.grad, None
+    real = labels != -100
+    logp = logits.log_softmax(-1)[real]
+    label = logp.gather(-1, labels[real].unsqueeze(-1)).squeeze(-1)
+    q = start[real].softmax(-1)
+    ((-label.exp().detach() * label).mean() + 0.1 * (q * (q.log() - logp)).sum(-1).mean()).backward()
+    torch.testing.assert_close(ours, logits.grad)
+
+
 @pytest.mark.parametrize(
     ("teacher", "error"),
     [

@@ -48,6 +48,11 @@ HOW_TO = [
     "add_objective",
     "add_metric",
     "faq",
+    "rouge_in_training",
+    "dft_eaft_asft",
+    "gradient_accumulation",
+    "significance",
+    "fast_beam_search",
 ]
 LOOK_UP = ["objectives", "settings", "metrics", "choose", "security", "results", "performance"]
 FOR_DEVELOPERS = [
