@@ -231,7 +231,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Online:
-    """Texts that the model writes while it is trained, for terms that compare candidates; docs/candidates.md has more."""
+    """Texts that the model writes while it is trained, for terms that compare candidates; see docs/candidates.md."""
 
     samples: int = setting(0, "weights", least=0, most=2**10)
     """Texts of each source that the model writes with its present weights; 0 writes none."""

@@ -47,12 +47,12 @@ HOW_TO = [
     "publish",
     "add_objective",
     "add_metric",
-    "faq",
     "rouge_in_training",
     "dft_eaft_asft",
     "gradient_accumulation",
     "significance",
     "fast_beam_search",
+    "faq",
 ]
 LOOK_UP = ["objectives", "settings", "metrics", "choose", "security", "results", "performance"]
 FOR_DEVELOPERS = [
