@@ -164,7 +164,7 @@ class Study:
     minutes: float = 0.0  # the most minutes of all trainings and writings together; 0: no limit
     trainings: int = 0  # the most trainings; 0: no limit
     always: tuple[str, ...] = ()  # rows that are tested whatever the screening says, as the question is about them
-    # whether rows and seeds may change after a look at the test set, as nothing was chosen; other results are left alone
+    # whether rows and seeds may change after a look at the test set, as nothing was chosen; others are left alone
     grows: bool = False
     # row → what it is, if it is a system and not an objective; also of what they need
     systems: Mapping[str, SystemRow] = field(default_factory=dict)
