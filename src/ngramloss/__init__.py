@@ -13,10 +13,21 @@ from ngramloss.version import __version__ as __version__
 from ngramloss.version import lacking
 
 if TYPE_CHECKING:
+    from ngramloss import data as data
+    from ngramloss import recipe as recipe
+    from ngramloss.cli import options as options
+    from ngramloss.cli.train import train_run as train_run
     from ngramloss.cli.verbs import VERBS as VERBS
     from ngramloss.cli.verbs import Verb as Verb
+    from ngramloss.data import candidates as candidates
+    from ngramloss.data import tokens as tokens
+    from ngramloss.data.batches import padding as padding
     from ngramloss.data.batches.twins import twins as twins
+    from ngramloss.errors import MissingFileError as MissingFileError
     from ngramloss.errors import UserError as UserError
+    from ngramloss.generation import predictions as predictions
+    from ngramloss.generation.candidates import write_candidates_like as write_candidates_like
+    from ngramloss.generation.job import Job as Job
     from ngramloss.generation.text_generator import TextGenerator as TextGenerator
     from ngramloss.loss.joint_loss import JointLoss as JointLoss
     from ngramloss.loss.stats import IGNORE_INDEX as IGNORE_INDEX
@@ -28,22 +39,35 @@ if TYPE_CHECKING:
     from ngramloss.loss.terms import OBJECTIVES as OBJECTIVES
     from ngramloss.loss.terms import Objective as Objective
     from ngramloss.loss.terms import Term as Term
+    from ngramloss.metrics import gains as gains
+    from ngramloss.metrics import oracle as oracle
     from ngramloss.metrics.registry import METRICS as METRICS
     from ngramloss.metrics.registry import Metric as Metric
     from ngramloss.metrics.registry import Score as Score
     from ngramloss.metrics.scores import Scores as Scores
+    from ngramloss.models import encoders as encoders
+    from ngramloss.models import loading as loading
     from ngramloss.models.attached.attach import attach as attach
     from ngramloss.models.attached.attach import attached_loss as attached_loss
     from ngramloss.models.attached.attach import detach as detach
     from ngramloss.models.attached.attach import last_parts as last_parts
     from ngramloss.models.attached.step_loss import compute_loss_func as compute_loss_func
+    from ngramloss.output import console as console
+    from ngramloss.output import tabular as tabular
+    from ngramloss.output.progress import Progress as Progress
+    from ngramloss.scoring import texts as texts
     from ngramloss.settings import Setting as Setting
+    from ngramloss.storage import files as files
+    from ngramloss.storage.run_folder import RunFolder as RunFolder
     from ngramloss.trainers import rewards as rewards
     from ngramloss.trainers.log_parts import LogParts as LogParts
     from ngramloss.trainers.score_texts import ScoreTexts as ScoreTexts
     from ngramloss.trainers.trainer import NgramTrainer as NgramTrainer
     from ngramloss.trainers.trl import NgramSFTTrainer as NgramSFTTrainer
     from ngramloss.training.python import train as train
+    from ngramloss.training.run import Run as Run
+    from ngramloss.training.system_task import SystemTask as SystemTask
+    from ngramloss.training.system_task import saved_run as saved_run
     from ngramloss.training.systems import SYSTEMS as SYSTEMS
     from ngramloss.training.systems import System as System
 
@@ -80,9 +104,35 @@ _ROOMS = {
     "System": "training.systems",
     "VERBS": "cli.verbs",
     "Verb": "cli.verbs",
+    "Job": "generation.job",
+    "MissingFileError": "errors",
+    "Progress": "output.progress",
+    "Run": "training.run",
+    "RunFolder": "storage.run_folder",
+    "SystemTask": "training.system_task",
+    "saved_run": "training.system_task",
+    "train_run": "cli.train",
+    "write_candidates_like": "generation.candidates",
 }
 
-_MODULES = {"rewards": "trainers.rewards"}
+_MODULES = {
+    "candidates": "data.candidates",
+    "console": "output.console",
+    "data": "data",
+    "encoders": "models.encoders",
+    "files": "storage.files",
+    "gains": "metrics.gains",
+    "loading": "models.loading",
+    "options": "cli.options",
+    "oracle": "metrics.oracle",
+    "padding": "data.batches.padding",
+    "predictions": "generation.predictions",
+    "recipe": "recipe",
+    "rewards": "trainers.rewards",
+    "tabular": "output.tabular",
+    "texts": "scoring.texts",
+    "tokens": "data.tokens",
+}
 """Public names that are modules."""
 
 __all__ = ["__version__", *_ROOMS, *_MODULES]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,25 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ngramloss.data import Example, split_many
-from ngramloss.data.batches.padding import Batch, padded
-from ngramloss.data.batches.plan import Size
-from ngramloss.data.word_ids import bare_ids
-from ngramloss.errors import UserError
-from ngramloss.generation.job import Job, read_sources
-from ngramloss.generation.predictions import write_texts
-from ngramloss.loss.stats import IGNORE_INDEX
-from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
-from ngramloss.metrics.oracle import greedy_oracle, words
-from ngramloss.models.encoders import load_encoder, load_encoder_config, marks_of, raise_unless_it_fits
-from ngramloss.output.console import logger
-from ngramloss.output.progress import Progress
-from ngramloss.recipe import Data, Model, Recipe
-from ngramloss.training.identity import base_made_of, data_made_of
-from ngramloss.training.prepare import note_splitting, read_splits, tokenizer_for
-from ngramloss.training.run import Run
-from ngramloss.training.system_task import SystemTask, batches, lost_ends, mean_over_rows, saved_run
-from ngramloss.version import installed
+import ngramloss as ng
 
 NAME = "bertsum_ext"
 HEAD = "sentences"
@@ -125,7 +108,7 @@ class Extractor(nn.Module):
         super().__init__()
         width, heads = encoder.config.hidden_size, options["heads"]
         if width % heads:
-            raise UserError(f"system: heads: must divide the encoder's width of {width}, got {heads}.")
+            raise ng.UserError(f"system: heads: must divide the encoder's width of {width}, got {heads}.")
         self.encoder_name = encoder.base_model_prefix
         self.add_module(self.encoder_name, encoder)
         self.add_module(HEAD, SentenceScorer(width, options))
@@ -135,9 +118,9 @@ class Extractor(nn.Module):
         """The encoder."""
         return getattr(self, self.encoder_name)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: ng.padding.Batch) -> Tensor:
         """A batch of :func:`pad_rows` → logits of its sentences, [B, N]; of absent ones they mean nothing."""
-        positions, present = batch["positions"], batch["labels"] != IGNORE_INDEX  # [B, N]
+        positions, present = batch["positions"], batch["labels"] != ng.IGNORE_INDEX  # [B, N]
         types = {"token_type_ids": batch["segments"]} if getattr(self.encoder.config, "type_vocab_size", 0) > 1 else {}
         states = self.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **types)
         states = states.last_hidden_state  # [B, S, D]
@@ -164,7 +147,7 @@ def penalty(logits: Tensor, labels: Tensor) -> Tensor:
         logits: of each sentence, [B, N].
         labels: 1 for those of the oracle, 0 for others, −100 where there is none, [B, N].
     """
-    present = labels != IGNORE_INDEX  # [B, N]
+    present = labels != ng.IGNORE_INDEX  # [B, N]
     wanted = labels.clamp_min(0).to(logits)  # [B, N]
     return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").where(present, 0.0).sum(-1)
 
@@ -193,7 +176,7 @@ class Document(NamedTuple):
 
 
 def read_documents(
-    texts: Sequence[str], tokenizer: Any, data: Data, *, marks: tuple[int, int], min_words: int
+    texts: Sequence[str], tokenizer: Any, reading: ng.recipe.Data, *, marks: tuple[int, int], min_words: int
 ) -> list[Document]:
     """Split documents into sentences and tokenise them.
 
@@ -203,37 +186,31 @@ def read_documents(
     Args:
         texts: the documents.
         tokenizer: of the encoder.
-        data: has the splitter, the language and the most tokens of a document.
+        reading: has the splitter, the language and the most tokens of a document.
         marks: the ids before and after every sentence.
         min_words: words of the shortest sentence that may be taken.
     """
-    split = split_documents(texts, data)
+    split = ng.data.split_documents(texts, reading)
     kept = [
-        [place for place, sentence in enumerate(of_text) if len(words(sentence)) >= min_words]
+        [place for place, sentence in enumerate(of_text) if len(ng.oracle.words(sentence)) >= min_words]
         or list(range(len(of_text)))
         for of_text in split
     ]
     flat = [of_text[place] for of_text, places in zip(split, kept, strict=True) for place in places]
-    ids = iter(bare_ids(tokenizer, flat) if flat else [])
+    ids = iter(tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"] if flat else [])
     return [
-        _document(of_text, places, [next(ids) for _ in places], marks, data.max_source)
+        _document(of_text, places, [next(ids) for _ in places], marks, reading.max_source)
         for of_text, places in zip(split, kept, strict=True)
     ]
 
 
-def split_documents(texts: Sequence[str], data: Data) -> list[list[str]]:
-    """The sentences of each document, as ``data.splitter`` finds them."""
-    with Progress("splitting sentences", total=len(texts), unit="documents") as progress:
-        return split_many(texts, data.splitter, language=data.language, progress=progress.update)
-
-
 def oracle_places(
-    documents: Sequence[Sequence[str]], examples: Sequence[Example], *, most: int
+    documents: Sequence[Sequence[str]], examples: Sequence[ng.data.Example], *, most: int
 ) -> Iterator[Sequence[int]]:
     """Which sentences of each document the greedy oracle takes, by their places. It reads the reference."""
-    with Progress("choosing sentences", total=len(examples), unit="documents") as progress:
+    with ng.Progress("choosing sentences", total=len(examples), unit="documents") as progress:
         for sentences, example in zip(documents, examples, strict=True):
-            yield greedy_oracle(sentences, [example.target], most=most)
+            yield ng.oracle.greedy_oracle(sentences, [example.target], most=most)
             progress.update(1)
 
 
@@ -261,13 +238,11 @@ def row_of(document: Document, chosen: Sequence[int] = ()) -> dict[str, Any]:
     }
 
 
-def pad_rows(pad: int, rows: Sequence[Mapping[str, Any]], size: Size | None = None) -> Batch:
+def pad_rows(pad: int, rows: Sequence[Mapping[str, Any]]) -> ng.padding.Batch:
     """Rows → a batch: ids and their mask, segments 0 and 1 by turns of sentences, positions and labels of these."""
-    longest = max((len(row["input_ids"]) for row in rows), default=1)
-    most = max((len(row["labels"]) for row in rows), default=1)
-    ids, mask = padded([row["input_ids"] for row in rows], len(rows), longest, pad)  # [B, S]
-    positions, _ = padded([row["positions"] for row in rows], len(rows), most, 0)  # [B, N]
-    labels, _ = padded([row["labels"] for row in rows], len(rows), most, IGNORE_INDEX)  # [B, N]
+    ids, mask = ng.padding.padded([row["input_ids"] for row in rows], pad)  # [B, S]
+    positions, _ = ng.padding.padded([row["positions"] for row in rows], 0)  # [B, N]
+    labels, _ = ng.padding.padded([row["labels"] for row in rows], ng.IGNORE_INDEX)  # [B, N]
     begins = np.zeros_like(ids)  # [B, S]
     for index, row in enumerate(rows):
         begins[index, row["positions"]] = 1
@@ -279,19 +254,15 @@ def pad_rows(pad: int, rows: Sequence[Mapping[str, Any]], size: Size | None = No
 # Training
 
 
-def task(run: Run) -> SystemTask:
+def task(run: ng.Run) -> ng.SystemTask:
     """What ``ngramloss train bertsum-ext`` trains: documents with the oracle's labels, and the model."""
     settings, options = run.settings, run.system.options
-    config = None
-    if settings.model.name != "scratch":  # a mistake is found before data are read
-        config = load_encoder_config(settings.model)
-    splits = read_splits(settings)
-    tokenizer, _ = tokenizer_for(run, splits["train"])
-    model = Extractor(load_encoder(settings.model, tokenizer), options)
-    raise_unless_it_fits(model.encoder, tokenizer, settings.model.name, longest=settings.data.max_source)
-    note_splitting(splits["train"].examples, settings.data)
-    marks = marks_of(tokenizer, settings.model.name)
-    pad, splitter = partial(pad_rows, tokenizer.pad_token_id), str(installed("sentencex"))
+    config = ng.encoders.load_encoder_config(settings.model)  # a mistake is found before data are read
+    splits = run.read_splits()
+    tokenizer = run.tokenizer(splits["train"])
+    model = Extractor(ng.encoders.load_encoder(settings.model, tokenizer, longest=settings.data.max_source), options)
+    ng.data.note_splitting([example.source for example in splits["train"].examples], settings.data)
+    marks = ng.encoders.marks_of(tokenizer, settings.model.name)
     documents, rows, used = {}, {}, []
     for split, of_split in splits.items():
         texts = [example.source for example in of_split.examples]
@@ -300,36 +271,41 @@ def task(run: Run) -> SystemTask:
         rows[split] = [row_of(*each) for each in zip(documents[split], chosen, strict=True)]
         used.append(_described(split, documents[split], rows[split], settings))
 
-    def validate() -> dict[str, float]:
+    def validate(batches: Any) -> dict[str, float]:
         """The loss, and the gain of the summaries that are taken."""
         total, taken = 0.0, [""] * len(rows["validation"])
-        for numbers, batch in batches(rows["validation"], pad, model):
+        for numbers, batch in batches:
             logits = model(batch)
             total += float(penalty(logits, batch["labels"]).sum())
             for number, values in zip(numbers, logits.tolist(), strict=True):
                 taken[number] = summary_of(documents["validation"][number], values, options)
-        gains = gains_of(gain_of(BY_TASK[settings.task], {}), splits["validation"].examples, [[text] for text in taken])
-        return {"loss": total / len(taken), "gain": sum(value for (value,) in gains) / len(taken)}
+        gain = ng.gains.gain_of(ng.gains.BY_TASK[settings.task], {})
+        values = ng.gains.gains_of(gain, splits["validation"].examples, [[text] for text in taken])
+        return {"loss": total / len(taken), "gain": sum(value for (value,) in values) / len(taken)}
 
-    return SystemTask(
+    return ng.SystemTask(
         run,
         model,
         tokenizer,
-        rows["train"],
-        pad,
-        terms=("bce",),
-        loss_of=lambda batch, counts: mean_over_rows({"bce": penalty(model(batch), batch["labels"])}, counts),
-        scores=validate if "validation" in splits else None,
-        made_of={**data_made_of(splits), **base_made_of(settings.model, config), "sentencex": splitter},
+        rows,
+        partial(pad_rows, tokenizer.pad_token_id),
+        ("bce",),
+        validate,
+        splits=splits,
+        loss_of=lambda batch, _: {"bce": penalty(model(batch), batch["labels"])},
+        config=config,
+        made_of={"sentencex": version("sentencex")},
         used=used,
     )
 
 
-def _described(split: str, documents: Sequence[Document], rows: Sequence[Mapping[str, Any]], settings: Recipe) -> str:
+def _described(
+    split: str, documents: Sequence[Document], rows: Sequence[Mapping[str, Any]], settings: ng.recipe.Recipe
+) -> str:
     """What is used of a split, as a sentence. Raises if there is nothing to choose in any document."""
     counts = [len(document.sentences) for document in documents]
     if max(counts) < 2:
-        raise UserError(
+        raise ng.UserError(
             f"every document of the {split} split has one sentence, so there is nothing to choose. Choose another "
             f"data.splitter than {settings.data.splitter}, or name the language: data.language."
         )
@@ -374,7 +350,7 @@ def summary_of(document: Document, scores: Sequence[float], options: Mapping[str
 
 def _runs(text: str) -> set[tuple[str, ...]]:
     """Every three words in a row."""
-    found = words(text)
+    found = ng.oracle.words(text)
     return {tuple(found[start : start + BLOCKED]) for start in range(len(found) - BLOCKED + 1)}
 
 
@@ -387,49 +363,48 @@ class Extraction(NamedTuple):
         facts: what could change the summaries.
     """
 
-    write: Callable[[Sequence[Example]], list[str]]
+    write: Callable[[Sequence[ng.data.Example]], list[str]]
     lost: list[bool]
     facts: dict[str, Any]
 
 
-def load_extraction(folder: str, data: Data | None = None) -> Extraction:
+def load_extraction(folder: str, reading: ng.recipe.Data | None = None) -> Extraction:
     """Load a run of this system.
 
     Args:
         folder: of the run.
-        data: has the splitter, the language and the most tokens of a document; by default the run's own.
+        reading: has the splitter, the language and the most tokens of a document; by default the run's own.
 
     Raises:
         UserError: the folder is not a finished run of this system.
     """
-    run = saved_run(folder, NAME, noun=f"a run of {NAME}", command="ngramloss train bertsum-ext")
-    tokenizer, options, data = run.tokenizer, run.options, data or run.settings.data
-    encoder = load_encoder(Model(name=str(run.model)), tokenizer)
-    model = Extractor(encoder, options)
-    raise_unless_it_fits(encoder, tokenizer, folder, longest=data.max_source)
+    run = ng.saved_run(folder, NAME, command="ngramloss train bertsum-ext")
+    tokenizer, options, reading = run.tokenizer, run.options, reading or run.settings.data
+    base = ng.recipe.Model(name=str(run.model))
+    model = Extractor(ng.encoders.load_encoder(base, tokenizer, longest=reading.max_source, name=folder), options)
     model.load_state_dict(load_file(run.model / WEIGHTS))
     model.to(run.device).eval()
-    marks = marks_of(tokenizer, folder)
+    marks = ng.encoders.marks_of(tokenizer, folder)
     lost: list[bool] = []
 
     @torch.no_grad()
-    def write(examples: Sequence[Example]) -> list[str]:
+    def write(examples: Sequence[ng.data.Example]) -> list[str]:
         texts = [example.source for example in examples]
-        documents = read_documents(texts, tokenizer, data, marks=marks, min_words=options["min_words"])
+        documents = read_documents(texts, tokenizer, reading, marks=marks, min_words=options["min_words"])
         lost.extend(document.cut for document in documents)
         some = [number for number, document in enumerate(documents) if document.sentences]
         written = [""] * len(documents)
         rows = [row_of(documents[number]) for number in some]
-        for numbers, batch in batches(rows, partial(pad_rows, tokenizer.pad_token_id), model):
+        for numbers, batch in run.batches(rows, partial(pad_rows, tokenizer.pad_token_id)):
             for number, scores in zip(numbers, model(batch).tolist(), strict=True):
                 written[some[number]] = summary_of(documents[some[number]], scores, options)
         return written
 
-    read = {"sentences": data.splitter, "language": data.language, "max_source": data.max_source}
+    read = {"sentences": reading.splitter, "language": reading.language, "max_source": reading.max_source}
     return Extraction(write, lost, run.facts | read)
 
 
-def generate(work: Job, folder: Path) -> Path:
+def generate(work: ng.Job, folder: Path) -> Path:
     """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions.
 
     Args:
@@ -437,7 +412,7 @@ def generate(work: Job, folder: Path) -> Path:
         folder: where the predictions go.
     """
     taken = load_extraction(work.model, work.data)
-    path = write_texts(work, folder, read_sources(work), taken.write, taken.facts)
+    path = ng.predictions.write_texts(work, folder, taken.write, taken.facts)
     if any(taken.lost):
-        logger.info(lost_ends(sum(taken.lost), len(taken.lost), "documents", work.data.max_source))
+        ng.console.logger.info(ng.data.lost_ends(sum(taken.lost), len(taken.lost), "documents", work.data.max_source))
     return path

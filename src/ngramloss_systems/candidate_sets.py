@@ -5,29 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ngramloss import recipe
-from ngramloss.data import Example, fingerprint, load_split
-from ngramloss.data.candidates import (
-    Candidates,
-    about_candidates,
-    candidates_fingerprint,
-    check_candidates,
-    note_on_training,
-    read_candidates,
-)
-from ngramloss.data.data_sets import canonical
-from ngramloss.errors import UserError
-from ngramloss.metrics.gains import BY_TASK, gain_of, gains_of
-from ngramloss.output.console import logger
-from ngramloss.recipe import Data
-from ngramloss.storage.run_folder import RunFolder, read_about
+import ngramloss as ng
 
-if TYPE_CHECKING:
-    pass
-
-OF_THE_DATA = tuple(name for name in recipe.affecting("documents", section="data") if name != "name")
+OF_THE_DATA = tuple(name for name in ng.recipe.affecting("documents", section="data") if name != "name")
 """Settings that say which documents there are, taken from the run that wrote the candidates."""
 
 
@@ -44,10 +26,10 @@ class CandidateSet(NamedTuple):
         metric: of the gains, as ``ngramloss candidates`` saves it; empty if a file does not name it.
     """
 
-    data: Data
+    data: ng.recipe.Data
     split: str
-    examples: list[Example]
-    candidates: Candidates
+    examples: list[ng.data.Example]
+    candidates: ng.candidates.Candidates
     fingerprint: str
     origins: list[tuple[str, str]]
     metric: Mapping[str, Any]
@@ -63,7 +45,9 @@ class CandidateSet(NamedTuple):
         return [self.candidates.rows[example.id][1] for example in self.examples]
 
 
-def read_set(paths: Sequence[Path], data: Data, task: str, split: str, *, exactly: bool = False) -> CandidateSet:
+def read_set(
+    paths: Sequence[Path], data: ng.recipe.Data, task: str, split: str, *, exactly: bool = False
+) -> CandidateSet:
     """Read candidates of one or several writers, and the examples that they belong to.
 
     A file or folder that ``ngramloss candidates`` or ``generate`` wrote names its data and its split. For another file,
@@ -84,15 +68,17 @@ def read_set(paths: Sequence[Path], data: Data, task: str, split: str, *, exactl
     metric = one_metric({str(path): part.metric for path, part in zip(paths, parts, strict=True)})
     for part, path in zip(parts, paths, strict=True):
         if twice := rows.keys() & part.candidates.rows.keys():
-            raise UserError(
+            raise ng.UserError(
                 f"{len(twice):,} of the ids in {path} have candidates in an earlier file, too, such as "
                 f"{min(twice)!r}. Give each source's candidates once."
             )
         rows |= part.candidates.rows
     examples = [example for part in parts for example in part.examples]
-    candidates = Candidates(rows, candidates_fingerprint(rows))
+    candidates = ng.candidates.Candidates(rows, ng.candidates.candidates_fingerprint(rows))
     origins = [origin for part in parts for origin in part.origins]
-    return CandidateSet(parts[0].data, parts[0].split, examples, candidates, fingerprint(examples), origins, metric)
+    return CandidateSet(
+        parts[0].data, parts[0].split, examples, candidates, ng.data.fingerprint(examples), origins, metric
+    )
 
 
 def one_metric(metrics: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -108,7 +94,7 @@ def one_metric(metrics: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     for where, metric in known.items():
         first, theirs = next(iter(known.items()))
         if metric != theirs:
-            raise UserError(
+            raise ng.UserError(
                 f"gains of one training need one metric: those of {first} are of {metric_text(theirs)}, those of "
                 f"{where} of {metric_text(metric)}. Make one of them again, with the same ngramloss candidates "
                 "--metric."
@@ -135,8 +121,8 @@ def check_training(files: Mapping[str, Sequence[Path]]) -> None:
     """Raise if candidates to train or validate on are of the test split."""
     for use, paths in files.items():
         for path in paths:
-            if about_of(path).get("split") == "test":
-                raise UserError(
+            if ng.candidates.about_of(path).get("split") == "test":
+                raise ng.UserError(
                     f"the {use} candidates in {path} are of the split 'test', on which a reranker is measured. Make "
                     f"others with: ngramloss candidates RUN_OR_MODEL --split {use}"
                 )
@@ -149,7 +135,7 @@ def check_apart(sets: Mapping[str, CandidateSet]) -> None:
     train, validation = (_keys(sets[split]) for split in ("train", "validation"))
     if shared := train & validation:
         data, split, key = min(shared)
-        raise UserError(
+        raise ng.UserError(
             f"{len(shared):,} of {len(validation):,} validation sources are training sources, too, such as {key!r} of "
             f"{data} ({split}). Validate on others: ngramloss candidates RUN_OR_MODEL --split validation"
         )
@@ -164,7 +150,7 @@ def _keys(of_split: CandidateSet) -> set[tuple[str, str, str]]:
     }
 
 
-def check_asked(paths: Sequence[Path], data: Data, split: str | None, asked: Sequence[str]) -> str:
+def check_asked(paths: Sequence[Path], data: ng.recipe.Data, split: str | None, asked: Sequence[str]) -> str:
     """Check what was asked for against what candidates say of themselves.
 
     Args:
@@ -181,24 +167,26 @@ def check_asked(paths: Sequence[Path], data: Data, split: str | None, asked: Seq
     """
     origins = {}
     for path in paths:
-        about = about_of(path)
+        about = ng.candidates.about_of(path)
         theirs, own = _data_of(about, data), str(about.get("split", split or "test"))
         for key in asked:
             one, other = getattr(data, key), getattr(theirs, key)
             if (_whole(one) != _whole(other)) if key == "name" else (one != other):
-                raise UserError(
+                raise ng.UserError(
                     f"the candidates in {path} have data.{key} = {other!r}, but {one!r} was asked for. Leave it out, "
                     "or give other candidates."
                 )
         if split and own != split:
-            raise UserError(
+            raise ng.UserError(
                 f"the candidates in {path} are of the split {own!r}, but {split!r} was asked for. Leave --split out, "
                 "or give other candidates."
             )
         origins[_whole(theirs.name), own] = path
     if len(origins) > 1:
         listed = ", ".join(f"{path} of {name} ({of_split})" for (name, of_split), path in origins.items())
-        raise UserError(f"expected candidates of one data set and one split, got {listed}. Choose among one at a time.")
+        raise ng.UserError(
+            f"expected candidates of one data set and one split, got {listed}. Choose among one at a time."
+        )
     return next(of_split for _, of_split in origins)
 
 
@@ -206,67 +194,61 @@ def task_of(paths: Sequence[Path]) -> str:
     """The task of candidates: the one that they name, or their writer's run does; empty if none does."""
     found = {}
     for path in paths:
-        about = about_of(path)
+        about = ng.candidates.about_of(path)
         if "task" in about:
             found[str(about["task"])] = path
         elif writer := _writer_recipe(about):
             found[writer.task] = path
     if len(found) > 1:
         listed = ", ".join(f"{task} ({path})" for task, path in found.items())
-        raise UserError(f"expected candidates of one task, got {listed}. Give those of one task.")
+        raise ng.UserError(f"expected candidates of one task, got {listed}. Give those of one task.")
     return next(iter(found), "")
 
 
 def _whole(name: str) -> str:
     """The name of data, of all its spellings one; of a file or folder the whole path."""
     path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() else canonical(name)
+    return str(path.resolve()) if path.exists() else ng.data.canonical(name)
 
 
-def _read(path: Path, data: Data, task: str, split: str, *, exactly: bool) -> CandidateSet:
-    found, about = read_candidates(path, need_gains=False), about_of(path)
+def _read(path: Path, data: ng.recipe.Data, task: str, split: str, *, exactly: bool) -> CandidateSet:
+    found, about = ng.candidates.read_candidates(path, need_gains=False), ng.candidates.about_of(path)
     if not exactly:
         data, split = _data_of(about, data), str(about.get("split", split))
-    whole = load_split(data, task, split)
-    doubt = check_candidates(found, about, whole.examples, path=path, split=split)
-    for note in filter(None, (doubt, note_on_training(found, whole.examples, path=path))):
-        logger.info(note)
+    whole = ng.data.load_split(data, task, split)
+    doubt = ng.candidates.check_candidates(found, about, whole.examples, path=path, split=split)
+    for note in filter(None, (doubt, ng.candidates.note_on_training(found, whole.examples, path=path))):
+        ng.console.logger.info(note)
     examples = [example for example in whole.examples if example.id in found.rows]
     if not examples:
-        raise UserError(
+        raise ng.UserError(
             f"no candidate in {path} has a source and a reference: the ids of {data.name} ({split}) are like "
             f"{whole.examples[0].id!r}, those of the candidates like {next(iter(found.rows))!r}. Name their data and "
             "split, with --data and --split, or set data.id to the column with the ids."
         )
     if lacking := len(found.rows) - len(examples):
-        logger.warning(
+        ng.console.logger.warning(
             f"{lacking:,} of {len(found.rows):,} rows of candidates in {path} are left out: {data.name} ({split}) has "
             "no source and no reference with their ids."
         )
     rows = {example.id: found.rows[example.id] for example in examples}
     metric = about.get("metric", {})
     if without := [example for example in examples if not rows[example.id][1]]:
-        logger.info(f"computing the gains of candidates in {path}, which has none of {len(without):,} sources.")
-        usual = gain_of(BY_TASK[task], {})
-        gains = gains_of(usual, without, [rows[example.id][0] for example in without])
+        ng.console.logger.info(
+            f"computing the gains of candidates in {path}, which has none of {len(without):,} sources."
+        )
+        usual = ng.gains.gain_of(ng.gains.BY_TASK[task], {})
+        gains = ng.gains.gains_of(usual, without, [rows[example.id][0] for example in without])
         if metric or len(without) == len(rows):
             metric = one_metric({f"rows in {path}": metric, "rows without gains": usual.settings})
         rows |= {
             example.id: (rows[example.id][0], tuple(values)) for example, values in zip(without, gains, strict=True)
         }
-    own = Candidates(rows, candidates_fingerprint(rows))
+    own = ng.candidates.Candidates(rows, ng.candidates.candidates_fingerprint(rows))
     return CandidateSet(data, split, examples, own, whole.fingerprint, [(data.name, split)] * len(examples), metric)
 
 
-def about_of(path: Path) -> dict[str, Any]:
-    """What is saved beside candidates, or beside predictions with several texts each; empty for another file."""
-    folder = RunFolder(path.parent)
-    if path == folder.predictions and folder.generation.is_file():
-        return read_about(folder.generation)
-    return about_candidates(path)
-
-
-def _data_of(about: Mapping[str, Any], data: Data) -> Data:
+def _data_of(about: Mapping[str, Any], data: ng.recipe.Data) -> ng.recipe.Data:
     """The data of candidates: those that they name, read as their writer's run reads them."""
     if "data" not in about:
         return data
@@ -276,7 +258,7 @@ def _data_of(about: Mapping[str, Any], data: Data) -> Data:
     return dataclasses.replace(data, name=name)
 
 
-def _writer_recipe(about: Mapping[str, Any]) -> recipe.Recipe | None:
+def _writer_recipe(about: Mapping[str, Any]) -> ng.recipe.Recipe | None:
     """The recipe of the run that wrote candidates; None if no run did, or it is not here."""
-    file = RunFolder(Path(str(about["model"]))).recipe if "model" in about else None
-    return recipe.load(str(file), objective=False) if file and file.is_file() else None
+    file = ng.RunFolder(Path(str(about["model"]))).recipe if "model" in about else None
+    return ng.recipe.load(str(file), objective=False) if file and file.is_file() else None

@@ -17,11 +17,7 @@ from transformers import AutoConfig, BartConfig
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.models.bart import modeling_bart
 
-from ngramloss.errors import UserError
-from ngramloss.models import loading
-from ngramloss.models.settings import check_settings
-from ngramloss.output.console import quiet_loading
-from ngramloss.recipe import Model
+import ngramloss as ng
 
 bart: Any = modeling_bart
 
@@ -29,10 +25,10 @@ bart: Any = modeling_bart
 class GuidedBartConfig(BartConfig):  # type: ignore[no-untyped-call]
     """The configuration of a BART. Only the name of its type is another one."""
 
-    model_type = loading.GUIDED
+    model_type = ng.loading.GUIDED
 
 
-AutoConfig.register(loading.GUIDED, GuidedBartConfig)  # or its tokenizer is loaded with a warning
+AutoConfig.register(ng.loading.GUIDED, GuidedBartConfig)  # or its tokenizer is loaded with a warning
 
 
 class GuidanceAttention(nn.Module):
@@ -174,11 +170,11 @@ class GuidedBart(bart.BartForConditionalGeneration):  # type: ignore[misc]
         elif guidance_input_ids is not None:
             guidance = self.guidance(guidance_input_ids, guidance_attention_mask)
         else:
-            raise UserError(NO_GUIDANCE)
+            raise ng.UserError(NO_GUIDANCE)
         if encoder_outputs is None:
             encoder_outputs = self.model.encoder(input_ids=input_ids, attention_mask=attention_mask)
         if decoder_input_ids is None and labels is None:  # BART's own would be the document
-            raise UserError("a guided BART needs decoder_input_ids or labels.")
+            raise ng.UserError("a guided BART needs decoder_input_ids or labels.")
         return super().forward(
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
@@ -199,7 +195,7 @@ class GuidedBart(bart.BartForConditionalGeneration):  # type: ignore[misc]
     ) -> Any:
         """As BART's. Keys and values of the guidance are made once; beams of a document have the same ones."""
         if guidance_input_ids is None:
-            raise UserError(NO_GUIDANCE)
+            raise ng.UserError(NO_GUIDANCE)
         made = torch.stack(self.guidance(guidance_input_ids, guidance_attention_mask), 1)  # [B, L, 2, H, G, D / H]
         if guidance_attention_mask is not None:
             options["guidance_attention_mask"] = guidance_attention_mask
@@ -232,33 +228,25 @@ def guided(model: Any, *, copying: bool = False) -> GuidedBart:
     made.generation_config = model.generation_config
     if copying:
         for layer in made.model.decoder.layers:
-            loading.start_as_identity(layer.guidance_attn)
+            ng.loading.start_as_identity(layer.guidance_attn)
     return made
 
 
-def load_guided(settings: Model, tokenizer: Any) -> GuidedBart:
+def load_guided(settings: ng.recipe.Model, tokenizer: Any) -> GuidedBart:
     """A guided BART from its folder, from any BART, or from scratch, in fp32.
 
     Args:
         settings: the model section of a recipe.
         tokenizer: the model's own.
     """
-    if loading.is_guided(settings.name):
-        return _from_folder(settings.name)
-    config = loading.load_config(settings)
+    if ng.loading.is_guided(settings.name):
+        made: GuidedBart = ng.loading.load_own(GuidedBart, settings.name)
+        return made
+    config = ng.loading.load_config(settings)
     if config.model_type != "bart":
         what = f"{settings.name} is of the type {config.model_type}"
         if settings.name == "scratch":
             what = f"model.architecture is {settings.architecture}"
-        raise UserError(f"guidance needs a BART, such as facebook/bart-large, and {what}.")
-    model = loading.load(settings, tokenizer)
+        raise ng.UserError(f"guidance needs a BART, such as facebook/bart-large, and {what}.")
+    model = ng.loading.load(settings, tokenizer)
     return guided(model, copying=settings.name == "scratch" and settings.copying)
-
-
-def _from_folder(name: str) -> GuidedBart:
-    """Load what ``save_pretrained`` of a guided BART wrote."""
-    kind: Any = GuidedBart
-    with loading.explained(name, "model"), quiet_loading():
-        made: GuidedBart = loading.load_weights(kind, name, local_files_only=True, trust_remote_code=False)
-        check_settings(made)
-    return made

@@ -9,11 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.data.statistics import words_of
-from ngramloss.errors import MissingFileError, UserError
-from ngramloss.scoring.systems import check_ids, listed
-from ngramloss.scoring.texts import lines, read_texts
-from ngramloss.storage.files import inside, write_whole
+import ngramloss as ng
 
 MARKS = ("<q>", "<t>", "</t>", "<n>", "<S_SEP>", "[X_SEP]", "[SEP]", r"\n")
 """Sentence separators in released files of BertSum, UniLM, ProphetNet and Pegasus. The last is a backslash and n."""
@@ -74,10 +70,10 @@ def read_summaries(
         ValueError: the numbers of summaries and references differ, or the ids do.
     """
     if order and gold:
-        raise UserError("order and gold both give the ids of the summaries. Use only one of them.")
+        raise ng.UserError("order and gold both give the ids of the summaries. Use only one of them.")
     if marks is not None and not all(marks):
-        raise UserError("a sentence separator cannot be empty. To split at no separator, use --sentences none.")
-    ours = {key: _first(value) for key, value in read_texts(references, "reference").by_id.items()}
+        raise ng.UserError("a sentence separator cannot be empty. To split at no separator, use --sentences none.")
+    ours = {key: _first(value) for key, value in ng.texts.read_texts(references, "reference").by_id.items()}
     texts, has_ids = _texts(path)
     notes: list[str] = []
     if has_ids and not order and not gold:
@@ -85,7 +81,7 @@ def read_summaries(
     elif gold:
         golds, gold_has_ids = _texts(gold, "reference")
         if has_ids and gold_has_ids:
-            check_ids(list(texts), golds, path, gold, " To pair them by row, remove the ids of one of them.")
+            ng.texts.check_ids(list(texts), golds, path, gold, " To pair them by row, remove the ids of one of them.")
             texts = {key: texts[key] for key in golds}
             notes.append(f"summaries belong to the references of {gold} by their ids.")
         elif has_ids or gold_has_ids:
@@ -95,7 +91,7 @@ def read_summaries(
     else:
         ids = _ids_in(order) if order else list(ours)
     texts = _matching_texts(texts, len(ids), path, order or gold or references, notes)
-    check_ids(ids, ours, path if has_ids and not order else order or references, references)
+    ng.texts.check_ids(ids, ours, path if has_ids and not order else order or references, references)
     mark_counts = _mark_counts(list(texts.values()), MARKS if marks is None else marks)
     split = dict(zip(ids, (_split(text, mark_counts) for text in texts.values()), strict=True))
     predictions = {key: plain_text(split[key]) if ptb else split[key] for key in ours}
@@ -106,7 +102,7 @@ def read_summaries(
 def write_summaries(imported: Imported, path: Path) -> None:
     """Write predictions as JSONL. The file appears only when it is complete."""
     rows = ({"id": key, "prediction": text} for key, text in imported.predictions.items())
-    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    ng.files.write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def plain_text(text: str) -> str:
@@ -136,7 +132,7 @@ def _texts(path: Path, what: str = "prediction") -> tuple[dict[str, Any], bool]:
     """Texts by id or line number, a list where there are several references, and whether they have ids."""
     if path.is_dir():
         return _documents(path), False
-    texts, numbered = read_texts(path, what)
+    texts, numbered = ng.texts.read_texts(path, what)
     return texts, not numbered
 
 
@@ -146,26 +142,28 @@ def _documents(folder: Path) -> dict[str, str]:
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         number = re.search(r"\d+", path.name)
         if number is None:
-            raise UserError(f"{path} has no number in its name. A folder must have one numbered file per document.")
+            raise ng.UserError(f"{path} has no number in its name. A folder must have one numbered file per document.")
         if int(number[0]) in numbered:
-            raise UserError(f"{numbered[int(number[0])]} and {path} have the same number. Remove one of them.")
-        numbered[int(number[0])] = inside(folder, path.name)
+            raise ng.UserError(f"{numbered[int(number[0])]} and {path} have the same number. Remove one of them.")
+        numbered[int(number[0])] = ng.files.inside(folder, path.name)
     if not numbered:
-        raise UserError(f"{folder} has no files. A folder must have one numbered file per document.")
+        raise ng.UserError(f"{folder} has no files. A folder must have one numbered file per document.")
     numbers = sorted(numbered)
     lost = sorted(set(range(numbers[0], numbers[-1] + 1)).difference(numbers))
     if lost:
-        raise UserError(f"{folder} lacks {len(lost)} numbers between {numbers[0]} and {numbers[-1]}, first {lost[0]}.")
-    return {str(document): "\n".join(lines(numbered[document])) for document in numbers}
+        raise ng.UserError(
+            f"{folder} lacks {len(lost)} numbers between {numbers[0]} and {numbers[-1]}, first {lost[0]}."
+        )
+    return {str(document): "\n".join(ng.texts.lines(numbered[document])) for document in numbers}
 
 
 def _ids_in(path: Path) -> list[str]:
     if not path.is_file():
-        raise MissingFileError(f"there is no file of ids {path}. It should have one id per line.")
-    ids = [line.strip() for line in lines(path) if line.strip()]
+        raise ng.MissingFileError(f"there is no file of ids {path}. It should have one id per line.")
+    ids = [line.strip() for line in ng.texts.lines(path) if line.strip()]
     twice = [key for key, count in Counter(ids).items() if count > 1]
     if twice:
-        raise UserError(f"{path} repeats {len(twice)} ids ({listed(twice)}).")
+        raise ng.UserError(f"{path} repeats {len(twice)} ids ({ng.texts.listed(twice)}).")
     return ids
 
 
@@ -174,7 +172,7 @@ def _matching_texts(texts: dict[str, str], wanted: int, path: Path, other: Path,
     wanted_texts = dict(list(texts.items())[:wanted])
     rest = [text for text in list(texts.values())[wanted:] if text.strip()]
     if len(wanted_texts) < wanted or rest:
-        raise UserError(
+        raise ng.UserError(
             f"{path} has {len(texts)} summaries and {other} has {wanted}. Usual causes: another split or version of "
             "the data set, documents that were left out, or one sentence per line. Nothing was written."
         )
@@ -211,13 +209,13 @@ def _ids_by_text(
     ids = [ids_by_letters[text].pop(0) if ids_by_letters.get(text) else None for text in map(_letters, released)]
     unlike = [index for index, key in enumerate(ids) if key is None]
     if len(released) != len(ours) or len(unlike) > UNLIKE * len(ours):
-        raise UserError(
+        raise ng.UserError(
             f"{gold} has {len(released)} references, of which {len(released) - len(unlike)} are among the {len(ours)} "
             f"of {references}. Both must be the same test set. If they are not, give the ids with --order."
         )
-    left = {key: set(words_of(ours[key])) for keys in ids_by_letters.values() for key in keys}
+    left = {key: set(ng.data.words_of(ours[key])) for keys in ids_by_letters.values() for key in keys}
     for index in unlike:
-        words = set(words_of(released[index]))
+        words = set(ng.data.words_of(released[index]))
         nearest = max(left, key=lambda key: _overlap(words, left[key]))
         ids[index] = nearest
         del left[nearest]
@@ -241,10 +239,10 @@ def _oddities(predictions: Mapping[str, str], ours: Mapping[str, str]) -> list[s
     notes = []
     empty = [key for key, text in predictions.items() if not text]
     if empty:
-        notes.append(f"{len(empty)} summaries are empty ({listed(empty)}).")
+        notes.append(f"{len(empty)} summaries are empty ({ng.texts.listed(empty)}).")
     if len(predictions) >= LOOKED_AT:
-        texts = [set(words_of(text)) for text in predictions.values()]
-        golds = [set(words_of(ours[key])) for key in predictions]
+        texts = [set(ng.data.words_of(text)) for text in predictions.values()]
+        golds = [set(ng.data.words_of(ours[key])) for key in predictions]
         own, other = _shared_words(texts, golds), _shared_words(texts, golds[1:] + golds[:1])
         if own < 1.5 * other:
             notes.append(

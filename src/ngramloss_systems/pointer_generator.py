@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,24 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ngramloss.data import Example
-from ngramloss.data.batches.padding import Batch, padded
-from ngramloss.data.batches.plan import Size
-from ngramloss.data.sentences import sentences
-from ngramloss.data.tokens import tokenizer_fingerprint
-from ngramloss.errors import UserError
-from ngramloss.generation.job import Job, read_sources
-from ngramloss.generation.predictions import write_texts
-from ngramloss.loss.joint_loss import JointLoss, Loss
-from ngramloss.loss.stats import IGNORE_INDEX
-from ngramloss.models import loading
-from ngramloss.output.console import logger
-from ngramloss.output.progress import Progress
-from ngramloss.recipe import LAST, Recipe, Train
-from ngramloss.training.identity import data_made_of
-from ngramloss.training.prepare import read_splits, recommend_ce
-from ngramloss.training.run import Run
-from ngramloss.training.system_task import SystemTask, batches, lost_ends, saved_run
+import ngramloss as ng
 from ngramloss_systems.pointer_model import (
     END_ID,
     PADDING_ID,
@@ -72,7 +56,7 @@ class Row(NamedTuple):
     cut: tuple[bool, bool]
 
 
-def row_of(tokenizer: Any, vocabulary: Mapping[str, int], example: Example, *, longest: tuple[int, int]) -> Row:
+def row_of(tokenizer: Any, vocabulary: Mapping[str, int], example: ng.data.Example, *, longest: tuple[int, int]) -> Row:
     """An example as ids. A document without words is read as one unknown word.
 
     Args:
@@ -89,7 +73,7 @@ def row_of(tokenizer: Any, vocabulary: Mapping[str, int], example: Example, *, l
     return Row(ids, [*labels, *ends], list(unknown), (len(source) > longest[0], len(target) >= longest[1]))
 
 
-def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any]], size: Size | None = None) -> Batch:
+def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any]]) -> ng.padding.Batch:
     """Rows → a batch: ids and their mask, [B, S], labels, [B, T], and which unknown words each document has, [B, U].
 
     Args:
@@ -97,11 +81,9 @@ def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any
             does not depend on the rows beside it.
         vocabulary: the first unknown word's id.
         rows: with ``input_ids`` and ``labels``.
-        size: is not read; batches are as long as their longest row.
     """
-    longest, widest = (max((len(row[name]) for row in rows), default=1) for name in ("input_ids", "labels"))
-    ids, mask = padded([row["input_ids"] for row in rows], len(rows), longest, PADDING_ID)  # [B, S]
-    labels, _ = padded([row["labels"] for row in rows], len(rows), widest, IGNORE_INDEX)  # [B, T]
+    ids, mask = ng.padding.padded([row["input_ids"] for row in rows], PADDING_ID)  # [B, S]
+    labels, _ = ng.padding.padded([row["labels"] for row in rows], ng.IGNORE_INDEX)  # [B, T]
     counts = (ids.max(-1, initial=0) + 1 - vocabulary).clip(0)  # [B]
     unknown = np.arange(most_unknown) < counts[:, None]  # [B, U]
     arrays = {"input_ids": ids, "attention_mask": mask, "labels": labels, "unknown": unknown}
@@ -111,15 +93,15 @@ def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any
 # Training
 
 
-def task(run: Run) -> SystemTask:
+def task(run: ng.Run) -> ng.SystemTask:
     """What ``ngramloss train pointer-generator`` trains: documents and summaries as words, and the model."""
     settings, options = run.settings, run.system.options
     _check(settings, options)
-    objective = JointLoss(settings.objective).with_ce()
-    splits = read_splits(settings)
-    train, data = splits["train"], settings.data
+    objective = ng.JointLoss(settings.objective).with_ce()
+    splits = run.read_splits()
+    train, longest = splits["train"], (settings.data.max_source, settings.data.max_target)
     tokenizer = cached_tokenizer(
-        lambda: loading.iterate_texts(train.readable),
+        lambda: ng.loading.iterate_texts(train.readable),
         2 * len(train.readable),
         train.fingerprint,
         settings.model.vocabulary,
@@ -128,23 +110,19 @@ def task(run: Run) -> SystemTask:
     vocabulary = tokenizer.get_vocab()
     rows, used = {}, []
     for name, split in splits.items():
-        made = list(_rows(tokenizer, vocabulary, split.readable, (data.max_source, data.max_target)))
+        made = list(_rows(tokenizer, vocabulary, split.readable, longest))
         rows[name] = [{"input_ids": np.array(row.input_ids), "labels": np.array(row.labels)} for row in made]
         used.append(_described(name, made, settings, len(vocabulary)))
-    recommend_ce(run)
     used += _coverage_remarks(settings, options)
     model = PointerGenerator(vocabulary=len(vocabulary), width=settings.model.width, embeddings=options["embeddings"])
 
-    def pad(rows: Sequence[Mapping[str, Any]], size: Size | None = None) -> Batch:
-        return pad_rows(data.max_source, len(vocabulary), rows, size)
-
-    def loss(batch: Batch, counts: Tensor) -> Loss:
+    def loss(batch: ng.padding.Batch, counts: Tensor) -> Any:
         """The objective, and coverage as another part; before its phase coverage is measured but has no weight."""
         predicted, labels = model(batch), batch["labels"]
         found = objective.with_parts(predicted.logp, labels, num_tokens=counts[0], num_sequences=counts[1])
-        penalty = predicted.penalty.where(labels != IGNORE_INDEX, 0.0).sum() / counts[0]  # []
+        penalty = predicted.penalty.where(labels != ng.IGNORE_INDEX, 0.0).sum() / counts[0]  # []
         total = found.total + options["coverage"] * penalty if model.coverage else found.total  # []
-        return Loss(total, found.parts | {COVERAGE: penalty.detach()})
+        return found._replace(total=total, parts=found.parts | {COVERAGE: penalty.detach()})
 
     def change(number: int, total: int, optimiser: torch.optim.Optimizer) -> dict[str, float]:
         """Set what depends on the step: whether the model has coverage."""
@@ -155,28 +133,30 @@ def task(run: Run) -> SystemTask:
                 state["sum"].fill_(options["accumulator"])
         return {f"weight/{COVERAGE}": options["coverage"] * model.coverage}
 
-    def validate() -> dict[str, float]:
+    def validate(batches: Any) -> dict[str, float]:
         """The loss with its parts on the validation split."""
-        device, most = next(model.parameters()).device, settings.train.eval_batch_size or settings.train.batch_size
+        device = next(model.parameters()).device
         labels = sum(len(row["labels"]) for row in rows["validation"])
         counts = torch.tensor([labels, len(rows["validation"])], dtype=torch.float32, device=device)  # [2]
         sums = torch.zeros(1 + len(objective.parts) + 1, device=device)  # [1 + parts]
-        for _, batch in batches(rows["validation"], pad, model, most=most):
+        for _, batch in batches:
             found = loss(batch, counts)
             sums += torch.stack([found.total, *found.parts.values()])  # [1 + parts]
         return dict(zip(["loss", *found.parts], sums.tolist(), strict=True))
 
-    return SystemTask(
+    return ng.SystemTask(
         run,
         model,
         tokenizer,
-        rows["train"],
-        pad,
-        terms=[*(part.name for part in objective.parts), COVERAGE],
+        rows,
+        partial(pad_rows, longest[0], len(vocabulary)),
+        [*(part.name for part in objective.parts), COVERAGE],
+        validate,
+        splits=splits,
         loss_of=loss,
-        scores=validate if "validation" in splits else None,
-        made_of=data_made_of(splits) | {"words": tokenizer_fingerprint(tokenizer)},
+        made_of={"words": ng.tokens.tokenizer_fingerprint(tokenizer)},
         used=used,
+        scored=settings.train.eval_batch_size or settings.train.batch_size,
         optimiser_of=(lambda model: _adagrad(model, settings, options)) if options["optimizer"] == "adagrad" else None,
         change=change,
         objective=objective,
@@ -193,14 +173,14 @@ def first_step_with_coverage(options: Mapping[str, Any], total: int) -> int:
     return ceil(round(share * total, 6)) + 1
 
 
-def _adagrad(model: PointerGenerator, settings: Recipe, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+def _adagrad(model: PointerGenerator, settings: ng.recipe.Recipe, options: Mapping[str, Any]) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.Adagrad(
         trained, lr=settings.train.learning_rate, initial_accumulator_value=options["accumulator"]
     )
 
 
-def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
+def _check(settings: ng.recipe.Recipe, options: Mapping[str, Any]) -> None:
     """Raise if settings ask for what the system does not have, all mistakes at once."""
     mistakes: list[str] = []
     if settings.model.name != "scratch":
@@ -208,29 +188,29 @@ def _check(settings: Recipe, options: Mapping[str, Any]) -> None:
     if settings.data.separator not in ("auto", "none"):
         mistakes.append(f"data.separator: {NAME} puts nothing between sentences. Leave it out.")
     if options["optimizer"] == "adagrad":
-        allowed = dataclasses.replace(Train(), weight_decay=0.0)
+        allowed = dataclasses.replace(ng.recipe.Train(), weight_decay=0.0)
         mistakes += [
             f"train.{key}: is a setting of AdamW, and {NAME} trains with Adagrad. "
             f"{'Set it to 0' if key == 'weight_decay' else 'Leave it out'}, or choose optimizer=adamw."
             for key in ("weight_decay", "beta1", "beta2", "epsilon")
             if getattr(settings.train, key) != getattr(allowed, key)
         ]
-    if any(part.name == COVERAGE for part in JointLoss(settings.objective).parts):
+    if any(part.name == COVERAGE for part in ng.JointLoss(settings.objective).parts):
         mistakes.append(f"objective: a term is called {COVERAGE}, which is the name of a part of {NAME}. Rename it.")
     if mistakes:
-        raise UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+        raise ng.UserError(f"recipe {settings.name}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
 
 
 def _rows(
-    tokenizer: Any, vocabulary: Mapping[str, int], examples: Sequence[Example], longest: tuple[int, int]
+    tokenizer: Any, vocabulary: Mapping[str, int], examples: Sequence[ng.data.Example], longest: tuple[int, int]
 ) -> Iterator[Row]:
-    with Progress("splitting words", total=len(examples), unit="examples") as progress:
+    with ng.Progress("splitting words", total=len(examples), unit="examples") as progress:
         for example in examples:
             yield row_of(tokenizer, vocabulary, example, longest=longest)
             progress.update(1)
 
 
-def _described(name: str, rows: Sequence[Row], settings: Recipe, vocabulary: int) -> str:
+def _described(name: str, rows: Sequence[Row], settings: ng.recipe.Recipe, vocabulary: int) -> str:
     """What is used of a split, as a sentence. Raises if the model would know none of its words."""
     labels = [label for row in rows for label in row.labels if label != END_ID]
     copied, lost = sum(label >= vocabulary for label in labels), sum(label == UNKNOWN_ID for label in labels)
@@ -248,13 +228,13 @@ def _described(name: str, rows: Sequence[Row], settings: Recipe, vocabulary: int
     return sentence
 
 
-def _coverage_remarks(settings: Recipe, options: Mapping[str, Any]) -> list[str]:
+def _coverage_remarks(settings: ng.recipe.Recipe, options: Mapping[str, Any]) -> list[str]:
     """What could keep coverage from the model, in sentences."""
     remarks = []
-    if options["coverage_from"] < 1 and settings.train.best != LAST and settings.train.eval_every:
+    if options["coverage_from"] < 1 and settings.train.best != ng.recipe.LAST and settings.train.eval_every:
         remarks.append(
             f"train.best = {settings.train.best} may choose weights from before coverage begins, and the model then "
-            f"has none. {LAST} takes the last ones."
+            f"has none. {ng.recipe.LAST} takes the last ones."
         )
     if options["coverage_from"] < 1 and settings.train.early_stopping:
         remarks.append("train.early_stopping may end the training before coverage begins.")
@@ -264,14 +244,14 @@ def _coverage_remarks(settings: Recipe, options: Mapping[str, Any]) -> list[str]
 # Writing
 
 
-def generate(work: Job, folder: Path) -> Path:
+def generate(work: ng.Job, folder: Path) -> Path:
     """Write the texts of a run's model, as ``ngramloss generate`` writes predictions.
 
     Args:
         work: a job whose model is a run of this system.
         folder: where the predictions go.
     """
-    run = saved_run(work.model, NAME, noun=f"a run of {NAME}", command="ngramloss train pointer-generator")
+    run = ng.saved_run(work.model, NAME, command="ngramloss train pointer-generator")
     tokenizer, device, how = run.tokenizer, run.device, work.generation or run.settings.generation
     model = load_model(run.model, tokenizer).to(device).eval()
     found = {"num_beams": how.num_beams, "min_length": how.min_length, "max_length": how.max_length}
@@ -279,7 +259,7 @@ def generate(work: Job, folder: Path) -> Path:
     words = sorted(vocabulary, key=vocabulary.__getitem__)
     count = cut = unknown = 0
 
-    def write(examples: Sequence[Example]) -> list[str]:
+    def write(examples: Sequence[ng.data.Example]) -> list[str]:
         nonlocal count, cut, unknown
         rows = [row_of(tokenizer, vocabulary, example._replace(target=""), longest=longest) for example in examples]
         batch = pad_rows(longest[0], len(vocabulary), [row._asdict() for row in rows])
@@ -297,15 +277,17 @@ def generate(work: Job, folder: Path) -> Path:
         **({"language": work.data.language} if work.has_lines else {}),
     }
     together = work._replace(batch_size=work.batch_size or TOGETHER)
-    path = write_texts(together, folder, read_sources(work), write, facts, has_sentences=work.has_lines)
+    path = ng.predictions.write_texts(together, folder, write, facts, has_sentences=work.has_lines)
     if cut:
-        logger.info(lost_ends(cut, count, "documents", work.data.max_source, "words"))
+        ng.console.logger.info(ng.data.lost_ends(cut, count, "documents", work.data.max_source, "words"))
     if unknown:
-        logger.info(f"{unknown:,} of {count:,} texts have {UNKNOWN}: a word that the model neither knew nor copied.")
+        ng.console.logger.info(
+            f"{unknown:,} of {count:,} texts have {UNKNOWN}: a word that the model neither knew nor copied."
+        )
     return path
 
 
-def _text(tokenizer: Any, words: Sequence[str], ids: Sequence[int], work: Job) -> str:
+def _text(tokenizer: Any, words: Sequence[str], ids: Sequence[int], work: ng.Job) -> str:
     """The text of ids, without start and padding; one sentence per line where that is usual for the data."""
     text = join_words(tokenizer, [words[token] for token in ids if token not in (START_ID, PADDING_ID)])
-    return "\n".join(sentences(text, language=work.data.language)) if work.has_lines else text
+    return "\n".join(ng.data.split_many([text], language=work.data.language)[0]) if work.has_lines else text

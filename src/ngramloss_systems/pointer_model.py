@@ -21,10 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ngramloss.data.batches.padding import Batch
-from ngramloss.errors import UserError
-from ngramloss.loss.stats import IGNORE_INDEX
-from ngramloss.storage.files import read_object
+import ngramloss as ng
 from ngramloss_systems.pointer_words import END, PADDING, SPECIAL, START, UNKNOWN
 
 CONFIG, WEIGHTS = "pointer_generator.json", "model.safetensors"
@@ -176,10 +173,10 @@ class PointerGenerator(nn.Module):
         absent = torch.full((), tiny, dtype=words.dtype, device=words.device).log()  # []
         return torch.cat([known, copied[..., self.vocabulary :].where(own.unsqueeze(1), absent)], -1)
 
-    def forward(self, batch: Batch) -> Predicted:
+    def forward(self, batch: ng.padding.Batch) -> Predicted:
         """A batch of :func:`pad_rows` → its predictions of the labels, each after the labels before it."""
         document, state = self.read(batch["input_ids"], batch["attention_mask"].bool())
-        labels = batch["labels"].masked_fill(batch["labels"] == IGNORE_INDEX, PADDING_ID)  # [B, T]
+        labels = batch["labels"].masked_fill(batch["labels"] == ng.IGNORE_INDEX, PADDING_ID)  # [B, T]
         inputs = F.pad(labels[:, :-1], (1, 0), value=START_ID)  # [B, T]
         positions = []
         for tokens in inputs.unbind(-1):
@@ -205,12 +202,12 @@ class PointerGenerator(nn.Module):
 
 def load_model(folder: Path, tokenizer: Any) -> PointerGenerator:
     """Load a saved model. Raises if it is another model's, or not the tokenizer's."""
-    config = read_object(folder / CONFIG)
+    config = ng.files.read_object(folder / CONFIG)
     sizes: dict[str, Any] = {name: config.get(name) for name in ("vocabulary", "width", "embeddings")}
     if config.get("model_type") != KIND or not all(type(size) is int and size > 0 for size in sizes.values()):
-        raise UserError(f"{folder} is not a model of {KIND}: its {CONFIG} says otherwise. Train it again.")
+        raise ng.UserError(f"{folder} is not a model of {KIND}: its {CONFIG} says otherwise. Train it again.")
     if sizes["vocabulary"] != len(tokenizer):
-        raise UserError(
+        raise ng.UserError(
             f"{folder} has a vocabulary of {sizes['vocabulary']:,} words, and its tokenizer {len(tokenizer):,}: one of "
             "them is another model's. Restore both, or train again."
         )
@@ -218,7 +215,7 @@ def load_model(folder: Path, tokenizer: Any) -> PointerGenerator:
     try:
         model.load_state_dict(load_file(folder / WEIGHTS))
     except RuntimeError as reason:
-        raise UserError(
+        raise ng.UserError(
             f"the weights in {folder} are not those of its {CONFIG}: {' '.join(str(reason).split())} Restore both, or "
             "train again."
         ) from reason
@@ -239,7 +236,7 @@ def coverage_penalty(attention: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def search(model: PointerGenerator, batch: Batch, *, beams: int, least: int, most: int) -> list[list[int]]:
+def search(model: PointerGenerator, batch: ng.padding.Batch, *, beams: int, least: int, most: int) -> list[list[int]]:
     """The text of each document with the highest mean log-probability, as ids of its extended vocabulary.
 
     The authors' search: of the best extensions of all beams, in order, those that end are results, or dropped if they
@@ -259,7 +256,7 @@ def search(model: PointerGenerator, batch: Batch, *, beams: int, least: int, mos
     own = batch["unknown"].bool()  # [B, U]
     B, V = len(own), model.vocabulary + own.shape[1]
     if 2 * beams > model.vocabulary:
-        raise UserError(
+        raise ng.UserError(
             f"generation.num_beams: a vocabulary of {model.vocabulary:,} words allows at most "
             f"{model.vocabulary // 2:,} beams, got {beams:,}."
         )

@@ -8,17 +8,12 @@ but for the kind and number of its spaces, a joiner in it, which becomes ``■``
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any
 
-from ngramloss.output.progress import Progress
-from ngramloss.storage.checksums import cached_folder
-from ngramloss.storage.files import cache_folder
-from ngramloss.version import installed
+import ngramloss as ng
 
 JOINER, INSTEAD = "￭", "■"
 SPECIAL = UNKNOWN, PADDING, START, END = "<unk>", "<pad>", "<s>", "</s>"
@@ -85,21 +80,16 @@ def cached_tokenizer(
         size: of the vocabulary.
         lowercase: whether texts lose their capitals.
     """
-    from transformers import AutoTokenizer
 
-    what = ["words", 1, fingerprint, size, lowercase, installed("tokenizers")]
-    folder = cache_folder() / "tokenizers" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-
-    def fill(partial: Path) -> None:
-        with Progress("counting words", total=count, unit="texts") as progress:
+    def train() -> Any:
+        with ng.Progress("counting words", total=count, unit="texts") as progress:
             counted = (_counted(text, progress) for text in texts())
-            word_tokenizer(counted, size, lowercase=lowercase).save_pretrained(partial)
+            return word_tokenizer(counted, size, lowercase=lowercase)
 
-    cached_folder(folder, fill, what="tokenizer cache")
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return ng.loading.cached_tokenizer(["words", 1, fingerprint, size, lowercase, version("tokenizers")], train)[0]
 
 
-def _counted(text: str, progress: Progress) -> str:
+def _counted(text: str, progress: ng.Progress) -> str:
     progress.update(1)
     return text
 

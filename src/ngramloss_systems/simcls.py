@@ -16,37 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ngramloss import recipe
-from ngramloss.data import Example, Split
-from ngramloss.data.batches.padding import Batch, Padder
-from ngramloss.data.candidate_tokens import WithCandidates, tokenise_candidates
-from ngramloss.data.candidates import named_files
-from ngramloss.data.tokens import Shape, prompt_ids, targets, tokenise
-from ngramloss.data.word_ids import bare_ids
-from ngramloss.errors import MissingFileError, UserError
-from ngramloss.generation import candidates
-from ngramloss.generation.job import Job, job
-from ngramloss.generation.predictions import write_texts
-from ngramloss.loss.objectives.candidates.rank import pair_costs
-from ngramloss.loss.stats import IGNORE_INDEX
-from ngramloss.metrics.bayes_risk import check_utility, expected_gains
-from ngramloss.metrics.gains import BY_TASK, Gain, gain_of
-from ngramloss.metrics.registry import METRICS
-from ngramloss.models import loading
-from ngramloss.models.encoders import load_encoder, load_encoder_config, raise_unless_it_fits
-from ngramloss.output.console import logger
-from ngramloss.output.progress import Progress
-from ngramloss.recipe import Data, Model, Recipe
-from ngramloss.storage.files import inside, read_object
-from ngramloss.storage.run_folder import RunFolder, weights_mark
-from ngramloss.training.identity import IDENTITY, base_made_of, data_made_of
-from ngramloss.training.prepare import tokenizer_for
-from ngramloss.training.run import Run
-from ngramloss.training.system_task import SystemTask, batches, lost_ends, mean_over_rows, saved_run
+import ngramloss as ng
 from ngramloss_systems.candidate_sets import (
-    OF_THE_DATA,
     CandidateSet,
-    about_of,
     check_apart,
     check_training,
     metric_text,
@@ -100,11 +72,10 @@ def penalties(
         >>> penalties(score, torch.tensor([0.5]), gain, gain > 0, margin=0.25, gold_margin=0.0)
         Penalties(order=tensor([0.5000]), reference=tensor([0.1250]))
     """
-    number = present.sum(-1)  # [B]
-    order = gain.where(present, float("-inf")).sort(dim=-1, descending=True, stable=True).indices  # [B, K]
-    ranked = score.where(present, 0.0).gather(-1, order)  # [B, K]
+    stats = ng.CandidateStats(score, present.to(score), gain)
     too_high = (score - reference.unsqueeze(-1) + gold_margin).relu().where(present, 0.0)  # [B, K]
-    return Penalties(pair_costs(ranked, number, margin=margin).sum((-2, -1)), too_high.sum(-1) / number.clamp_min(1))
+    order = ng.OBJECTIVES["rank"].formula()(stats, margin=margin, alpha=0.0)  # [B]
+    return Penalties(order, too_high.sum(-1) / present.sum(-1).clamp_min(1))
 
 
 class Scores(NamedTuple):
@@ -115,7 +86,7 @@ class Scores(NamedTuple):
     present: Tensor
 
 
-def score_batch(encoder: Any, batch: Batch, *, pad: int, pooling: str) -> Scores:
+def score_batch(encoder: Any, batch: ng.padding.Batch, *, pad: int, pooling: str) -> Scores:
     """Score the texts of a batch of :class:`Padder`. Texts that are absent are not encoded, and score 0.
 
     Args:
@@ -128,7 +99,7 @@ def score_batch(encoder: Any, batch: Batch, *, pad: int, pooling: str) -> Scores
     mask = batch.get("attention_mask", torch.ones_like(ids))  # [B, S]
     documents = _states(encoder, ids, mask, pooling)  # [B, D]
     texts = torch.cat([batch["labels"].unsqueeze(1), batch["candidates"]], 1)  # [B, 1 + K, T]
-    real = texts != IGNORE_INDEX  # [B, 1 + K, T]
+    real = texts != ng.IGNORE_INDEX  # [B, 1 + K, T]
     present = real.any(-1)  # [B, 1 + K]
     states = documents.new_zeros(*present.shape, documents.shape[-1])  # [B, 1 + K, D]
     states[present] = _states(encoder, texts.where(real, pad)[present], real[present].long(), pooling)
@@ -149,18 +120,16 @@ def _states(encoder: Any, ids: Tensor, mask: Tensor, pooling: str) -> Tensor:
 # Training
 
 
-def task(run: Run) -> SystemTask:
+def task(run: ng.Run) -> ng.SystemTask:
     """What ``ngramloss rerank train`` trains: candidates read and tokenised, and the encoder."""
     settings, options = run.settings, run.system.options
-    files = named_files(settings.data.candidates)
+    files = ng.candidates.named_files(settings.data.candidates)
     if "train" not in files:
-        raise UserError(
+        raise ng.UserError(
             "SimCLS learns from candidates, but data.candidates has none to train on. Make some with ngramloss "
             "candidates, then: ngramloss rerank train FOLDER"
         )
-    config = None
-    if settings.model.name != "scratch":  # a mistake is found before data are read
-        config = load_encoder_config(settings.model)
+    config = ng.encoders.load_encoder_config(settings.model)  # a mistake is found before data are read
     check_training(files)
     sets = {split: read_set(paths, settings.data, settings.task, split) for split, paths in files.items()}
     if settings.train.eval_every == 0:
@@ -168,69 +137,65 @@ def task(run: Run) -> SystemTask:
     check_apart(sets)
     metric = one_metric({f"the {split} candidates": of_split.metric for split, of_split in sets.items()})
     used = [*_used(sets), f"gains: {metric_text(metric)}."]
-    tokenizer, _ = tokenizer_for(run, sets["train"])
+    tokenizer = run.tokenizer(sets["train"])
     raise_unless_pooled(tokenizer, settings.model.name, options["pooling"])
-    encoder = load_encoder(settings.model, tokenizer)
     longest = max(settings.data.max_source, settings.data.max_target)
-    raise_unless_it_fits(encoder, tokenizer, settings.model.name, longest=longest)
+    encoder = ng.encoders.load_encoder(settings.model, tokenizer, longest=longest)
     rows = {split: _rows(of_split, tokenizer, settings) for split, of_split in sets.items()}
     used += _cut(rows, settings)
     margins = {name: options[name] for name in ("margin", "gold_margin")}
 
-    def scores_of(batch: Batch) -> Scores:
+    def scores_of(batch: ng.padding.Batch) -> Scores:
         return score_batch(encoder, batch, pad=tokenizer.pad_token_id, pooling=options["pooling"])
 
-    def parts_of(scores: Scores, gains: Tensor) -> dict[str, Tensor]:
-        found = penalties(scores.candidates, scores.reference, gains, scores.present, **margins)
+    def parts_of(scores: Scores, gain: Tensor) -> dict[str, Tensor]:
+        found = penalties(scores.candidates, scores.reference, gain, scores.present, **margins)
         return {"order": found.order, "reference": options["gold_weight"] * found.reference}
 
-    def validate() -> dict[str, float]:
+    def validate(batches: Any) -> dict[str, float]:
         """The loss, and the gain of the texts that are chosen."""
         total, gain = 0.0, 0.0
-        for _, batch in batches(rows["validation"], _padder(tokenizer), encoder):
+        for _, batch in batches:
             scores = scores_of(batch)
             total += float(torch.stack([*parts_of(scores, batch["gains"]).values()]).sum())
             gain += float(batch["gains"].gather(-1, _choice(scores).unsqueeze(-1)).sum())
         count = len(rows["validation"])
         return {"loss": total / count, "gain": gain / count}
 
-    made_of = {
-        **data_made_of(sets),
-        **{f"{split} candidates": of_split.candidates.fingerprint for split, of_split in sets.items()},
-        METRIC: json.dumps(metric),
-        **base_made_of(settings.model, config),
-    }
-    return SystemTask(
+    made_of = {f"{split} candidates": of_split.candidates.fingerprint for split, of_split in sets.items()}
+    return ng.SystemTask(
         run,
         encoder,
         tokenizer,
-        rows["train"],
+        rows,
         _padder(tokenizer),
-        terms=Penalties._fields,
-        loss_of=lambda batch, counts: mean_over_rows(parts_of(scores_of(batch), batch["gains"]), counts),
-        scores=validate if "validation" in sets else None,
-        made_of=made_of,
+        Penalties._fields,
+        validate,
+        splits=sets,
+        loss_of=lambda batch, _: parts_of(scores_of(batch), batch["gains"]),
+        config=config,
+        made_of=made_of | {METRIC: json.dumps(metric)},
         used=used,
     )
 
 
 def raise_unless_pooled(tokenizer: Any, name: str, pooling: str) -> None:
     """Raise if the first token of a text should stand for it, but is the text's own."""
-    if pooling == "first" and tokenizer("a")["input_ids"][:1] == bare_ids(tokenizer, ["a"])[0][:1]:
-        raise UserError(
+    whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+    if pooling == "first" and whole[:1] == bare[:1]:
+        raise ng.UserError(
             f"pooling=first needs a token before every text, and the tokenizer of {name} adds none. Take the mean over "
             f"all tokens: --set 'system=\"{NAME}(pooling=mean)\"'"
         )
 
 
-def _rows(of_split: CandidateSet, tokenizer: Any, settings: Recipe) -> WithCandidates:
-    shape, examples, key = Shape.of(settings.data), of_split.examples, of_split.fingerprint
-    texts = tokenise_candidates(examples, key, of_split.candidates, tokenizer, shape)
-    return WithCandidates(tokenise(examples, key, tokenizer, shape), texts)
+def _rows(of_split: CandidateSet, tokenizer: Any, settings: ng.recipe.Recipe) -> Any:
+    shape = ng.tokens.Shape.of(settings.data)
+    return ng.candidates.tokenise(of_split.examples, of_split.fingerprint, of_split.candidates, tokenizer, shape)
 
 
-def _padder(tokenizer: Any) -> Padder:
-    return Padder(tokenizer.pad_token_id, lambda labels: labels)
+def _padder(tokenizer: Any) -> ng.padding.Padder:
+    return ng.padding.Padder(tokenizer.pad_token_id, lambda labels: labels)
 
 
 def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
@@ -240,13 +205,13 @@ def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
         counts = [len(texts) for texts in of_split.texts]
         alone = sum(count == 1 for count in counts)
         if alone == len(counts):
-            raise UserError(
+            raise ng.UserError(
                 f"every source of the {split} candidates has one candidate only, so there is nothing to choose. Make "
                 "several with: ngramloss candidates RUN_OR_MODEL --count 16"
             )
-        equal = sum(len(set(gains)) == 1 < len(gains) for gains in of_split.gains)
+        equal = sum(len(set(values)) == 1 < len(values) for values in of_split.gains)
         if equal == len(counts) - alone:
-            raise UserError(
+            raise ng.UserError(
                 f"all candidates of every source of the {split} candidates have equal gains, so there is no order to "
                 "learn. Make them again with another --metric, or other texts: ngramloss candidates RUN_OR_MODEL"
             )
@@ -263,9 +228,9 @@ def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
     return sentences
 
 
-def _cut(rows: Mapping[str, WithCandidates], settings: Recipe) -> list[str]:
+def _cut(rows: Mapping[str, Any], settings: ng.recipe.Recipe) -> list[str]:
     return [
-        f"{split}: {lost_ends(cut, len(of_split), 'sources', settings.data.max_source)}"
+        f"{split}: {ng.data.lost_ends(cut, len(of_split), 'sources', settings.data.max_source)}"
         for split, of_split in rows.items()
         if (cut := of_split.tokens.cut[0])
     ]
@@ -287,18 +252,18 @@ class Reranker:
     """
 
     def __init__(self, folder: Path) -> None:
-        run = RunFolder(folder)
+        run = ng.RunFolder(folder)
         if not run.recipe.is_file():
-            raise MissingFileError(
+            raise ng.MissingFileError(
                 f"{folder} is not a run: it has no {run.recipe.name}. Give the folder of ngramloss rerank train, "
                 f"{FIRST}, {BEST} or {MBR}."
             )
         command = "ngramloss rerank train CANDIDATES"
-        self.run = saved_run(folder, NAME, noun="a reranker", command=command)
+        self.run = ng.saved_run(folder, NAME, noun="a reranker", command=command)
         self.tokenizer, self.data = self.run.tokenizer, self.run.settings.data
         self.pooling = self.run.options["pooling"]
         self.metric = metric_of(run)
-        encoder = load_encoder(Model(name=str(run.model)), self.tokenizer)
+        encoder = ng.encoders.load_encoder(ng.recipe.Model(name=str(run.model)), self.tokenizer)
         self.encoder = encoder.to(self.run.device).eval()
 
     @property
@@ -309,17 +274,17 @@ class Reranker:
     @torch.no_grad()
     def scores(self, documents: Sequence[str], texts: Sequence[Sequence[str]]) -> list[list[float]]:
         """The score of each text of each document, −1 to 1, in fp32; of an empty text −∞, so that it is not chosen."""
-        shape = Shape.of(self.data)
-        ids = prompt_ids(documents, self.tokenizer, shape)
+        shape = ng.tokens.Shape.of(self.data)
+        ids = ng.tokens.prompt_ids(documents, self.tokenizer, shape)
         flat = [text for group in texts for text in group]
-        encoded = iter(targets(flat, self.tokenizer, shape) if flat else [])
+        encoded = iter(ng.tokens.targets(flat, self.tokenizer, shape) if flat else [])
         rows = [
             {"input_ids": own, "labels": [], "candidates": [next(encoded) for _ in group], "gains": [0.0] * len(group)}
             for own, group in zip(ids, texts, strict=True)
         ]
         found: list[list[float]] = [[] for _ in rows]
-        with Progress("scoring candidates", total=len(rows), unit="documents") as progress:
-            for numbers, batch in batches(rows, _padder(self.tokenizer), self.encoder):
+        with ng.Progress("scoring candidates", total=len(rows), unit="documents") as progress:
+            for numbers, batch in self.run.batches(rows, _padder(self.tokenizer)):
                 scores = score_batch(self.encoder, batch, pad=self.tokenizer.pad_token_id, pooling=self.pooling)
                 known = scores.candidates.where(scores.present, float("-inf"))
                 for number, values in zip(numbers, known.tolist(), strict=True):
@@ -328,7 +293,7 @@ class Reranker:
                         for text, value in zip(texts[number], values, strict=False)
                     ]
                     if any(map(isnan, found[number])):
-                        raise UserError(
+                        raise ng.UserError(
                             f"{self.run.model} has a score that is NaN for a candidate of document {number + 1}: its "
                             "weights are not usable. Train it again, with a lower train.learning_rate."
                         )
@@ -336,19 +301,17 @@ class Reranker:
         return found
 
 
-def metric_of(run: RunFolder) -> dict[str, Any]:
+def metric_of(run: ng.RunFolder) -> dict[str, Any]:
     """The metric of the gains that a reranker was trained on; empty if it is not known."""
-    saved = next(iter(sorted(run.checkpoints.glob(f"*/{IDENTITY}"))), None)
-    if saved is not None:
-        metric = read_object(inside(run.checkpoints, saved.parent.name, saved.name)).get(METRIC)
-        found: dict[str, Any] = json.loads(metric or "{}")
+    if made_of := run.made_of:
+        found: dict[str, Any] = json.loads(made_of.get(METRIC) or "{}")
         return found
-    own = recipe.load(str(run.recipe), objective=False)
-    return next((about[METRIC] for path in _trained_on(own) if METRIC in (about := about_of(path))), {})
+    own = ng.recipe.load(str(run.recipe), objective=False)
+    return next((about[METRIC] for path in _trained_on(own) if METRIC in (about := ng.candidates.about_of(path))), {})
 
 
-def _trained_on(own: Recipe) -> list[Path]:
-    return named_files(own.data.candidates)["train"]
+def _trained_on(own: ng.recipe.Recipe) -> list[Path]:
+    return ng.candidates.named_files(own.data.candidates)["train"]
 
 
 class Chosen(NamedTuple):
@@ -386,31 +349,33 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, met
         metric: what ``mbr`` compares texts by; by default the metric of the gains, or the task's usual one.
     """
     if metric and chooser != MBR:
-        raise UserError(f"--metric is what {MBR} compares texts by, and {chooser} compares none. Leave it out.")
-    if chooser in CHOOSERS and RunFolder(Path(chooser)).recipe.is_file():
-        raise UserError(
+        raise ng.UserError(f"--metric is what {MBR} compares texts by, and {chooser} compares none. Leave it out.")
+    if chooser in CHOOSERS and ng.RunFolder(Path(chooser)).recipe.is_file():
+        raise ng.UserError(
             f"{chooser} is a way to choose, and also a run's folder here. For the run, write ./{chooser}; for the way, "
             "work in another folder."
         )
-    texts, gains = of_split.texts, of_split.gains
+    texts, known = of_split.texts, of_split.gains
     alone = sum(len(group) == 1 for group in texts)
     if alone:
-        logger.warning(f"{alone:,} of {len(texts):,} sources have one candidate only, which is taken as it is.")
+        ng.console.logger.warning(
+            f"{alone:,} of {len(texts):,} sources have one candidate only, which is taken as it is."
+        )
     facts: dict[str, Any] = {"candidates": of_split.candidates.fingerprint, METRIC: of_split.metric}
     if chooser == MBR:
-        utility = gain_of(metric, {}) if metric else _gain(of_split.metric, task)
-        for note in check_utility(utility, of_split.examples):
-            logger.info(note)
-        logger.info(f"texts are compared by {metric_text(utility.settings)}.")
+        utility = ng.gains.gain_of(metric, {}) if metric else _gain(of_split.metric, task)
+        for note in ng.gains.check_utility(utility, of_split.examples):
+            ng.console.logger.info(note)
+        ng.console.logger.info(f"texts are compared by {metric_text(utility.settings)}.")
         facts |= {"utility": {**utility.settings, "versions": utility.versions}}
-        picked = [_highest(values) for values in expected_gains(utility, of_split.examples, texts)]
+        picked = [_highest(values) for values in ng.gains.expected_gains(utility, of_split.examples, texts)]
     elif chooser in CHOOSERS:
-        picked = [0 if chooser == FIRST else _highest(values) for values in gains]
+        picked = [0 if chooser == FIRST else _highest(values) for values in known]
     else:
         reranker = Reranker(Path(chooser))
         facts |= reranker.facts
         if reranker.metric and of_split.metric and reranker.metric != of_split.metric:
-            logger.warning(
+            ng.console.logger.warning(
                 f"{chooser} was trained on gains of {metric_text(reranker.metric)}, and these are of "
                 f"{metric_text(of_split.metric)}."
             )
@@ -418,62 +383,39 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, met
         picked = [_highest(values) for values in scores]
     by_id = {example.id: group[number] for example, group, number in zip(of_split.examples, texts, picked, strict=True)}
 
-    def write(examples: Sequence[Example]) -> list[str]:
+    def write(examples: Sequence[ng.data.Example]) -> list[str]:
         return [by_id[example.id] for example in examples]
 
-    work = Job(chooser, Model(name=chooser), of_split.data, of_split.split, None, None, 0, 0, task=task)
-    split = Split(of_split.data.name, of_split.split, of_split.examples, [], of_split.fingerprint)
-    path = write_texts(work, folder, split, write, facts)
+    work = ng.Job(chooser, ng.recipe.Model(name=chooser), of_split.data, of_split.split, None, None, 0, 0, task=task)
+    split = ng.data.Split(of_split.data.name, of_split.split, of_split.examples, [], of_split.fingerprint)
+    path = ng.predictions.write_texts(work, folder, write, facts, split=split)
     count = len(texts)
     return Chosen(
         path,
         count,
-        sum(values[0] for values in gains) / count,
-        sum(values[number] for values, number in zip(gains, picked, strict=True)) / count,
-        sum(map(max, gains)) / count,
-        sum(sum(values) / len(values) for values in gains) / count,
+        sum(values[0] for values in known) / count,
+        sum(values[number] for values, number in zip(known, picked, strict=True)) / count,
+        sum(map(max, known)) / count,
+        sum(sum(values) / len(values) for values in known) / count,
         sum(number > 0 for number in picked),
         metric_text(of_split.metric),
     )
 
 
-def generate(work: Job, folder: Path) -> Path:
+def generate(work: ng.Job, folder: Path) -> Path:
     """Write candidates of the documents of a job as the writer of the training candidates did, and choose among them.
 
     Args:
         work: a job whose model is a reranker's run.
         folder: where candidates and predictions go.
     """
-    run = RunFolder(Path(work.model))
-    own = recipe.load(str(run.recipe), objective=False)
+    run = ng.RunFolder(Path(work.model))
+    own = ng.recipe.load(str(run.recipe), objective=False)
     if work.task != own.task:
-        raise UserError(f"{work.model} was trained for {own.task}, not for {work.task}. Leave --set task out.")
+        raise ng.UserError(f"{work.model} was trained for {own.task}, not for {work.task}. Leave --set task out.")
     about = _writer_of(work.model, _trained_on(own))
-    plain = Data()
-    given = {name: getattr(work.data, name) for name in OF_THE_DATA if getattr(work.data, name) != getattr(plain, name)}
-    writer = job(
-        str(about["model"]),
-        data=work.data.name,
-        split=work.split,
-        limit=work.limit,
-        batch_size=work.batch_size,
-        overrides=[
-            *(f"data.{name}={json.dumps(value)}" for name, value in given.items()),
-            *([f"task={about['task']}"] if "task" in about else []),
-        ],
-    )
-    _raise_if_changed(work.model, writer, about)
-    made, search = about["candidates"], about["generation"]
-    groups = search.get("num_beam_groups", 0)
-    plan = candidates.plan(
-        writer,
-        **{name: made[name] for name in ("how", "count", "temperature", "top_p", "seed")},
-        beams=0 if made["how"] == "sample" else search.get("num_beams", 0),
-        groups=groups,
-        diversity=search["diversity_penalty"] if groups else None,
-    )
-    candidates.write_candidates([writer], plan, _gain(metric_of(run), work.task), folder)
-    of_split = read_set([folder], writer.data, work.task, work.split, exactly=True)
+    data = ng.write_candidates_like(about, work, _gain(metric_of(run), work.task), folder)
+    of_split = read_set([folder], data, work.task, work.split, exactly=True)
     return choose(work.model, of_split, folder, task=work.task).path
 
 
@@ -482,48 +424,36 @@ def _writer_of(reranker: str, trained_on: Sequence[Path]) -> dict[str, Any]:
     instead = f"ngramloss rerank apply {reranker} CANDIDATES --out DIR"
     found = {}
     for path in trained_on:
-        about = about_of(path)
+        about = ng.candidates.about_of(path)
         if "candidates" not in about:
-            raise UserError(
+            raise ng.UserError(
                 f"{reranker} chooses among texts of another writer, and {path} does not say which one. Give it their "
                 f"candidates: {instead}"
             )
         found[about.get("weights") or about["model"]] = about
     if len(found) > 1:
         names = ", ".join(str(about["model"]) for about in found.values())
-        raise UserError(
+        raise ng.UserError(
             f"{reranker} was trained on candidates of {len(found)} writers: {names}. Choose the one whose texts it "
             f"should take, let it write candidates, and: {instead}"
         )
     (about,) = found.values()
     if about.get("model_files") and not Path(str(about["model"])).exists():  # a model of the hub has none
-        raise MissingFileError(
+        raise ng.MissingFileError(
             f"{reranker} chooses among texts of the model {about['model']}, and there is no such folder here, in "
             f"{Path.cwd()}. Work where it is, or give candidates: {instead}"
         )
     return about
 
 
-def _raise_if_changed(reranker: str, writer: Job, about: Mapping[str, Any]) -> None:
-    """Raise if the writer's weights are not those that wrote the training candidates."""
-    config = loading.load_config(writer.loading, verb="generate")
-    now = weights_mark(Path(writer.loading.name), config)
-    if now and about.get("weights") and now != about["weights"]:
-        raise UserError(
-            f"the weights of {writer.model} have changed since it wrote the candidates that {reranker} was trained on: "
-            f"{now}, expected {about['weights']}. Restore them, or let it write candidates and: ngramloss rerank apply "
-            f"{reranker} CANDIDATES --out DIR"
-        )
-
-
-def _gain(metric: Mapping[str, Any], task: str) -> Gain:
+def _gain(metric: Mapping[str, Any], task: str) -> ng.gains.Gain:
     """What makes gains as a saved metric did, or the task's usual one."""
     if not metric:
-        return gain_of(BY_TASK[task], {})
+        return ng.gains.gain_of(ng.gains.BY_TASK[task], {})
     name, scores = metric["name"], metric["scores"]
-    known = METRICS.entry(name).options
+    known = ng.METRICS.entry(name).options
     options = {option: known[option].read(value) for option, value in metric["options"].items() if option in known}
-    return gain_of(name if len(scores) > 1 else scores[0], options, lines=metric["sentence_a_line"] or None)
+    return ng.gains.gain_of(name if len(scores) > 1 else scores[0], options, lines=metric["sentence_a_line"] or None)
 
 
 def _highest(values: Sequence[float]) -> int:

@@ -32,7 +32,7 @@ def test_a_batch_is_padded_and_always_has_decoder_inputs():
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
 def test_rows_of_any_kind_are_padded(kind):
-    ids, mask = padded([kind([5, -100, 2**40]), kind([7]), kind([])], 4, 4, 1)
+    ids, mask = padded([kind([5, -100, 2**40]), kind([7]), kind([])], 1, 4, 4)
     assert ids.tolist() == [[5, -100, 2**40, 1], [7, 1, 1, 1], [1] * 4, [1] * 4]
     assert mask.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [0] * 4, [0] * 4]
     assert ids.dtype == mask.dtype == np.int64

@@ -11,7 +11,7 @@ from forks import fork, fork_ranks, killed_at_third_call
 
 from ngramloss import cli
 from ngramloss.data import newswire
-from ngramloss.generation.job import job, read_sources, read_split
+from ngramloss.generation.job import job, read_split
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -201,21 +201,20 @@ def test_a_target_of_the_training_need_not_be_in_other_data_but_one_of_the_usual
     own_columns, tmp_path
 ):
     folder, data = own_columns
-    assert read_sources(job(str(folder))).column == "body"
-    assert not read_sources(job(str(folder))).has_targets
-    assert read_sources(job(str(folder), split="train")).has_targets
+    assert job(str(folder)).read_sources().column == "body"
+    assert not job(str(folder)).read_sources().has_targets
+    assert job(str(folder), split="train").read_sources().has_targets
     other = f"test={written(tmp_path / 'other.jsonl', [{'body': 'a', 'summary': 'b'}])}"
     with pytest.raises(ValueError, match=r"has no column 'title' for the target"):
-        read_sources(job(str(folder), data=other))
+        job(str(folder), data=other).read_sources()
     with pytest.raises(ValueError, match=r"has no column 'title' for the target"):
         read_split(job(str(folder)))
     with pytest.raises(ValueError, match=r"has no column 'titel' for the target"):
-        read_sources(job(str(folder), overrides=["data.target=titel"]))
-    assert not read_sources(job(str(folder), overrides=['data.target=""'])).has_targets
+        job(str(folder), overrides=["data.target=titel"]).read_sources()
+    assert not job(str(folder), overrides=['data.target=""']).read_sources().has_targets
     held_out = f"train={data / 'test.jsonl'}"
-    assert not read_sources(
-        job("lead-1", data=held_out, overrides=["data.test_fraction=0.5", "data.source=body"])
-    ).has_targets
+    overrides = ["data.test_fraction=0.5", "data.source=body"]
+    assert not job("lead-1", data=held_out, overrides=overrides).read_sources().has_targets
 
 
 # Who needs targets

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from ngramloss import METRICS, Metric, Scores, cli
 from ngramloss.data import Example
 from ngramloss.errors import UserError
-from ngramloss.metrics.bayes_risk import check_utility, expected_gains
-from ngramloss.metrics.gains import gain_of, gains_of
+from ngramloss.metrics.gains import check_utility, expected_gains, gain_of, gains_of
 from ngramloss.metrics.overlap import bleu, chrf
 
 WORDS = ["cats", "dogs", "sat", "ran", "."]

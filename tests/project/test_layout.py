@@ -146,3 +146,21 @@ def test_without_torch_a_sentence_says_how_to_get_it(program):
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("this needs the package torch: pip install 'ngramloss[torch]'")
+
+
+def reached(source):
+    """What a source imports of ngramloss, and reads as ``ng.NAME``: public names, or parts of the package."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (one.name.removeprefix("ngramloss.") for one in node.names if one.name.startswith("ngramloss."))
+        elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("ngramloss."):
+            place = node.module.partition(".")[2]
+            yield from (f"{place}.{one.name}" if place else one.name for one in node.names)
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "ng":
+            yield node.attr
+
+
+@pytest.mark.parametrize("package", ["ngramloss_systems"])
+def test_a_package_beside_ngramloss_reads_its_public_names_alone(package):
+    sources = [path.read_text() for path in (ROOT.parent / package).rglob("*.py")]
+    assert {name for source in sources for name in reached(source)} - {*ngramloss.__all__} == set()

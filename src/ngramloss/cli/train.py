@@ -11,6 +11,7 @@ from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, print_result
 
 if TYPE_CHECKING:
+    from ngramloss.recipe import Recipe
     from ngramloss.training.run import Run
 
 TRAIN = """\
@@ -53,23 +54,33 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss import recipe
     from ngramloss.training.systems import run_of
 
-    asked = run_of(recipe.load(options.recipe, recipe_settings(options)))
+    settings = recipe.load(options.recipe, recipe_settings(options))
     if options.show:
-        print_result(escape.in_json(recipe.dump(asked.settings)).rstrip("\n"))
+        print_result(escape.in_json(recipe.dump(run_of(settings).settings)).rstrip("\n"))
         return 0
-    return train_run(asked, options.run, fresh=options.fresh)
+    return train_run(settings, options.run, fresh=options.fresh)
 
 
-def train_run(asked: Run, run: str | None, *, fresh: bool) -> int:
-    """Train a model or a system in a folder, by default one with the recipe's name. Returns the exit code."""
+def train_run(settings: Recipe, run: str | None, *, fresh: bool = False) -> int:
+    """Train what a recipe asks for, as ``ngramloss train`` does.
+
+    Args:
+        settings: the recipe.
+        run: the folder; by default one with the recipe's name.
+        fresh: delete an earlier run in this folder.
+
+    Returns:
+        The exit code.
+    """
     from pathlib import Path
 
     from ngramloss.models.remote_code import remote_code_allowed
     from ngramloss.training import runner
     from ngramloss.training.loop import Diverged
     from ngramloss.training.prepared import Stopped
-    from ngramloss.training.systems import with_whole_paths
+    from ngramloss.training.systems import run_of, with_whole_paths
 
+    asked = run_of(settings)
     folder = Path(run or Path("runs") / asked.settings.slug)
     try:
         asked = with_whole_paths(asked) if asked.system else asked

@@ -10,12 +10,16 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss.data.examples import Example
 from ngramloss.data.rows import SHOWN, BadRow, bad_row_lines, kind_of, parts, rows, text_fault
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.storage.run_folder import RunFolder, read_about
+
+if TYPE_CHECKING:
+    from ngramloss.data.candidate_tokens import WithCandidates
+    from ngramloss.data.tokens import Shape
 
 KEYS = ("id", "candidates", "gains")
 """What every row has."""
@@ -115,6 +119,14 @@ def about_candidates(path: Path) -> dict[str, Any]:
     if path not in (folder.path, folder.candidates) or not folder.about_candidates.is_file():
         return {}
     return read_about(folder.about_candidates)
+
+
+def about_of(path: Path) -> dict[str, Any]:
+    """The same of candidates, or of predictions with several texts each."""
+    folder = RunFolder(path.parent)
+    if path == folder.predictions and folder.generation.is_file():
+        return read_about(folder.generation)
+    return about_candidates(path)
 
 
 def check_candidates(
@@ -242,6 +254,16 @@ def named_files(text: str) -> dict[str, list[Path]]:
             )
         found.setdefault(key, []).append(Path(name))
     return found
+
+
+def tokenise(
+    examples: Sequence[Example], fingerprint: str, candidates: Candidates, tokenizer: Any, shape: Shape
+) -> WithCandidates:
+    """The tokens of examples and of their candidates; arguments as in :func:`ngramloss.data.tokens.tokenise`."""
+    from ngramloss.data import candidate_tokens, tokens
+
+    made = candidate_tokens.tokenise_candidates(examples, fingerprint, candidates, tokenizer, shape)
+    return candidate_tokens.WithCandidates(tokens.tokenise(examples, fingerprint, tokenizer, shape), made)
 
 
 def raise_if_comma(path: Path) -> None:

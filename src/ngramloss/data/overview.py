@@ -48,6 +48,11 @@ def overview(
     return sentences + warnings
 
 
+def lost_ends(lost: int, count: int, what: str, longest: int, unit: str = "tokens") -> str:
+    """A sentence that says how many texts were cut to ``data.max_source``."""
+    return f"{lost:,} of {count:,} {what} are longer than data.max_source = {longest} {unit} and lost their end."
+
+
 def _told(examples: Sequence[Example]) -> str:
     """A warning if most sources contain their whole target: then a column with the answer is read as the source."""
     looked_at = examples[:: max(len(examples) // LOOKED_AT, 1)]

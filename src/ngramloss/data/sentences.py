@@ -14,6 +14,9 @@ from typing import Any
 from ngramloss.data.languages import AUTO, checked_language, language_of, letters, name_of
 from ngramloss.data.rows import needed
 from ngramloss.errors import UserError
+from ngramloss.output.console import logger
+from ngramloss.output.progress import Progress
+from ngramloss.recipe import Data
 
 IN_PROCESS = 200
 """Fewer texts than this are split in this process: starting others would take longer."""
@@ -104,6 +107,18 @@ def split_many(
         if progress:
             progress(len(chunk))
     return by_text
+
+
+def split_documents(texts: Sequence[str], data: Data) -> list[list[str]]:
+    """The sentences of each text, as ``data.splitter`` finds them, with their progress."""
+    with Progress("splitting sentences", total=len(texts), unit="documents") as progress:
+        return split_many(texts, data.splitter, language=data.language, progress=progress.update)
+
+
+def note_splitting(texts: Sequence[str], data: Data) -> None:
+    """Log what ``data.splitter`` does not know about the language of texts."""
+    for note in splitting_notes(texts[:LOOKED_AT], data.splitter, data.language, "--set data.language"):
+        logger.info(note)
 
 
 def _workers(count: int, splitter: str, processes: int | None) -> int:

@@ -262,11 +262,14 @@ def join_parts(parts: list[Path], folder: Path) -> None:
                 file.write(np.load(part / f"{name}.npy").data)
 
 
-def prompt_ids(texts: Sequence[str], tokenizer: Any, shape: Shape) -> list[list[int]]:
-    """What a model reads of sources, before it writes: the ids of the encoder's input, or those of prompts."""
+def prompt_ids(texts: Sequence[str], tokenizer: Any, shape: Shape, *, cut: list[bool] | None = None) -> list[list[int]]:
+    """What a model reads of sources, before it writes: the ids of the encoder's input, or those of prompts.
+
+    ``cut`` is extended by whether each text lost its end.
+    """
     if shape.prompt is not None:
-        return prompts.prompt_ids(texts, tokenizer, shape.prompt, shape.max_source)
-    return sources(texts, tokenizer, shape, separator_id(tokenizer, shape.separator))
+        return prompts.prompt_ids(texts, tokenizer, shape.prompt, shape.max_source, cut)
+    return sources(texts, tokenizer, shape, separator_id(tokenizer, shape.separator), cut=cut)
 
 
 def target_ids(sources: Sequence[str], texts: Sequence[str], tokenizer: Any, shape: Shape) -> list[list[int]]:

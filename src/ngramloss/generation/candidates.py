@@ -7,7 +7,8 @@ samples take their place. The gains come last, when all texts are there: they ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,18 +19,19 @@ from ngramloss.data.candidates import read_candidates, text_hashes
 from ngramloss.errors import UserError
 from ngramloss.generation import left_out, row_file
 from ngramloss.generation.baselines import is_baseline
-from ngramloss.generation.job import Job, data_facts, read_split
+from ngramloss.generation.job import Job, data_facts, job, read_split
 from ngramloss.generation.load_job import load_model, versions, writer_facts, writer_of
 from ngramloss.generation.row_file import Author, Output
 from ngramloss.metrics import gains
 from ngramloss.metrics.gains import Gain
-from ngramloss.models.loading import own_device
+from ngramloss.models.loading import load_config, own_device
 from ngramloss.output.console import logger
-from ngramloss.recipe import WORDS
+from ngramloss.recipe import WORDS, Data, affecting
 from ngramloss.search.batches import budget_for
 from ngramloss.search.registry import ENGINES
 from ngramloss.search.search import Options, check_options
 from ngramloss.search.writer import Text, Writer
+from ngramloss.storage.run_folder import weights_mark
 
 ROUNDS = 4
 """How often samples are drawn for a source that has too few distinct texts."""
@@ -138,6 +140,53 @@ def write_candidates(
         output = Output(run, "candidates", "candidates", run.candidates, run.about_candidates)
         _write(works, chosen, gain, output, parts)
         return summary(run.candidates, chosen.count) if row_file.rank() == 0 else None
+
+
+def write_candidates_like(about: Mapping[str, Any], work: Job, gain: Gain, folder: Path) -> Data:
+    """Let the writer of earlier candidates write some of other documents, in the same way.
+
+    Args:
+        about: what :func:`ngramloss.data.candidates.about_of` says of the earlier ones.
+        work: a job with the documents, whose model was trained on the earlier candidates.
+        gain: what each candidate scores.
+        folder: created if it does not exist.
+
+    Returns:
+        The data as the writer read them.
+
+    Raises:
+        UserError: the writer's weights have changed.
+    """
+    given = {name: getattr(work.data, name) for name in affecting("documents", section="data") if name != "name"}
+    writer = job(
+        str(about["model"]),
+        data=work.data.name,
+        split=work.split,
+        limit=work.limit,
+        batch_size=work.batch_size,
+        overrides=[
+            *(f"data.{name}={json.dumps(value)}" for name, value in given.items() if value != getattr(Data(), name)),
+            *([f"task={about['task']}"] if "task" in about else []),
+        ],
+    )
+    now = weights_mark(Path(writer.loading.name), load_config(writer.loading, verb="generate"))
+    if now and about.get("weights") and now != about["weights"]:
+        raise UserError(
+            f"the weights of {writer.model} have changed since it wrote the candidates that {work.model} was trained "
+            f"on: {now}, expected {about['weights']}. Restore them, or let it write candidates and: ngramloss rerank "
+            f"apply {work.model} CANDIDATES --out DIR"
+        )
+    made, search = about["candidates"], about["generation"]
+    groups = search.get("num_beam_groups", 0)
+    chosen = plan(
+        writer,
+        **{name: made[name] for name in ("how", "count", "temperature", "top_p", "seed")},
+        beams=0 if made["how"] == "sample" else search.get("num_beams", 0),
+        groups=groups,
+        diversity=search["diversity_penalty"] if groups else None,
+    )
+    write_candidates([writer], chosen, gain, folder)
+    return writer.data
 
 
 def _author(work: Job, chosen: CandidatePlan, output: Output, column: str) -> tuple[dict[str, Any], Author]:

@@ -19,6 +19,7 @@ from ngramloss.output.console import logger
 from ngramloss.recipe import AUTO, TASKS, Data, Generation, Model, Recipe
 from ngramloss.storage.files import read_object
 from ngramloss.storage.run_folder import RunFolder
+from ngramloss.training.systems import Written, read_system
 
 DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
 """Task → the recipe that completes the settings for a model that was trained elsewhere."""
@@ -61,6 +62,31 @@ class Job(NamedTuple):
     def has_lines(self) -> bool:
         """Whether texts of this data set, or of the preset's, are written one sentence per line."""
         return has_several_sentences(self.data.name) or has_several_sentences(self.preset or "")
+
+    @property
+    def asked_system(self) -> Written:
+        """The system with its options: those that were asked for, or those of the run."""
+        return read_system(self.system or recipe.load(str(RunFolder(Path(self.model)).recipe), objective=False).system)
+
+    def read_sources(self, *, reader: str = "") -> Split:
+        """The documents, and their targets if there are any; says so if there are none.
+
+        ``reader`` is what reads the targets and so needs them, such as ``ext-oracle``; empty: nothing does.
+        """
+        split = load_split(self.data, self.task, self.split, limit=self.limit, need_target=self.need_target)
+        if split.has_targets:
+            return split
+        where, unread = f"{split.name} ({split.split}) has no targets", ""
+        if split.unread:
+            names = listed(split.unread)
+            unread = f" Columns that are not read: {names}. If one has the targets, name it with --target."
+        if reader:
+            raise UserError(f"{reader} reads the targets, and {where}.{unread}")
+        logger.info(
+            f"{where}: texts are written from its sources ({split.column}), but `ngramloss score` will have no "
+            f"references.{unread}"
+        )
+        return split
 
 
 def job(
@@ -213,26 +239,6 @@ def check_model(work: Job, verb: str, *, groups: int = 1) -> None:
 def read_split(work: Job) -> Split:
     """Read the documents of a job and their targets."""
     return load_split(work.data, work.task, work.split, limit=work.limit)
-
-
-def read_sources(work: Job, *, reader: str = "") -> Split:
-    """Read the documents of a job, and their targets if there are any; say so if there are none.
-
-    ``reader`` is what reads the targets and so needs them, such as ``ext-oracle``; empty: nothing does.
-    """
-    split = load_split(work.data, work.task, work.split, limit=work.limit, need_target=work.need_target)
-    if split.has_targets:
-        return split
-    where, unread = f"{split.name} ({split.split}) has no targets", ""
-    if split.unread:
-        unread = f" Columns that are not read: {listed(split.unread)}. If one has the targets, name it with --target."
-    if reader:
-        raise UserError(f"{reader} reads the targets, and {where}.{unread}")
-    logger.info(
-        f"{where}: texts are written from its sources ({split.column}), but `ngramloss score` will have no references."
-        + unread
-    )
-    return split
 
 
 def data_facts(work: Job, split: Split) -> dict[str, Any]:

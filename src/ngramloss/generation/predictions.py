@@ -13,11 +13,10 @@ from ngramloss.data.tokens import target_ids
 from ngramloss.errors import UserError
 from ngramloss.generation import row_file
 from ngramloss.generation.baselines import Write, baseline_of, baseline_writer
-from ngramloss.generation.job import Job, data_facts, read_sources
+from ngramloss.generation.job import Job, data_facts
 from ngramloss.generation.load_job import load_model, versions, writer_facts, writer_of
 from ngramloss.generation.row_file import Author, Output
-from ngramloss.metrics.bayes_risk import check_utility, expected_gains
-from ngramloss.metrics.gains import Gain
+from ngramloss.metrics.gains import Gain, check_utility, expected_gains
 from ngramloss.models.loading import own_device
 from ngramloss.models.teacher_forced import forced_predictions
 from ngramloss.output.console import logger
@@ -57,28 +56,35 @@ def write_predictions(
     write = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is None or write is None:
         with row_file.claimed(folder) as run:
-            return _write_by_model(work, options, utility, read_sources(work), run)
+            return _write_by_model(work, options, utility, work.read_sources(), run)
     if options != Options():
         raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
     language = {} if work.data.language == AUTO else {"language": work.data.language}
     facts = {"sentences": "pysbd", **language} if baseline.splits_sentences else {}
-    split = read_sources(work, reader=work.model if baseline.reads_targets else "")
-    return write_texts(work, folder, split, write, facts, has_sentences=baseline.splits_sentences)
+    split = work.read_sources(reader=work.model if baseline.reads_targets else "")
+    return write_texts(work, folder, write, facts, split=split, has_sentences=baseline.splits_sentences)
 
 
 def write_texts(
-    work: Job, folder: Path, split: Split, write: Write, facts: dict[str, Any], *, has_sentences: bool = False
+    work: Job,
+    folder: Path,
+    write: Write,
+    facts: dict[str, Any],
+    *,
+    split: Split | None = None,
+    has_sentences: bool = False,
 ) -> Path:
-    """As :func:`write_predictions`, but the texts come from a function.
+    """Write the texts that a function makes as predictions, or continue a stopped job. Returns their path.
 
     Args:
         work: the job.
         folder: created if it does not exist.
-        split: the documents.
         write: examples → texts; gets some of the documents at a time.
         facts: what else could change the texts, besides the model's name and the data.
+        split: the documents, by default those of the job.
         has_sentences: whether documents are split into sentences.
     """
+    split = split or work.read_sources()
     author = Author(
         lambda examples: [[] for _ in examples],
         lambda examples, _: [_row([Text(text, 0)]) for text in write(examples)],
@@ -89,24 +95,30 @@ def write_texts(
         return _write(work, split, run, settings, split.readable, author, has_sentences=has_sentences)
 
 
-def write_by_writer(
+def write_by_model(
     work: Job,
     folder: Path,
     split: Split,
-    writer: Writer,
+    load: Callable[..., Any],
     facts: dict[str, Any],
-    more: Callable[[Sequence[Example]], dict[str, Any]],
+    beside: Callable[[Writer], Callable[[Sequence[Example]], dict[str, Any]]],
 ) -> Path:
-    """As :func:`write_predictions`, by a writer whose model reads more than the source.
+    """Write predictions with a model that reads more than the source, or continue a stopped job. Returns their path.
 
     Args:
         work: the job.
         folder: created if it does not exist.
         split: the documents.
-        writer: of the job.
-        facts: what else could change the texts, besides the writer and the data.
-        more: examples → what else the model reads of them, as :meth:`Writer.write` takes it.
+        load: the settings of a model, and its tokenizer → the model.
+        facts: what else could change the texts, besides the model and the data.
+        beside: the writer, which has the tokenizer and how sources are tokenised → a function: examples → what else
+            the model's ``generate`` gets of them.
     """
+    model, tokenizer = load_model(work, device=own_device(), load=load)
+    writer = writer_of(work, model, tokenizer, has_lines=work.has_lines, column=split.column)
+    if writer.engine.note:
+        logger.info(writer.engine.note)
+    more = beside(writer)
     with row_file.claimed(folder) as run:
         settings, author = {**_settings(work, writer), **facts}, _author(writer, more)
         return _write(work, split, run, settings, split.examples, author, has_sentences=work.has_lines)

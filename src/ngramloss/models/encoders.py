@@ -20,9 +20,11 @@ POSITIONS = 1024
 
 
 def load_encoder_config(settings: Model) -> Any:
-    """The configuration of an encoder. Raises if the model is none."""
+    """The configuration of an encoder, None of one from scratch. Raises if the model is none."""
     from transformers import AutoConfig
 
+    if settings.name == "scratch":
+        return None
     with explained(settings.name, "model"):
         config = AutoConfig.from_pretrained(settings.name, **loading_options(settings))
         refuse_foreign_kernels(config)
@@ -35,13 +37,23 @@ def load_encoder_config(settings: Model) -> Any:
     return config
 
 
-def load_encoder(settings: Model, tokenizer: Any) -> Any:
+def load_encoder(settings: Model, tokenizer: Any, *, longest: int = 0, name: str = "") -> Any:
     """Load an encoder in fp32, or create a BERT from scratch for the tokenizer's vocabulary, with torch's seed.
 
     Args:
         settings: the model section of a recipe. Its name may also be the folder of a model with a head, which is left
             out.
+        tokenizer: the encoder's own.
+        longest: the most tokens of a text, which it must have positions for; 0 is not checked.
+        name: of the encoder, for messages.
     """
+    encoder = _load_encoder(settings, tokenizer)
+    if longest:
+        raise_unless_it_fits(encoder, tokenizer, name or settings.name, longest=longest)
+    return encoder
+
+
+def _load_encoder(settings: Model, tokenizer: Any) -> Any:
     from transformers import AutoModel, BertModel
 
     if settings.name == "scratch":

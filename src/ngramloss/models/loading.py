@@ -8,7 +8,7 @@ import math
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -67,6 +67,14 @@ def load_weights(kind: Any, name: str, *, needless: tuple[str, ...] = (), **opti
     )
     if missing := sorted(key for key in loaded["missing_keys"] if not key.startswith(needless)):
         raise UserError(f"its weights lack {len(missing)} tensors, such as {missing[0]}, which would be random")
+    return model
+
+
+def load_own(kind: Any, name: str) -> Any:
+    """What ``save_pretrained`` of a class of one's own wrote into a folder, in fp32."""
+    with explained(name, "model"), quiet_loading():
+        model = load_weights(kind, name, local_files_only=True, trust_remote_code=False)
+        check_settings(model)
     return model
 
 
@@ -230,13 +238,16 @@ def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerpr
                 raise UserError("it has only special tokens; its vocabulary is missing")
             tokenizer.decode(tokenizer("a b")["input_ids"])  # raises if it cannot be used
         return tokenizer, None
-    key = hashlib.sha256(json.dumps(["bpe", 1, fingerprint, settings.vocabulary]).encode()).hexdigest()[:24]
-    folder = cache_folder() / "tokenizers" / key
+    what = ["bpe", 1, fingerprint, settings.vocabulary]
+    return cached_tokenizer(what, lambda: train_tokenizer(texts(), settings.vocabulary))
 
-    def fill(partial: Path) -> None:
-        train_tokenizer(texts(), settings.vocabulary).save_pretrained(partial)
 
-    cached_folder(folder, fill, what="tokenizer cache")
+def cached_tokenizer(what: Sequence[Any], train: Callable[[], Any]) -> tuple[Any, Path]:
+    """A tokenizer that is trained once, and its folder; ``what`` is all that it depends on."""
+    from transformers import AutoTokenizer
+
+    folder = cache_folder() / "tokenizers" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
+    cached_folder(folder, lambda partial: train().save_pretrained(partial), what="tokenizer cache")
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder
 
 

@@ -114,7 +114,7 @@ def _joined_at_once(model: Any, rows: Sequence[dict[str, Any]]) -> int:
 
 def _tensors(rows: Sequence[Sequence[int]], fill: int) -> list[torch.Tensor]:
     """Rows as one tensor, filled up on the right, and their mask, [N, L] each."""
-    return [torch.from_numpy(array) for array in padded(rows, len(rows), max(map(len, rows)), fill)]
+    return [torch.from_numpy(array) for array in padded(rows, fill)]
 
 
 def _pieces(tokenizer: Any, ids: torch.Tensor) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +14,8 @@ from ngramloss.data.data_sets import missing
 from ngramloss.data.rows import FORMATS, STDIN, is_saved, uncompressed
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
-from ngramloss.scoring.texts import Named, columns_of, read_texts
+from ngramloss.scoring.texts import Named, check_ids, columns_of, listed, read_texts
 from ngramloss.storage.run_folder import RunFolder
-
-SHOWN = 5
 
 
 class Given(NamedTuple):
@@ -236,15 +234,6 @@ def _texts(
     return [texts[key] for key in ids]
 
 
-def check_ids(ids: Sequence[str], ours: Collection[str], path: Path, references: Path, remedy: str = "") -> None:
-    """Raise unless a file has the ids of the references, in any order."""
-    theirs, known = set(ids), set(ours)
-    wrong = {"missing": [key for key in ours if key not in theirs], "extra": [key for key in ids if key not in known]}
-    message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
-    if message:
-        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.{remedy}")
-
-
 def _without_blank_end(texts: dict[str, Any]) -> dict[str, Any]:
     keys = list(texts)
     while keys and not str(texts[keys[-1]]).strip():
@@ -276,9 +265,3 @@ def _names(systems: Sequence[Given], files: Sequence[Given]) -> list[str]:
         if names.count(name) > 1:
             raise UserError(f"two systems are called {name!r}. Rename a file.")
     return names
-
-
-def listed(keys: Sequence[str]) -> str:
-    """The first few keys, quoted."""
-    shown = ", ".join(repr(key) for key in keys[:SHOWN])
-    return shown + (", …" if len(keys) > SHOWN else "")

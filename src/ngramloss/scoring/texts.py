@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from ngramloss.data.rows import BadRow, RawRow
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output import escape
 
+SHOWN = 5  # Ids in a message
 LOOKED_AT = 100  # Number of rows read to find the columns: a JSON object may omit some
 
 REFERENCES = ("reference", "references", *(name for name in TARGETS if name != "reference"))
@@ -94,6 +95,21 @@ def lines(path: Path) -> Iterator[str]:
     """The lines of a text file, compressed or not."""
     for text, number in files.lines(path):
         yield _checked(text, f"{path}:{number}")
+
+
+def check_ids(ids: Sequence[str], ours: Collection[str], path: Path, references: Path, remedy: str = "") -> None:
+    """Raise unless a file has the ids of the references, in any order."""
+    theirs, known = set(ids), set(ours)
+    wrong = {"missing": [key for key in ours if key not in theirs], "extra": [key for key in ids if key not in known]}
+    message = ", ".join(f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in wrong.items() if keys)
+    if message:
+        raise UserError(f"{path} and {references} must have the same ids. In {path.name}: {message}.{remedy}")
+
+
+def listed(keys: Sequence[str]) -> str:
+    """The first few keys, quoted."""
+    shown = ", ".join(repr(key) for key in keys[:SHOWN])
+    return shown + (", …" if len(keys) > SHOWN else "")
 
 
 def _usual_columns(what: str, present: Sequence[str]) -> list[str]:

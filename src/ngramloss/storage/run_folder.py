@@ -72,6 +72,12 @@ class RunFolder:
         return inside(self.path, f"process-{rank}.alive")
 
     @property
+    def made_of(self) -> dict[str, Any]:
+        """What the training was made of, as its first checkpoint says; empty if there is none."""
+        saved = next(iter(sorted(self.checkpoints.glob("*/data.json"))), None)
+        return {} if saved is None else read_object(inside(self.checkpoints, saved.parent.name, saved.name))
+
+    @property
     def finished(self) -> bool:
         """Whether the training has ended."""
         return self.model.is_dir()

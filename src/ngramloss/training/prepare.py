@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from ngramloss.data import Example, Split, has_split, load_split
+from ngramloss.data import Example, Split, has_split, load_split, note_splitting
 from ngramloss.data.candidate_tokens import tokenise_candidates
 from ngramloss.data.candidates import Candidates, about_candidates, check_candidates, note_on_training, read_candidates
 from ngramloss.data.label_weights import NAME as WEIGHTS
@@ -22,7 +22,6 @@ from ngramloss.data.label_weights import has_label_weights, prepare_weights
 from ngramloss.data.messages import MESSAGES
 from ngramloss.data.overview import overview
 from ngramloss.data.prompts import fix_date, read_alike, template_of
-from ngramloss.data.sentences import LOOKED_AT, splitting_notes
 from ngramloss.data.tokens import Shape, Tokens, tokenise, tokens_fingerprint
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.loss.terms.parser import parse
@@ -34,7 +33,7 @@ from ngramloss.models.languages import set_languages
 from ngramloss.models.prompts import shape_of
 from ngramloss.models.remote_code import remote_code_allowed
 from ngramloss.output.console import logger
-from ngramloss.recipe import SOURCE, Data, Model, Recipe, Train
+from ngramloss.recipe import SOURCE, Model, Recipe, Train
 from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import object_or_empty, write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
@@ -174,6 +173,8 @@ def prepare_system(run: Run, folder: RunFolder, here: Processes, newest: Path | 
         What is prepared, and the task.
     """
     task = system_task(run)
+    if run.system.entry.takes_objective:
+        recommend_ce(run)
     for sentence in task.used:
         logger.info(sentence)
     code = {f"{PLUGIN} system {run.system.name}": run.system.code} if run.system.code else {}
@@ -281,16 +282,9 @@ def tokenizer_for(run: Run, train: Any) -> tuple[Any, Path | None]:
     return loading.load_tokenizer(run.settings.model, texts, train.fingerprint)
 
 
-def note_splitting(examples: Sequence[Example], data: Data) -> None:
-    """Log what the splitter of sentences does not know about the language of the sources."""
-    first = [example.source for example in examples[:LOOKED_AT]]
-    for note in splitting_notes(first, data.splitter, data.language, "--set data.language"):
-        logger.info(note)
-
-
 def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, shape: Shape) -> dict[str, Tokens]:
     if shape.separator != "none":
-        note_splitting(splits["train"].examples, settings.data)
+        note_splitting([example.source for example in splits["train"].examples], settings.data)
     return {name: tokenise(split.examples, split.fingerprint, tokenizer, shape) for name, split in splits.items()}
 
 

@@ -25,6 +25,8 @@ from ngramloss.training.precision import precision_of
 if TYPE_CHECKING:
     import torch
 
+    from ngramloss.data import Split
+    from ngramloss.data.tokens import Shape
     from ngramloss.metrics.gains import Gain
     from ngramloss.training.online import OwnTexts
 
@@ -95,6 +97,34 @@ class Run:
     def reads_candidates(self) -> bool:
         """Whether a term compares candidates that were written before."""
         return bool(self.names("candidates")) and self.writes is None
+
+    def read_splits(self) -> dict[str, Split]:
+        """The training split and, if there are validations, the validation split."""
+        from ngramloss.training.prepare import read_splits
+
+        return read_splits(self.settings)
+
+    def tokenizer(self, train: Any) -> Any:
+        """The tokenizer of the model; one from scratch is trained on these examples, the training split."""
+        from ngramloss.training.prepare import tokenizer_for
+
+        return tokenizer_for(self, train)[0]
+
+    def shape(self, config: Any, tokenizer: Any, split: Split) -> Shape:
+        """How the texts of a split become tokens of the model with this configuration."""
+        from ngramloss.models.prompts import shape_of
+
+        settings = self.settings
+        return shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=split.column)
+
+    def prepare(self, model: Any, tokenizer: Any) -> None:
+        """Give an encoder-decoder the languages, the first token and the generation settings of the recipe."""
+        from ngramloss.models import first_tokens, languages, loading
+
+        data, name = self.settings.data, self.settings.model.name
+        languages.set_languages(tokenizer, data.source_language, data.target_language, model=name)
+        first_tokens.align_start(model, tokenizer, name=name, training=True)
+        loading.prepare_generation(model, self.settings.generation)
 
     def on(self, processes: int, device: torch.device) -> str:
         """The precision in which this number of processes trains on this device. Raises if they cannot."""

@@ -7,7 +7,7 @@ Ctrl-C are those of every training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ngramloss import recipe
-from ngramloss.data.batches.padding import Batch, Pad
+from ngramloss.data.batches.padding import Batch
 from ngramloss.data.batches.plan import Plan, Size
 from ngramloss.data.batches.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.errors import MissingFileError, UserError
@@ -24,7 +24,8 @@ from ngramloss.models import loading
 from ngramloss.recipe import Model, Recipe
 from ngramloss.storage.run_folder import RunFolder, model_files, weights_mark
 from ngramloss.training import reduction
-from ngramloss.training.objective_task import set_weights
+from ngramloss.training.identity import base_made_of, data_made_of
+from ngramloss.training.objective_task import attached_share, set_weights
 from ngramloss.training.optimiser import optimiser_of
 from ngramloss.training.planning import total_steps, why_not_captured
 from ngramloss.training.precision import autocast, precision_of
@@ -41,23 +42,30 @@ BLANK = "blank"
 """What a batch has besides if its row does not count."""
 MOST_ROWS = 512
 """Rows that are scored at a time outside of training, however short they are."""
+Batches = Iterator[tuple[list[int], Batch]]
+"""Row numbers, and their batch."""
 
 
 @dataclass
 class SystemTask(Task):
-    """What a system trains.
+    """What a system trains, which its function ``task(run)`` returns.
 
     Attributes:
         run: the recipe, checked.
         model: a module with ``save_pretrained``.
         tokenizer: saved with each checkpoint.
-        examples: rows with ``input_ids``, ``labels`` and what else ``pad`` reads.
-        pad: rows → a batch.
+        rows: ``train`` and perhaps ``validation`` → rows with ``input_ids``, ``labels`` and what else ``pad`` reads.
+        pad: rows → a batch, a dictionary of tensors.
         terms: the names of the parts of the loss.
-        loss_of: a batch on the device, and the labels and rows of the whole step, [2] → the batch's share of the loss.
-        scores: → the loss and scores on validation data, in the model's evaluation mode; None if there are none.
-        made_of: what the training is made of → its fingerprint: what it may only be continued with.
+        scores: the validation rows in batches, with their numbers → the loss and scores, in the model's evaluation
+            mode.
+        splits: what the rows were made of; a training may only be continued with the same.
+        loss_of: a batch on the device, and the labels and rows of the whole step, [2] → the parts of the loss for each
+            row, [B], or the batch's share of the loss. None: the objective that is attached to the model.
+        config: of the base model, if it was loaded.
+        made_of: what else the training may only be continued with → its fingerprint.
         used: what is used of the data, in sentences.
+        scored: the most rows of a batch that is validated on.
         optimiser_of: the model → its optimiser; None: AdamW.
         change: called before each step with its number, the number of all steps and the optimiser → what the log has of
             it. It must depend on these numbers alone, so that a continued training changes at the same step.
@@ -67,19 +75,26 @@ class SystemTask(Task):
     run: Run
     model: Any
     tokenizer: Any
-    examples: Any
-    pad: Pad
+    rows: Mapping[str, Any]
+    pad: Callable[[Sequence[Any]], Batch]
     terms: Sequence[str]
-    loss_of: Callable[[Batch, Tensor], Loss]
-    scores: Callable[[], dict[str, float]] | None
-    made_of: Mapping[str, str]
+    scores: Callable[[Batches], dict[str, float]]
+    _: KW_ONLY
+    splits: Mapping[str, Any]
+    loss_of: Callable[[Batch, Tensor], Loss | Mapping[str, Tensor]] | None = None
+    config: Any = None
+    made_of: Mapping[str, str] = field(default_factory=dict)
     used: Sequence[str] = ()
+    scored: int = MOST_ROWS
     optimiser_of: Callable[[Any], torch.optim.Optimizer] | None = None
     change: Callable[[int, int, torch.optim.Optimizer], Mapping[str, float]] = lambda step, total, optimiser: {}
     objective: JointLoss | None = None
 
     def __post_init__(self) -> None:
-        self.settings, self.best, self.validates = self.run.settings.train, self.run.best, self.scores is not None
+        self.settings, self.best, self.validates = self.run.settings.train, self.run.best, "validation" in self.rows
+        self.examples = self.rows["train"]
+        base = base_made_of(self.run.settings.model, self.config)
+        self.made_of = {**data_made_of(self.splits), **self.made_of, **base}
 
     def begin(self, here: Processes) -> None:
         """Bring the model to its device, with the same weights in all processes."""
@@ -115,9 +130,7 @@ class SystemTask(Task):
 
     def _padded(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """A batch of these rows. Of none, as a process may have in a short step, one row that does not count."""
-        if rows:
-            return self.pad(rows, size)
-        return {**self.pad([self.examples[0]], None), BLANK: torch.ones(())}
+        return self.pad(rows) if rows else {**self.pad([self.examples[0]]), BLANK: torch.ones(())}
 
     def before_step(self, step: int, total: int) -> Mapping[str, float]:
         """Set the weights of terms, and what the system changes."""
@@ -126,7 +139,11 @@ class SystemTask(Task):
 
     def loss(self, batch: Batch, counts: Tensor) -> Loss:
         """The batch's share of the step's loss."""
-        found = self.loss_of({name: value for name, value in batch.items() if name != BLANK}, counts)
+        read = {name: value for name, value in batch.items() if name != BLANK}
+        found = self.loss_of(read, counts) if self.loss_of else attached_share(self.model, read, counts)
+        if not isinstance(found, Loss):
+            shares = torch.stack([part.sum() for part in found.values()]) / counts[1]  # [parts]
+            found = Loss(shares.sum(), dict(zip(found, shares.detach(), strict=True)))
         if BLANK in batch:
             return Loss(found.total * 0, {name: value * 0 for name, value in found.parts.items()})
         return found
@@ -134,32 +151,27 @@ class SystemTask(Task):
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """The loss and scores on validation data, computed by the first process for all."""
-        assert self.scores is not None, "it validates"
         self.model.eval()
         with autocast(self.precision, self.here.device):
-            found = from_first(self.scores, self.here.rank, self.here.count)
+            found = from_first(self.score, self.here.rank, self.here.count)
         self.model.train()
         return {f"eval_{name}": value for name, value in found.items()}
 
+    def score(self) -> dict[str, float]:
+        """The loss and scores on the validation rows."""
+        device = next(self.model.parameters()).device
+        return self.scores(batches(self.rows["validation"], self.pad, device, most=self.scored))
 
-def mean_over_rows(parts: Mapping[str, Tensor], counts: Tensor) -> Loss:
-    """Each part of the loss for each row, [B], and the counts of the step → the share of the loss, and of each part."""
-    shares = torch.stack([part.sum() for part in parts.values()]) / counts[1]  # [parts]
-    return Loss(shares.sum(), dict(zip(parts, shares.detach(), strict=True)))
 
-
-def batches(rows: Any, pad: Pad, model: Any, *, most: int = MOST_ROWS) -> Iterator[tuple[list[int], Batch]]:
-    """All rows in batches of similar length, of at most this many rows, on the model's device, with their numbers."""
-    lengths, device = lengths_of(rows), next(model.parameters()).device
+def batches(
+    rows: Any, pad: Callable[[Sequence[Any]], Batch], device: torch.device, *, most: int = MOST_ROWS
+) -> Batches:
+    """All rows in batches of similar length, of at most this many rows, on the device, with their numbers."""
+    lengths = lengths_of(rows)
     plan = Plan(lengths.sources, lengths.targets, most, TOKENS, texts=lengths.texts)
     for piece in plan.cut(range(len(rows))):
-        batch = pad([rows[row] for row in piece.rows], piece.size)
+        batch = pad([rows[row] for row in piece.rows])
         yield piece.rows, {name: value.to(device, non_blocking=True) for name, value in batch.items()}
-
-
-def lost_ends(lost: int, count: int, what: str, longest: int, unit: str = "tokens") -> str:
-    """A sentence that says how many texts were cut to ``data.max_source``."""
-    return f"{lost:,} of {count:,} {what} are longer than data.max_source = {longest} {unit} and lost their end."
 
 
 class SavedRun(NamedTuple):
@@ -179,6 +191,10 @@ class SavedRun(NamedTuple):
     tokenizer: Any
     device: torch.device
 
+    def batches(self, rows: Any, pad: Callable[[Sequence[Any]], Batch]) -> Batches:
+        """All rows in batches of similar length, on the device, with their numbers."""
+        return batches(rows, pad, self.device)
+
     @property
     def facts(self) -> dict[str, Any]:
         """What ``generation.json`` has of it: the system with its options, and what its model's files contain."""
@@ -189,11 +205,20 @@ class SavedRun(NamedTuple):
         }
 
 
-def saved_run(folder: str | Path, name: str, *, noun: str, command: str) -> SavedRun:
-    """Load what a run of a system was trained with. Raises unless it is one, and finished."""
+def saved_run(folder: str | Path, name: str, *, command: str, noun: str = "") -> SavedRun:
+    """What a run of a system was trained with: its recipe, options and tokenizer, and the folder of its model.
+
+    Raises unless it is one, and finished.
+
+    Args:
+        folder: of the run.
+        name: of the system.
+        command: trains one; its last word is the recipe, or the data.
+        noun: what such a run is, for the message.
+    """
     run, system = RunFolder(Path(folder)), system_of(str(folder))
     if system is None or system.name != name:
-        raise UserError(f"{folder} is not {noun}. Train one with: {command}")
+        raise UserError(f"{folder} is not {noun or f'a run of {name}'}. Train one with: {command}")
     if not run.finished:
         raise MissingFileError(
             f"{folder} has no {run.model.name}/: its training is not finished. The same {command.rpartition(' ')[0]} "

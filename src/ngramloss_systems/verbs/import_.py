@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import describe, output_file
-from ngramloss.errors import UserError
-from ngramloss.output.console import logger, print_result
+from ngramloss import UserError, console
+from ngramloss import options as cli
 
 IMPORT = """\
 Convert summaries that others released to JSONL: give each the id of its reference, and put each sentence on its own
@@ -31,7 +30,7 @@ examples:
 
 def add(bring: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    describe(bring, IMPORT, IMPORT_EXAMPLES, run)
+    cli.describe(bring, IMPORT, IMPORT_EXAMPLES, run)
     bring.add_argument("file", metavar="FILE", help="summaries: a file, or a folder of numbered files")
     bring.add_argument("--references", required=True, metavar="FILE", help="references whose ids the summaries get")
     bring.add_argument("-o", "--out", required=True, metavar="FILE", help="JSONL file to write")
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
     from ngramloss_systems import import_summaries
 
-    out = output_file(options.out, [options.file, options.references, options.order, options.gold])
+    out = cli.output_file(options.out, [options.file, options.references, options.order, options.gold])
     if out is None:
         raise UserError("give an output file with --out FILE.")
     order, gold = (Path(given) if given else None for given in (options.order, options.gold))
@@ -72,8 +71,8 @@ def run(options: argparse.Namespace) -> int:
     )
     import_summaries.write_summaries(imported, out)
     for mark, count in imported.marks.items():
-        logger.info(f"note: split sentences at {mark}, which occurs {count} times.")
+        console.logger.info(f"note: split sentences at {mark}, which occurs {count} times.")
     for note in imported.notes:
-        logger.info(f"note: {note}")
-    print_result(options.out)
+        console.logger.info(f"note: {note}")
+    console.print_result(options.out)
     return 0

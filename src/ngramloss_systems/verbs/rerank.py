@@ -6,21 +6,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ngramloss.cli.options import (
-    ALL_METRICS,
-    add_columns,
-    add_repeated,
-    add_run,
-    add_trust,
-    choice,
-    describe,
-    recipe_settings,
-)
-from ngramloss.errors import MissingFileError, UserError
-from ngramloss.output.console import logger, print_result
+import ngramloss as ng
+from ngramloss import options as cli
 
 if TYPE_CHECKING:
-    from ngramloss.recipe import Recipe
     from ngramloss_systems import simcls
 
 RERANK = """\
@@ -68,19 +57,21 @@ GAINS = ("first", "chosen", "best", "mean")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    describe(parser, RERANK, "")
-    whats = choice(parser, metavar="WHAT", title="what to do")
-    train = describe(whats.add_parser("train", help="train a reranker on candidates"), TRAIN, TRAIN_EXAMPLES, run_train)
+    cli.describe(parser, RERANK, "")
+    whats = cli.choice(parser, metavar="WHAT", title="what to do")
+    train = cli.describe(
+        whats.add_parser("train", help="train a reranker on candidates"), TRAIN, TRAIN_EXAMPLES, run_train
+    )
     train.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
     validation = "candidates that select the best weights (default: the last weights are taken); repeatable"
-    add_repeated(train, "--validation", "CANDIDATES", validation)
+    cli.add_repeated(train, "--validation", "CANDIDATES", validation)
     train.add_argument("--recipe", default="simcls", metavar="NAME", help="recipe, or a file (default: %(default)s)")
     train.add_argument("--encoder", metavar="NAME", help="same as --set model.name=...: a hub id, a folder or scratch")
-    add_run(train, "runs/RECIPE")
-    add_repeated(train, "--set", "KEY=VALUE", "change a setting; repeatable")
+    cli.add_run(train, "runs/RECIPE")
+    cli.add_repeated(train, "--set", "KEY=VALUE", "change a setting; repeatable")
     train.add_argument("--fresh", action="store_true", help="delete an earlier run in this folder and start over")
     _add_data(train)
-    apply = describe(whats.add_parser("apply", help="choose among candidates"), APPLY, APPLY_EXAMPLES, run_apply)
+    apply = cli.describe(whats.add_parser("apply", help="choose among candidates"), APPLY, APPLY_EXAMPLES, run_apply)
     apply.add_argument("reranker", metavar="RERANKER", help="a trained reranker's folder, first, mbr or best")
     apply.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
     apply.add_argument("--split", metavar="SPLIT", help="split of a file that does not say its own (default: test)")
@@ -89,50 +80,45 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--metric",
         metavar="NAME",
         default="",
-        help=f"metric of mbr, or one of its scores: {ALL_METRICS} (default: that of the candidates' gains)",
+        help=f"metric of mbr, or one of its scores: {cli.ALL_METRICS} (default: that of the candidates' gains)",
     )
     apply.add_argument("--json", action="store_true", help="print JSON")
-    add_repeated(apply, "--set", "KEY=VALUE", "change a setting of data.*, or task")
+    cli.add_repeated(apply, "--set", "KEY=VALUE", "change a setting of data.*, or task")
     _add_data(apply)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="NAME", help="data set of the candidates (default: the one that they name)")
     parser.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
-    add_columns(parser, source="of the sources; several with commas are joined", target="of the references")
-    add_trust(parser)
+    cli.add_columns(parser, source="of the sources; several with commas are joined", target="of the references")
+    cli.add_trust(parser)
 
 
 def _data_settings(options: argparse.Namespace) -> list[str]:
     """The settings that name the data: what was given, or what the first candidates say."""
     from pathlib import Path
 
-    from ngramloss.data.candidates import ADVICE
-    from ngramloss_systems.candidate_sets import about_of
-
-    given = recipe_settings(options)
+    given = cli.recipe_settings(options)
     for name in (*options.candidates, *getattr(options, "validation", ())):
         if not Path(name).exists():
-            raise MissingFileError(f"there is no file or folder {name}. {ADVICE}")
+            raise ng.MissingFileError(f"there is no file or folder {name}. {ng.candidates.ADVICE}")
     if options.data:
         return [f"data.name={json.dumps(options.data)}", *given]
     if any(setting.startswith("data.name=") for setting in given):
         return given
-    if name := str(about_of(Path(options.candidates[0])).get("data", "")):
+    if name := str(ng.candidates.about_of(Path(options.candidates[0])).get("data", "")):
         return [f"data.name={json.dumps(name)}", *given]
-    raise UserError(
+    raise ng.UserError(
         f"{options.candidates[0]} does not name the data of its candidates. Name the data set or file with the "
         "sources and references: --data NAME."
     )
 
 
-def _load(name: str, settings: list[str], task: str) -> Recipe:
+def _load(name: str, settings: list[str], task: str) -> ng.recipe.Recipe:
     """A recipe of this task, if that is known. Raises if the settings name another."""
-    from ngramloss import recipe
-
-    loaded = recipe.load(name, [*([f"task={json.dumps(task)}"] if task else []), *settings])
+    loaded = ng.recipe.load(name, [*([f"task={json.dumps(task)}"] if task else []), *settings])
     if task and loaded.task != task:
-        raise UserError(
+        raise ng.UserError(
             f"task: expected {task}, which is that of the reranker or of the candidates, got {loaded.task}. "
             "Leave it out."
         )
@@ -143,14 +129,11 @@ def run_train(options: argparse.Namespace) -> int:
     """Train a reranker."""
     from pathlib import Path
 
-    from ngramloss.cli.train import train_run
-    from ngramloss.data.candidates import raise_if_comma
-    from ngramloss.training.systems import run_of
     from ngramloss_systems.candidate_sets import task_of
 
     given = [Path(name) for name in (*options.candidates, *options.validation)]
     for path in given:
-        raise_if_comma(path)
+        ng.candidates.raise_if_comma(path)
     files = [*(f"train={path}" for path in options.candidates), *(f"validation={path}" for path in options.validation)]
     settings = _load(
         options.recipe,
@@ -162,45 +145,45 @@ def run_train(options: argparse.Namespace) -> int:
         task_of(given),
     )
     if not settings.system:
-        raise UserError(f"the recipe {options.recipe} trains a model that writes texts, not a reranker. Use simcls.")
-    return train_run(run_of(settings), options.run, fresh=options.fresh)
+        raise ng.UserError(f"the recipe {options.recipe} trains a model that writes texts, not a reranker. Use simcls.")
+    return ng.train_run(settings, options.run, fresh=options.fresh)
 
 
 def run_apply(options: argparse.Namespace) -> int:
     """Choose among candidates."""
     from pathlib import Path
 
-    from ngramloss import recipe
-    from ngramloss.storage.run_folder import RunFolder
     from ngramloss_systems.candidate_sets import OF_THE_DATA, check_asked, read_set, task_of
     from ngramloss_systems.simcls import choose
 
     accepted = ["task", "data.name", *(f"data.{name}" for name in OF_THE_DATA)]
-    keys = [setting.partition("=")[0].strip() for setting in recipe_settings(options)]
+    keys = [setting.partition("=")[0].strip() for setting in cli.recipe_settings(options)]
     if others := [key for key in keys if key not in accepted]:
-        raise UserError(
+        raise ng.UserError(
             f"a choice does not depend on {', '.join(others)}. rerank apply accepts --set for {', '.join(accepted)}; "
             "lengths are those of the reranker."
         )
-    paths, of_reranker = [Path(name) for name in options.candidates], RunFolder(Path(options.reranker)).recipe
+    paths, of_reranker = [Path(name) for name in options.candidates], ng.RunFolder(Path(options.reranker)).recipe
     asked = _data_settings(options)
-    own = recipe.load(str(of_reranker), objective=False).task if of_reranker.is_file() else ""
+    own = ng.recipe.load(str(of_reranker), objective=False).task if of_reranker.is_file() else ""
     theirs = task_of(paths)
     if own and theirs and own != theirs:
-        raise UserError(f"{options.reranker} was trained for {own}, and these candidates are of {theirs}. Give others.")
+        raise ng.UserError(
+            f"{options.reranker} was trained for {own}, and these candidates are of {theirs}. Give others."
+        )
     settings = _load("simcls", asked, own or theirs)
     names = [key.removeprefix("data.") for key in keys if key != "task"]
     split = check_asked(paths, settings.data, options.split, [*names, *(["name"] if options.data else [])])
     of_split = read_set(paths, settings.data, settings.task, split)
     found = choose(options.reranker, of_split, Path(options.out), task=settings.task, metric=options.metric)
-    logger.info(f"another text than the first was chosen for {found.changed:,} of {found.sources:,} sources.")
+    ng.console.logger.info(
+        f"another text than the first was chosen for {found.changed:,} of {found.sources:,} sources."
+    )
     as_json = json.dumps(found._asdict(), indent=1, default=str)  # str for the path
-    print_result(as_json if options.json else f"{found.path}\n{_table(found)}")
+    ng.console.print_result(as_json if options.json else f"{found.path}\n{_table(found)}")
     return 0
 
 
 def _table(found: simcls.Chosen) -> str:
-    from ngramloss.output.tabular import aligned
-
     cells = [f"{found.sources:,}", *(f"{getattr(found, name):.4f}" for name in GAINS)]
-    return "\n".join([*aligned([["sources", *GAINS], cells], left=()), f"gains: {found.metric}"])
+    return "\n".join([*ng.tabular.aligned([["sources", *GAINS], cells], left=()), f"gains: {found.metric}"])

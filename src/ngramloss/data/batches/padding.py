@@ -70,8 +70,8 @@ class Padder:
         Rows that fill a size up have one source token, which is padding but attended to, and no labels.
         """
         size = size or self._smallest(rows)
-        ids, mask = padded([row["input_ids"] for row in rows], size.rows, size.source, self.pad)  # [B, S]
-        labels, _ = padded([row["labels"] for row in rows], size.rows, size.target, IGNORE_INDEX)  # [B, T]
+        ids, mask = padded([row["input_ids"] for row in rows], self.pad, size.rows, size.source)  # [B, S]
+        labels, _ = padded([row["labels"] for row in rows], IGNORE_INDEX, size.rows, size.target)  # [B, T]
         mask[len(rows) :, 0] = 1
         batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         batch["decoder_input_ids"] = self.decoder_inputs(batch["labels"])  # [B, T]
@@ -101,7 +101,7 @@ class Padder:
         gains = np.zeros((size.rows, K), np.float32)  # [B, K]
         for index, row in enumerate(rows):
             texts, scores = candidates_of(row)
-            labels[index], _ = padded(texts, K, size.target, IGNORE_INDEX)
+            labels[index], _ = padded(texts, IGNORE_INDEX, K, size.target)
             gains[index, : len(texts)] = scores
         ids = torch.from_numpy(labels)  # [B, K, T]
         made = {"candidates": ids, "candidate_inputs": self._inputs(ids), "gains": torch.from_numpy(gains)}
@@ -165,8 +165,14 @@ def numbers_beside(row: Mapping[str, Any], name: str) -> NDArray[np.float32]:
     return numbers
 
 
-def padded(rows: Sequence[Any], count: int, length: int, fill: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of ids in one array, filled up on the right, and a mask of what is real, [count, length] each."""
+def padded(
+    rows: Sequence[Any], fill: int, count: int | None = None, length: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of ids in one array, filled up on the right, and a mask of what is real, [count, length] each.
+
+    By default the array is the smallest that holds the rows.
+    """
+    count, length = count or len(rows), length or max(map(len, rows), default=1)
     padded = np.full((count, length), fill)  # [B, S]
     mask = np.zeros_like(padded)  # [B, S]
     for index, row in enumerate(rows):

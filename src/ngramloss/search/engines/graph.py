@@ -219,7 +219,7 @@ class Searcher:
         read = rows if search.start is not None else [row[:-1] for row in rows]
         starts = [row[-1] if search.start is None else search.start for row in rows]
         numbers = torch.tensor([starts, [*map(len, read)]], device=device)  # [2, B]
-        ids = _sent(torch.from_numpy(padded(read, B, S, search.pad)[0]), device)  # [B, S]
+        ids = _sent(torch.from_numpy(padded(read, search.pad, B, S)[0]), device)  # [B, S]
         self.is_blank.copy_(torch.arange(B, device=device) >= len(sources))
         for group in self.groups:
             group.restart(search, numbers[0])

@@ -249,7 +249,7 @@ def _generated(model: Any, sources: Sequence[Ids], search: Search, **options: An
     if causal and search.no_repeat_ngram_size:  # transformers would also ban what the prompt contains
         options = _without_prompts(search.no_repeat_ngram_size, S, options)
     rows = [source[::-1] for source in sources] if causal else sources
-    batch = [torch.from_numpy(array) for array in padded(rows, len(rows), S, search.pad)]  # [B, S] each
+    batch = [torch.from_numpy(array) for array in padded(rows, search.pad, length=S)]  # [B, S] each
     ids, mask = ((each.flip(-1) if causal else each).to(model.device) for each in batch)
     with _explained():
         written = model.generate(input_ids=ids, attention_mask=mask, **{**search.changes, **options})  # [B · texts, T]
