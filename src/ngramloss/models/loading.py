@@ -71,7 +71,7 @@ def load_weights(kind: Any, name: str, *, needless: tuple[str, ...] = (), **opti
 
 
 def load_own(kind: Any, name: str) -> Any:
-    """What ``save_pretrained`` of a class of one's own wrote into a folder, in fp32."""
+    """What ``save_pretrained`` of your own class wrote into a folder, in fp32."""
     with explained(name, "model"), quiet_loading():
         model = load_weights(kind, name, local_files_only=True, trust_remote_code=False)
         check_settings(model)
