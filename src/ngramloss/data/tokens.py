@@ -67,10 +67,7 @@ class Shape:
 
     Attributes:
         separator: token before every source sentence; ``auto`` is the tokenizer's own, ``none`` omits it.
-        splitter: how to split sentences.
-        prefix: text before every source.
         max_source: maximum source length in tokens, including separators and special tokens.
-        max_target: maximum target length in tokens.
         language: for splitting sentences; ``auto`` chooses by script.
         prompt: for a decoder-only model: what it reads beside a source. Then separators and prefix are not used.
     """
@@ -98,7 +95,6 @@ class Tokens(Dataset[dict[str, Any]]):
     but not learnt, is stored as ``~id``, which is negative.
 
     Args:
-        folder: with the arrays.
         beside: name → file with a number for each label of all rows, one row after the other; rows have these, too.
     """
 

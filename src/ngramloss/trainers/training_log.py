@@ -18,7 +18,6 @@ class TrainingLog(LogParts):
     """Logs what ``LogParts`` does, and what only a trainer that counts its steps knows.
 
     Args:
-        trainer: an ``ExactSteps``.
         loss_fn: its objective, without terms that are only watched.
     """
 

@@ -75,7 +75,6 @@ class MovingAverage:
 
     Args:
         model: in training, with the weights that it starts from.
-        decay: of the average.
     """
 
     def __init__(self, model: Any, decay: float) -> None:

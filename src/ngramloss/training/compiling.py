@@ -29,7 +29,6 @@ class Earns(NamedTuple):
     Attributes:
         saved: seconds for each position, layer and unit of width, forward and backward: norms, activations and casts,
             which move memory.
-        takes: seconds until the first step is done.
     """
 
     saved: float

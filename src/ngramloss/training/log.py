@@ -27,11 +27,7 @@ class Log:
     """Adds up what the steps compute, and writes it to every log.
 
     Args:
-        writers: get each line and its step.
         terms: the names of what a step returns after its loss.
-        steps: of the training.
-        here: this process.
-        since: the step that the training continues from.
     """
 
     def __init__(

@@ -37,14 +37,11 @@ class ObjectiveTask(Task):
 
     Attributes:
         model: an encoder-decoder or decoder-only model, to which the objective is attached.
-        tokenizer: pads, and is saved with each checkpoint.
         examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``, or ``lm_logp``, a
             number for each label. For a decoder-only model, ``input_ids`` are the prompt, and ``labels`` what follows
             it.
         run: what is trained: the objective, how to train, and what selects the best checkpoint.
-        validation: rows to validate on, if any.
         score: a model → further numbers of a validation, such as a score of generated texts.
-        teacher: the model that ``distill`` compares with.
         own_texts: what the model writes while it is trained, if it does, for terms that compare candidates.
     """
 

@@ -189,13 +189,6 @@ class FreshTexts(Rows):
     """Examples with the texts that the model has written of them, and the steps that train on these.
 
     Args:
-        own: what is written.
-        model: in training, on its device.
-        tokenizer: turns ids into texts.
-        examples: rows with ``input_ids`` and ``labels``.
-        loss_fn: the objective.
-        seed: of the training.
-        here: this process; it writes texts of its own rows.
         copied: what :func:`writing_copy` made of the model; by default the model itself writes.
     """
 

@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """The examples of a training as they are, and the steps that train on them.
-
-    Args:
-        examples: rows with ``input_ids`` and ``labels``.
-    """
+    """The examples of a training as they are, and the steps that train on them."""
 
     writes = False
     """Whether the model writes texts of them while it is trained."""

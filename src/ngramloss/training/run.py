@@ -65,7 +65,6 @@ class Run:
 
     Attributes:
         settings: the recipe; with whole paths, if the run's folder is known.
-        terms: of the objective.
         best: what selects the weights that become the model.
         writes: which texts the model writes while it is trained; None if it writes none.
         gain: what scores them; None if it writes none, or if a function in Python scores them.

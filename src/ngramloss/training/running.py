@@ -28,9 +28,6 @@ class StepRunner:
     """Runs forward and backward of whole steps.
 
     Attributes:
-        model: in training; gets the gradients.
-        share: runs one micro-batch.
-        device: of the model.
         processes: how many processes share a step; gradients are averaged over them.
         sharded: whether the model is, which averages gradients itself.
         why_not_captured: why steps cannot be CUDA graphs; empty if they can.

@@ -175,15 +175,7 @@ def batches(
 
 
 class SavedRun(NamedTuple):
-    """A run of a system whose training is finished.
-
-    Attributes:
-        model: the folder of its model.
-        settings: its recipe.
-        options: of the system.
-        tokenizer: saved with the model.
-        device: on which this process computes.
-    """
+    """A run of a system whose training is finished."""
 
     model: Path
     settings: Recipe

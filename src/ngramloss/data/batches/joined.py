@@ -58,11 +58,8 @@ class JoinedPadder:
     Numbers beside the labels of rows, ``lm_logp`` or ``weights``, are in the shape of the labels.
 
     Attributes:
-        pad: padding id.
         multiple: where no size is given, lengths are rounded up to a multiple of this.
         always_mask: whether a batch has an ``attention_mask``, which only experts with a router need.
-        beside: as in :class:`Padder`.
-        own: likewise.
         shared: where no size is given, whether candidates share their prompt.
     """
 

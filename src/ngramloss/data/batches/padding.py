@@ -187,9 +187,7 @@ class Step(NamedTuple):
     """What one process does in an optimiser step.
 
     Attributes:
-        batches: its micro-batches.
         counts: tokens and sequences of the step over all processes, [2].
-        number: the first step is 1.
     """
 
     batches: list[Batch]

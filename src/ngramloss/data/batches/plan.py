@@ -47,12 +47,6 @@ class LengthGrouped(Sampler[int]):
 
     The order depends on the seed, the epoch and the number of rows in an optimiser step, not on how the step is split
     into micro-batches and processes. Within a pool of 50 steps rows are sorted by length, longest first.
-
-    Args:
-        lengths: of each row.
-        step: rows of an optimiser step.
-        seed: of the order.
-        grouped: False leaves the rows in random order.
     """
 
     def __init__(self, lengths: Sequence[int] | Lengths, *, step: int, seed: int, grouped: bool = True) -> None:
@@ -146,7 +140,6 @@ class Plan:
     Attributes:
         sources: source tokens of each example; for a decoder-only model, tokens of its longest row.
         targets: target tokens of each example; with candidates, those of its longest text.
-        most_rows: the most rows of a micro-batch.
         max_tokens: the most positions of a micro-batch, padding included; None sets no limit. One row may have more.
         grid: None pads micro-batches only as far as their own rows need.
         texts: texts of each example: the reference and its candidates, or turns; None if each has one.

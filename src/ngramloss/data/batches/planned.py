@@ -133,13 +133,6 @@ class PlannedSteps:
     """The steps of a training.
 
     Attributes:
-        examples: rows with ``input_ids`` and ``labels``.
-        epochs: the order of the rows.
-        plan: cuts a step into micro-batches.
-        padder: makes batches.
-        lengths: of the examples.
-        total: how many steps there are.
-        process: the number of this process.
         processes: how many there are; each takes every n-th row of a step.
         equally_many: fill up with blank micro-batches, so that every process has as many: sharded weights need that.
         copies: how often the padder puts each example into a batch.

@@ -126,9 +126,7 @@ class LastCall(NamedTuple):
     """The record of one loss.
 
     Attributes:
-        parts: each term, unweighted and detached.
         labels: its labels, aligned with the positions that predict them, [B, T].
-        packed: where the texts of packed rows are.
         num_tokens: the denominator of token terms, if it was passed; then parts add up over a step's micro-batches.
         num_sequences: the denominator of the other terms, if it was passed.
     """

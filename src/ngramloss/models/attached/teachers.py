@@ -29,7 +29,6 @@ class TeacherModel:
 
     Args:
         model: a Hugging Face model of the same kind and vocabulary. It is put into evaluation mode.
-        student: the model that is trained.
     """
 
     def __init__(self, model: Any, student: Any) -> None:
