@@ -827,7 +827,7 @@ def training(monkeypatch):
     """What the program asks of training, and an end for it to come to."""
     from ngramloss.training import runner
 
-    seen = {"outcome": runner.Outcome(Path("folder"), True, 3, 0)}
+    seen = {"outcome": runner.RunOutcome(Path("folder"), True, 3, 0)}
 
     def train(run, folder, *, fresh):
         seen.update(settings=run.settings, folder=folder, fresh=fresh)
@@ -856,7 +856,7 @@ def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
     from ngramloss.training import runner
     from ngramloss.training.prepared import Stopped
 
-    training["outcome"] = runner.Outcome(Path("folder"), False, 3, 0)
+    training["outcome"] = runner.RunOutcome(Path("folder"), False, 3, 0)
     assert main(["train", "demo"]) == 130
     for outcome, code, told in [
         (Stopped("elsewhere"), 1, "a sentence\n"),

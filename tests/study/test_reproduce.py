@@ -263,7 +263,7 @@ def test_a_training_that_is_stopped_ends_it_and_the_same_command_goes_on(tmp_pat
 
 
 def test_a_base_model_that_is_stopped_ends_it(tmp_path, monkeypatch, started, capsys):
-    monkeypatch.setattr(runner, "train", lambda run, folder, **_: runner.Outcome(folder, False, 1, 0))
+    monkeypatch.setattr(runner, "train", lambda run, folder, **_: runner.RunOutcome(folder, False, 1, 0))
     folders = ["--runs", str(tmp_path / "runs"), "-o", str(tmp_path / "page")]
     assert cli.main(["reproduce", "table2", "--data", "newswire", "--objectives", "ce", *folders]) == 130
     assert started == []

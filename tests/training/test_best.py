@@ -14,7 +14,7 @@ from ngramloss.scoring import results, systems
 from ngramloss.training import prepare, validation
 from ngramloss.training.best import Best, best_of, is_better, loss_note, tie_note
 from ngramloss.training.run import run_of
-from ngramloss.training.validation import GeneratedScore, notes_on, score_of
+from ngramloss.training.validation import generated_score, notes_on, score_of
 
 
 def chosen(name, *overrides):
@@ -258,7 +258,7 @@ def model_is_its_texts(monkeypatch):
 
 
 def generated(name, examples=EXAMPLES):
-    return GeneratedScore(chosen(name), [[row] for row in range(len(examples))], examples=examples, **GENERATION)
+    return generated_score(chosen(name), [[row] for row in range(len(examples))], examples=examples, **GENERATION)
 
 
 @pytest.mark.usefixtures("model_is_its_texts")
@@ -347,7 +347,7 @@ def test_processes_share_the_sources_equally_and_agree_on_the_score(monkeypatch,
 
         monkeypatch.setattr(validation, "write_texts", write)
 
-        score = GeneratedScore(
+        score = generated_score(
             chosen("chrf"),
             [[row] for row in range(count)],
             examples=[Example(str(row), "d", text) for row, text in enumerate(texts)] if process == 0 else (),

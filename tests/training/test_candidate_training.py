@@ -596,7 +596,8 @@ def test_candidates_are_tokenised_like_targets_and_found_by_id(tmp_path, family)
         assert [ids.tolist() for ids in made[row][0]] == expected
         assert made[row][1].tolist() == pytest.approx(gains)
     assert made.counts.tolist() == [2, 0, 3, 1]
-    assert made.longest.tolist() == [max((len(ids) for ids in made[row][0]), default=0) for row in range(4)]
+    longest = [max((len(ids) for ids in made[row][0]), default=0) for row in range(4)]
+    assert made.reduced(np.maximum).tolist() == longest
 
 
 def test_an_example_comes_with_its_candidates(tmp_path):
@@ -647,7 +648,7 @@ def test_it_says_which_examples_have_no_candidates_and_how_many_were_cut(tmp_pat
         messages.clear()
         made = prepared(tmp_path, max_target=limit)
         assert messages[1:] == [f"1 of 6 candidates are longer than data.max_target = {limit} tokens and were cut."]
-        assert made.longest.max() == limit
+        assert made.reduced(np.maximum).max() == limit
 
 
 def test_the_same_candidates_are_tokenised_once_and_others_apart(tmp_path, monkeypatch):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache, partial
@@ -17,11 +15,20 @@ from torch.utils.data import Dataset
 from ngramloss.data import Example
 from ngramloss.data.candidates import Candidates
 from ngramloss.data.prompts import completion_ids
-from ngramloss.data.tokens import Arrays, Ids, Shape, Tokens, flat_ids, targets, tokenizer_fingerprint, write_in_parts
+from ngramloss.data.tokens import (
+    Arrays,
+    Ids,
+    Shape,
+    Tokens,
+    cached_at,
+    flat_ids,
+    targets,
+    tokenizer_fingerprint,
+    write_in_parts,
+)
 from ngramloss.data.word_ids import word_encoder
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
-from ngramloss.storage.files import cache_folder
 
 FORMAT = 1
 """Part of the cache key: increased when the same candidates give other tokens."""
@@ -57,18 +64,8 @@ class CandidateTokens:
         counts: NDArray[np.int64] = np.diff(self._ends["gains"], prepend=0)
         return counts
 
-    @property
-    def longest(self) -> NDArray[np.int64]:
-        """Tokens of the longest candidate of each example; 0 if it has none."""
-        return self._reduced(np.maximum)
-
-    @property
-    def total(self) -> NDArray[np.int64]:
-        """Tokens of all candidates of each example."""
-        return self._reduced(np.add)
-
-    def _reduced(self, function: np.ufunc) -> NDArray[np.int64]:
-        """A function of the lengths of each example's candidates; 0 if it has none."""
+    def reduced(self, function: np.ufunc) -> NDArray[np.int64]:
+        """A function of the lengths of each example's candidates, such as their sum; 0 if it has none."""
         found = np.zeros(len(self), np.int64)
         some = self.counts > 0
         starts = (self._ends["gains"] - self.counts)[some]
@@ -86,12 +83,22 @@ class WithCandidates(Dataset[dict[str, Any]]):
     """Tokenised examples with the tokens of their candidates.
 
     Rows have ``input_ids``, ``labels``, ``candidates``, a list of ids, and ``gains``, as many numbers.
+
+    Attributes:
+        label_lengths: tokens of the reference of each row.
+        target_lengths: tokens of the longest text of each row: the reference, or a candidate.
+        all_target_lengths: tokens of all texts of each row together.
+        texts: the reference and the candidates of each row, counted.
     """
 
     def __init__(self, tokens: Tokens, candidates: CandidateTokens) -> None:
         if len(tokens) != len(candidates):
             raise ValueError(f"lengths differ: {len(tokens)} examples, candidates of {len(candidates)}.")
         self.tokens, self.candidates = tokens, candidates
+        self.lengths, self.label_lengths = tokens.lengths, tokens.target_lengths
+        self.target_lengths = np.maximum(self.label_lengths, candidates.reduced(np.maximum))
+        self.all_target_lengths = self.label_lengths + candidates.reduced(np.add)
+        self.texts = 1 + candidates.counts
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -102,34 +109,9 @@ class WithCandidates(Dataset[dict[str, Any]]):
         return {**example, "candidates": texts, "gains": gains}
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Source tokens of each row."""
-        return self.tokens.lengths
-
-    @property
     def has_turns(self) -> bool:
         """As :attr:`Tokens.has_turns`."""
         return self.tokens.has_turns
-
-    @property
-    def target_lengths(self) -> NDArray[np.int64]:
-        """Tokens of the longest text of each row: the reference, or a candidate."""
-        return np.maximum(self.tokens.target_lengths, self.candidates.longest)
-
-    @property
-    def all_target_lengths(self) -> NDArray[np.int64]:
-        """Tokens of all texts of each row together."""
-        return self.tokens.target_lengths + self.candidates.total
-
-    @property
-    def label_lengths(self) -> NDArray[np.int64]:
-        """Tokens of the reference of each row."""
-        return self.tokens.target_lengths
-
-    @property
-    def texts(self) -> NDArray[np.int64]:
-        """The reference and the candidates of each row, counted."""
-        return 1 + self.candidates.counts
 
 
 def tokenise_candidates(
@@ -157,8 +139,7 @@ def tokenise_candidates(
         )
     what = [FORMAT, fingerprint, candidates.fingerprint, tokenizer_fingerprint(tokenizer), shape.max_target]
     what += [asdict(shape.prompt)] if shape.prompt is not None else []
-    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-    folder = (cache or cache_folder()) / "candidates" / key
+    folder = cached_at("candidates", what, cache)
     words = lru_cache(partial(word_encoder, tokenizer))
 
     def arrays(chunk: Sequence[Example]) -> Arrays:

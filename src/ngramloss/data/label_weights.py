@@ -6,8 +6,6 @@ Weights of words are passed on to their tokens. Special tokens have the weight o
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,10 +18,10 @@ from numpy.typing import NDArray
 from ngramloss.data.examples import Example, Split
 from ngramloss.data.prompts import led_texts
 from ngramloss.data.rows import bad_row_lines
-from ngramloss.data.tokens import Shape, Tokens, special_tokens, tokenizer_fingerprint, tokens_fingerprint
+from ngramloss.data.tokens import Shape, Tokens, cached_at, tokenizer_fingerprint, tokens_fingerprint
+from ngramloss.data.word_ids import special_tokens
 from ngramloss.errors import UserError
 from ngramloss.storage.checksums import cached_folder
-from ngramloss.storage.files import cache_folder
 
 Numbers = NDArray[np.float32]
 NAME = "weights"
@@ -41,9 +39,8 @@ def has_label_weights(split: Split, *, messages: bool) -> bool:
 def prepare_weights(split: Split, tokens: Tokens, tokenizer: Any, shape: Shape, *, cache: Path | None = None) -> Path:
     """The file with a weight for each label of a split, from the cache if it has it."""
     what = [FORMAT, split.fingerprint, tokens_fingerprint(tokens.folder), tokenizer_fingerprint(tokenizer)]
-    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
     fill = partial(_write_weights, split, tokens, tokenizer, shape)
-    return cached_folder((cache or cache_folder()) / NAME / key, fill, what="cache of weights") / f"{NAME}.npy"
+    return cached_folder(cached_at(NAME, what, cache), fill, what="cache of weights") / f"{NAME}.npy"
 
 
 def _write_weights(split: Split, tokens: Tokens, tokenizer: Any, shape: Shape, folder: Path) -> None:
@@ -63,16 +60,11 @@ def _write_weights(split: Split, tokens: Tokens, tokenizer: Any, shape: Shape, f
             else:
                 pieces.append(_label_weights(labels, text, found, example.id))
     if faults:
+        lines = "\n".join(bad_row_lines(faults))
         raise UserError(
-            "\n".join(
-                [
-                    f"data.weights: {len(faults):,} of {len(split.examples):,} rows of the split {split.split!r} have "
-                    "neither a weight for each word of the target nor one for each of its tokens:",
-                    *bad_row_lines(faults),
-                    "Words are separated by white space. Tokens are those of the model's tokenizer, without special "
-                    "tokens and before anything is cut.",
-                ]
-            )
+            f"data.weights: {len(faults):,} of {len(split.examples):,} rows of the split {split.split!r} have neither "
+            f"a weight for each word of the target nor one for each of its tokens:\n{lines}\nWords are separated by "
+            "white space. Tokens are those of the model's tokenizer, without special tokens and before anything is cut."
         )
     np.save(folder / f"{NAME}.npy", np.concatenate(pieces))
 
@@ -109,7 +101,9 @@ def _texts(examples: Sequence[Example], tokenizer: Any, shape: Shape) -> Iterato
             else:
                 starts = [0, *(word.stop for word in words)]
                 parts = [text[first : word.stop] for first, word in zip(starts, words, strict=False)]
-                touched = _by_parts(encode(**{argument: parts})["input_ids"], ids)
+                by_parts = encode(**{argument: parts})["input_ids"]
+                words_of = [range(number, number + 1) for number, part in enumerate(by_parts) for _ in part]
+                touched = words_of if [token for part in by_parts for token in part] == ids else None
             yield _Text(ids, words, touched, *frame)
 
 
@@ -128,13 +122,6 @@ def _touched(offsets: Sequence[tuple[int, int]], words: list[range], length: int
         first = int(following[start])
         found.append(range(first, max(int(current[max(end - 1, start)]), first) + 1))
     return found
-
-
-def _by_parts(parts: Sequence[Sequence[int]], ids: list[int]) -> list[range] | None:
-    """The word of each token, if the words by themselves have the ids of the whole text."""
-    if [token for part in parts for token in part] != ids:
-        return None
-    return [range(number, number + 1) for number, part in enumerate(parts) for _ in part]
 
 
 def _token_weights(weights: Sequence[float], text: _Text) -> list[float] | None:

@@ -19,7 +19,7 @@ from ngramloss.data.columns import INSTRUCTION
 from ngramloss.data.examples import Example
 from ngramloss.data.messages import ASSISTANT, MESSAGES
 from ngramloss.data.rows import needed
-from ngramloss.data.word_ids import bare_ids
+from ngramloss.data.word_ids import bare_ids, special_tokens
 from ngramloss.errors import UserError
 from ngramloss.recipe import CHAT, NO_SOURCE, SOURCE, Data
 
@@ -211,7 +211,7 @@ def prompt_ids(
         if cut is not None:
             cut += [False] * len(sources)
         return [start_of_text(tokenizer) for _ in sources]
-    first = [] if prompt.chat_template else first_ids(tokenizer)
+    first = [] if prompt.chat_template else special_tokens(tokenizer)[0]
     texts = [_texts(source, tokenizer, prompt) for source in sources]
     following = iter(_following([text for one in texts for text in one[1:]], tokenizer))
     made = []
@@ -378,18 +378,10 @@ def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[tuple
     return json.dumps(messages[: answers[0]], ensure_ascii=False), learnt
 
 
-def first_ids(tokenizer: Any) -> Ids:
-    """The ids that the tokenizer puts before every text by itself: the one that begins a text, or none."""
-    (bare,) = bare_ids(tokenizer, ["a"])
-    framed = list(tokenizer("a")["input_ids"])
-    at = next(at for at in range(len(framed)) if framed[at : at + len(bare)] == bare)
-    return framed[:at]
-
-
 def start_of_text(tokenizer: Any) -> Ids:
     """The ids that a text without a prompt begins with: the tokenizer's own, or its token for the beginning or end."""
     tokens = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
-    start = first_ids(tokenizer) or [token for token in tokens if token is not None][:1]
+    start = special_tokens(tokenizer)[0] or [token for token in tokens if token is not None][:1]
     if not start:
         raise UserError("the tokenizer has no token that a text could begin with. Use another one.")
     return start

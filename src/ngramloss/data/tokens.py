@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from ngramloss.data import Example, prompts, split_many
 from ngramloss.data.prompts import Prompt
-from ngramloss.data.word_ids import Encode, bare_ids, word_encoder
+from ngramloss.data.word_ids import Encode, bare_ids, special_tokens, word_encoder
 from ngramloss.errors import UserError
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data
@@ -103,6 +103,8 @@ class Tokens(Dataset[dict[str, Any]]):
         flat = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in NAMES}
         self._flat = {name: np.asarray(ids) for name, ids in flat.items()}  # parts of a memmap are slow to make
         self._ends = {name: np.load(self.folder / f"{name}.ends.npy") for name in self._flat}
+        lengths: list[NDArray[np.int64]] = [np.diff(self._ends[name], prepend=0) for name in NAMES]
+        self.lengths, self.target_lengths = lengths  # of each row
         for name, file in self.beside.items():
             self._flat[name] = np.asarray(np.load(file, mmap_mode="r"))
             self._ends[name] = self._ends["labels"]
@@ -120,18 +122,6 @@ class Tokens(Dataset[dict[str, Any]]):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
         return {name: self._flat[name][(ends[row - 1] if row else 0) : ends[row]] for name, ends in self._ends.items()}
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Source tokens of each row."""
-        lengths: NDArray[np.int64] = np.diff(self._ends["input_ids"], prepend=0)
-        return lengths
-
-    @property
-    def target_lengths(self) -> NDArray[np.int64]:
-        """Target tokens of each row."""
-        lengths: NDArray[np.int64] = np.diff(self._ends["labels"], prepend=0)
-        return lengths
 
     @property
     def has_turns(self) -> bool:
@@ -157,7 +147,7 @@ def tokenise(
     what = [FORMAT, fingerprint, tokenizer_fingerprint(tokenizer), asdict(shape)]
     if shape.splitter == "sentencex" and shape.separator != "none":
         what.append(installed("sentencex"))  # its rules change from version to version
-    folder = (cache or cache_folder()) / "tokens" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
+    folder = cached_at("tokens", what, cache)
     words = lru_cache(partial(word_encoder, tokenizer))
 
     def arrays(chunk: Sequence[Example]) -> Arrays:
@@ -174,6 +164,11 @@ def tokenise(
         return {**found, CUT: (cut, [2] * len(chunk))}
 
     return Tokens(write_in_parts(folder, examples, arrays, what="token cache"))
+
+
+def cached_at(kind: str, made_of: Sequence[Any], cache: Path | None = None) -> Path:
+    """The folder in the cache for what is made of these things."""
+    return (cache or cache_folder()) / kind / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
 
 
 def flat_ids(texts: Sequence[Sequence[int]]) -> Ids:
@@ -198,36 +193,26 @@ def write_in_parts(
     written = set()
     with Progress("tokenising", total=len(examples), unit="examples") as progress:
 
-        def fill(name: str, path: Path) -> None:
-            written.add(name)
-            _write_part(parts[name], path, examples, arrays, progress)
+        def fill(part: str, path: Path) -> None:
+            written.add(part)
+            rows = parts[part]
+            pieces: dict[str, list[NDArray[Any]]] = {}  # arrays: lists would need ten times the memory
+            lengths: dict[str, list[int]] = {}
+            for start in range(rows.start, rows.stop, CHUNK):
+                chunk = examples[start : min(start + CHUNK, rows.stop)]
+                for name, (numbers, groups) in arrays(chunk).items():
+                    pieces.setdefault(name, []).append(numbers)
+                    lengths.setdefault(name, []).extend(groups)
+                progress.update(len(chunk))
+            for name in pieces:
+                np.save(path / f"{name}.npy", np.concatenate(pieces[name]))
+                np.save(path / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
 
-        def count_if_found(name: str) -> None:
-            if name not in written:
-                progress.update(len(parts[name]))
+        def count_if_found(part: str) -> None:
+            if part not in written:
+                progress.update(len(parts[part]))
 
         return cached_in_parts(folder, list(parts), fill, join_parts, made=count_if_found, what=what)
-
-
-def _write_part(
-    rows: range,
-    folder: Path,
-    examples: Sequence[Example],
-    arrays: Callable[[Sequence[Example]], Arrays],
-    progress: Progress,
-) -> None:
-    """Write the arrays of some rows into a folder."""
-    pieces: dict[str, list[NDArray[Any]]] = {}  # arrays: lists would need ten times the memory
-    lengths: dict[str, list[int]] = {}
-    for start in range(rows.start, rows.stop, CHUNK):
-        chunk = examples[start : min(start + CHUNK, rows.stop)]
-        for name, (numbers, groups) in arrays(chunk).items():
-            pieces.setdefault(name, []).append(numbers)
-            lengths.setdefault(name, []).extend(groups)
-        progress.update(len(chunk))
-    for name in pieces:
-        np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
-        np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
 
 
 @contextmanager
@@ -383,16 +368,3 @@ def tokens_fingerprint(folder: Path) -> str:
 
 def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def special_tokens(tokenizer: Any, argument: str = "text") -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text; a target is a ``text_target``."""
-    framed = list(tokenizer(**{argument: "a"})["input_ids"])
-    bare = list(tokenizer(**{argument: "a"}, add_special_tokens=False)["input_ids"])
-    for start in range(len(framed) - len(bare) + 1):
-        if bare and framed[start : start + len(bare)] == bare:
-            return framed[:start], framed[start + len(bare) :]
-    raise UserError(
-        f"{type(tokenizer).__name__} encodes a text differently with special tokens than without. "
-        "Such tokenizers are not supported."
-    )

@@ -15,6 +15,8 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
+from ngramloss.errors import UserError
+
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
 MOST_WORDS = 500_000
@@ -39,6 +41,19 @@ def bare_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
         list(texts), add_special_tokens=False, verbose=False, return_attention_mask=False, return_token_type_ids=False
     )["input_ids"]
     return ids
+
+
+def special_tokens(tokenizer: Any, argument: str = "text") -> tuple[list[int], list[int]]:
+    """The special tokens before and after a text; a target is a ``text_target``."""
+    framed = list(tokenizer(**{argument: "a"})["input_ids"])
+    bare = list(tokenizer(**{argument: "a"}, add_special_tokens=False)["input_ids"])
+    for start in range(len(framed) - len(bare) + 1):
+        if bare and framed[start : start + len(bare)] == bare:
+            return framed[:start], framed[start + len(bare) :]
+    raise UserError(
+        f"{type(tokenizer).__name__} encodes a text differently with special tokens than without. "
+        "Such tokenizers are not supported."
+    )
 
 
 class _WordEncoder(dict[str, tuple[int, ...]]):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import pickle
@@ -16,13 +14,14 @@ from typing import Any
 
 import torch
 
+from ngramloss.data.tokens import cached_at
 from ngramloss.errors import UserError
 from ngramloss.models.remote_code import remote_code_allowed
 from ngramloss.models.settings import check_settings, pad_id, try_out
 from ngramloss.output.console import quiet_loading
 from ngramloss.recipe import Generation, Model, trained_by
 from ngramloss.storage.checksums import cached_folder
-from ngramloss.storage.files import FULL, cache_folder, is_file_name, read_object
+from ngramloss.storage.files import FULL, is_file_name, read_object
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 GUIDED = "guided_bart"
@@ -246,7 +245,7 @@ def cached_tokenizer(what: Sequence[Any], train: Callable[[], Any]) -> tuple[Any
     """A tokenizer that is trained once, and its folder; ``what`` is all that it depends on."""
     from transformers import AutoTokenizer
 
-    folder = cache_folder() / "tokenizers" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
+    folder = cached_at("tokenizers", what)
     cached_folder(folder, lambda partial: train().save_pretrained(partial), what="tokenizer cache")
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder
 

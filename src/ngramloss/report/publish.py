@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data.data_sets import BUILT_IN, Files, Hub, missing, origin
-from ngramloss.data.prompts import first_ids, prompt_of, template_of
+from ngramloss.data.prompts import prompt_of, template_of
+from ngramloss.data.word_ids import special_tokens
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, scores_of
 from ngramloss.models.adapters import ADAPTER
@@ -361,8 +362,8 @@ def _tokenised(tokenizer: Any) -> list[str]:
     plain = ['batch = tokenizer(prompt, return_tensors="pt")']
     if tokenizer is None:
         return plain
-    first, bare = first_ids(tokenizer), tokenizer("a", add_special_tokens=False)["input_ids"]
-    if list(tokenizer("a")["input_ids"]) == [*first, *bare]:
+    first, after = special_tokens(tokenizer)
+    if not after:
         return plain
     start = f"{in_python(tokenizer.decode(first))} + " if first else ""
     return [f'batch = tokenizer({start}prompt, add_special_tokens=False, return_tensors="pt")']

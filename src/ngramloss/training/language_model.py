@@ -6,8 +6,6 @@ and its numbers travel beside the labels.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -18,14 +16,14 @@ import numpy as np
 import torch
 
 from ngramloss.data.prompts import start_of_text
-from ngramloss.data.tokens import Tokens, tokens_fingerprint
+from ngramloss.data.tokens import Tokens, cached_at, tokens_fingerprint
 from ngramloss.errors import UserError
 from ngramloss.models import loading
 from ngramloss.models.teacher_forced import joined_label_logp
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Model
 from ngramloss.storage.checksums import cached_folder
-from ngramloss.storage.files import cache_folder, fingerprint
+from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import weight_files
 from ngramloss.training.teacher import load_frozen
 
@@ -84,9 +82,7 @@ def prepare_numbers(lm: LanguageModel, tokens: Mapping[str, Tokens]) -> tuple[di
                 "a language model of the targets reads one text after the start token, and these rows have several "
                 "turns. Leave out margin, or use columns prompt and completion."
             )
-        what = [FORMAT, tokens_fingerprint(rows.folder), lm.fingerprint, lm.start]
-        key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-        folder = cache_folder() / "language_models" / key
+        folder = cached_at("language_models", [FORMAT, tokens_fingerprint(rows.folder), lm.fingerprint, lm.start])
         fill = partial(_write_numbers, lm, rows)
         files[split] = cached_folder(folder, fill, what="cache of a language model") / f"{NAME}.npy"
     numbers = np.load(files["train"])

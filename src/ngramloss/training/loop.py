@@ -77,7 +77,7 @@ class State:
         return self.ended_early
 
 
-class Outcome(NamedTuple):
+class TrainingOutcome(NamedTuple):
     """How a training ended."""
 
     step: int
@@ -108,7 +108,7 @@ class Around(NamedTuple):
     on_step: Callable[[int, Mapping[str, float]], object] = lambda step, line: None
 
 
-def run(task: Task, settings: Train, here: Processes, around: Around) -> Outcome:
+def run(task: Task, settings: Train, here: Processes, around: Around) -> TrainingOutcome:
     """Train. Every process calls this."""
     if around.folder is not None:
         raise_unless_mergeable(task.model)
@@ -192,7 +192,7 @@ def run(task: Task, settings: Train, here: Processes, around: Around) -> Outcome
             raise reason.reason from None
     task.end()
     finished = state.step >= steps.total or state.ended_early
-    return Outcome(state.step, steps.total, finished, began, state, steps, runner.why_not_captured)
+    return TrainingOutcome(state.step, steps.total, finished, began, state, steps, runner.why_not_captured)
 
 
 def restored(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> State:

@@ -69,14 +69,13 @@ T = TypeVar("T")
 def prepare_once(
     folder: RunFolder, here: Processes, make: Callable[[], tuple[Prepared, T]], elsewhere: Callable[[], T | None]
 ) -> tuple[Prepared, T | None]:
-    """Prepare in the first process, and write ``prepared.json`` or the error; wait for it in the others.
+    """Prepare in the first process, and write ``prepared.json`` or the error; the others wait for it.
 
-    Args:
-        elsewhere: → what the others have besides; they make it while the first one prepares.
+    Both functions also return what a process has besides: ``make`` in the first one, ``elsewhere`` in the others.
     """
     if not here.first:
         besides = elsewhere()
-        return wait_for_prepared(folder), besides
+        return _wait_for_prepared(folder), besides
     with heartbeat(folder.beat(0)) if here.count > 1 else nullcontext():
         try:
             prepared, besides = make()
@@ -88,12 +87,8 @@ def prepare_once(
     return prepared, besides
 
 
-def wait_for_prepared(folder: RunFolder) -> Prepared:
-    """Wait for the first process, which may read and tokenise for longer than a collective operation waits.
-
-    Raises:
-        TimeoutError: the first process gives no sign of life.
-    """
+def _wait_for_prepared(folder: RunFolder) -> Prepared:
+    """Wait for the first process, which may read and tokenise for longer than a collective operation waits."""
     first = Listener(folder.beat(0))
     while not folder.prepared.exists():
         if first.is_dead and not folder.prepared.exists():
@@ -108,39 +103,43 @@ def wait_for_prepared(folder: RunFolder) -> Prepared:
 def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -> tuple[Prepared, list[Example]]:
     """Read and tokenise the data, and check that the newest checkpoint was trained on the same.
 
-    Returns:
-        What is prepared, and the validation examples for which texts are generated.
+    Also returns the validation examples for which texts are generated.
     """
     settings = run.settings
     candidates = _candidates(run)
     splits = read_splits(settings)
+    train = splits["train"]
     judged = _judged(run, splits.get("validation"))
-    if judged and splits["train"].column == MESSAGES:
+    if judged and train.column == MESSAGES:
         raise UserError(
             f"train.best: {settings.train.best} would be the score of a text behind a prompt, and conversations have "
             "several texts. Choose a term, such as ce, or use columns prompt and completion."
         )
-    if run.writes and splits["train"].column == MESSAGES:
+    if run.writes and train.column == MESSAGES:
         raise UserError(
             "online: the model would write one text behind a prompt, and conversations have several texts. Use columns "
             "prompt and completion, or leave the section online out."
         )
-    train = splits["train"]
     tokenizer, tokenizer_folder = tokenizer_for(run, train)
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
     config = loading.load_config(settings.model)
     day = str(object_or_empty(newest / IDENTITY).get(DAY, "")) if newest is not None else ""
     shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column, day=day)
-    tokens = _tokenise(settings, splits, tokenizer, shape)
-    weights = _label_weights(splits, tokens, tokenizer, shape)
-    used = [*_overview(settings, splits, tokens, shape), *_weight_sentences(settings, splits["train"], weights)]
+    if shape.separator != "none":
+        note_splitting([example.source for example in train.examples], settings.data)
+    tokens = {name: tokenise(split.examples, split.fingerprint, tokenizer, shape) for name, split in splits.items()}
+    weights = {
+        name: {WEIGHTS: prepare_weights(split, tokens[name], tokenizer, shape).resolve()}
+        for name, split in splits.items()
+        if has_label_weights(split, messages=shape.prompt is not None and shape.prompt.messages)
+    }
+    used = [*_overview(settings, splits, tokens, shape), *_weight_sentences(settings, train, weights)]
     for sentence in used:
         logger.info(sentence)
     recommend_ce(run)
     compared = None if candidates is None else _prepare_candidates(settings, candidates, train, tokenizer, shape)
     lm, numbers = _language_model_numbers(run, tokens, tokenizer, here)
-    beside = {name: {**weights.get(name, {}), **numbers.get(name, {})} for name in tokens}
-    machine = _machine(run, here)
+    machine = Machine(here.count, here.device_name, precision_of(settings.train, here.device))
     made_of = _made_of_files(run, splits, config, candidates) | {PRECISION: machine.precision}
     made_of |= {f"{name} tokens": tokens_fingerprint(rows.folder) for name, rows in tokens.items()}
     if compared is not None:
@@ -148,7 +147,16 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
     if shape.prompt is not None and shape.prompt.chat_template and (day := fix_date(tokenizer)):
         made_of[DAY] = day
     prepared = Prepared(
-        splits={name: _prepared_split(splits[name], rows, beside[name]) for name, rows in tokens.items()},
+        splits={
+            name: PreparedSplit(
+                len(split.examples),
+                tuple(map(str, split.skipped)),
+                split.fingerprint,
+                tokens[name].folder.resolve(),
+                weights.get(name, {}) | numbers.get(name, {}),
+            )
+            for name, split in splits.items()
+        },
         used=tuple(used),
         candidates=compared,
         language_model=lm,
@@ -167,39 +175,19 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
 
 
 def prepare_system(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -> tuple[Prepared, SystemTask]:
-    """Read what a system trains on, and check that the newest checkpoint was trained on the same.
-
-    Returns:
-        What is prepared, and the task.
-    """
+    """Read what a system trains on, and check that the newest checkpoint was trained on the same."""
     task = system_task(run)
     if run.system.entry.takes_objective:
         recommend_ce(run)
     for sentence in task.used:
         logger.info(sentence)
     code = {f"{PLUGIN} system {run.system.name}": run.system.code} if run.system.code else {}
-    machine = _machine(run, here)
+    machine = Machine(here.count, here.device_name, precision_of(run.settings.train, here.device))
     made_of = {**task.made_of, **objectives_made_of(run.settings.objective), **code}
     made_of |= {PRECISION: machine.precision, "train tokens": rows_mark(task.examples)}
     if newest is not None:
         raise_unless_same(newest, record_of(made_of, run.settings), folder=folder.path)
-    prepared = Prepared(
-        splits={},
-        used=tuple(task.used),
-        candidates=None,
-        language_model=None,
-        made_of=made_of,
-        tokenizer="",
-        column="",
-        continued_from=newest,
-        trust_remote_code=remote_code_allowed(),
-        machine=machine,
-    )
-    return prepared, task
-
-
-def _machine(run: Run, here: Processes) -> Machine:
-    return Machine(here.count, here.device_name, precision_of(run.settings.train, here.device))
+    return Prepared({}, tuple(task.used), None, None, made_of, "", "", newest, remote_code_allowed(), machine), task
 
 
 def system_task(run: Run) -> SystemTask:
@@ -282,17 +270,6 @@ def tokenizer_for(run: Run, train: Any) -> tuple[Any, Path | None]:
     return loading.load_tokenizer(run.settings.model, texts, train.fingerprint)
 
 
-def _tokenise(settings: Recipe, splits: Mapping[str, Split], tokenizer: Any, shape: Shape) -> dict[str, Tokens]:
-    if shape.separator != "none":
-        note_splitting([example.source for example in splits["train"].examples], settings.data)
-    return {name: tokenise(split.examples, split.fingerprint, tokenizer, shape) for name, split in splits.items()}
-
-
-def _prepared_split(split: Split, tokens: Tokens, beside: Mapping[str, Path]) -> PreparedSplit:
-    skipped = tuple(str(bad) for bad in split.skipped)
-    return PreparedSplit(len(split.examples), skipped, split.fingerprint, tokens.folder.resolve(), beside)
-
-
 def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], shape: Shape) -> list[str]:
     """What is used of the data, in sentences."""
     test = {}
@@ -307,18 +284,6 @@ def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str
         template = template_of(settings.data, settings.task, splits["train"].column)
         sentences += [f"prompts: {json.dumps(template, ensure_ascii=False)} (data.prompt)."] * (template != SOURCE)
     return sentences
-
-
-def _label_weights(
-    splits: Mapping[str, Split], tokens: Mapping[str, Tokens], tokenizer: Any, shape: Shape
-) -> dict[str, dict[str, Path]]:
-    """The weights beside the labels of each split that has them."""
-    messages = shape.prompt is not None and shape.prompt.messages
-    return {
-        name: {WEIGHTS: prepare_weights(split, tokens[name], tokenizer, shape).resolve()}
-        for name, split in splits.items()
-        if has_label_weights(split, messages=messages)
-    }
 
 
 def _weight_sentences(settings: Recipe, train: Split, weights: Mapping[str, Mapping[str, Path]]) -> list[str]:
@@ -359,6 +324,8 @@ def _prepare_candidates(
     for note in filter(None, (doubt, note_on_training(candidates, train.examples, path=path))):
         logger.info(note)
     rows = tokenise_candidates(train.examples, train.fingerprint, candidates, tokenizer, shape)
+    metric = about.get("metric")
+    scores = metric.get("scores") if isinstance(metric, dict) else None
     return PreparedCandidates(
         file=path,
         fingerprint=candidates.fingerprint,
@@ -366,7 +333,7 @@ def _prepare_candidates(
         texts=int(rows.counts.sum()),
         cut=rows.cut,
         tokens=rows.folder.resolve(),
-        metric=_metric_of_candidates(about),
+        metric=", ".join(map(str, scores)) if isinstance(scores, list) else "",
     )
 
 
@@ -382,13 +349,6 @@ def _language_model_numbers(
     logger.info(f"the language model {name} has a perplexity of {perplexity:.4g} on the training targets.")
     described = PreparedLanguageModel(name, lm.fingerprint, perplexity)
     return described, {split: {LM_LOGP: file.resolve()} for split, file in files.items()}
-
-
-def _metric_of_candidates(about: Mapping[str, Any]) -> str:
-    """The scores that the gains are, if the file that ``ngramloss candidates`` writes beside candidates says it."""
-    metric = about.get("metric")
-    scores = metric.get("scores") if isinstance(metric, dict) else None
-    return ", ".join(map(str, scores)) if isinstance(scores, list) else ""
 
 
 # What the run is recognised by
@@ -410,18 +370,12 @@ def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any, candidate
     found = data_made_of(splits) | base_made_of(settings.model, config)
     if run.loads_teacher:
         teacher = settings.train.teacher
-        theirs = loading.load_config(Model(name=teacher))
-        found |= files_made_of("teacher", teacher, theirs)
+        found |= files_made_of("teacher", teacher, loading.load_config(Model(name=teacher)))
     if candidates is not None:
         found["candidates"] = candidates.fingerprint
     if run.names(LM_LOGP):
         name = settings.data.language_model
-        theirs = loading.load_config(Model(name=name))
-        found["language model"] = language_model_mark(name, theirs)
-    return found | objectives_made_of(settings.objective) | _metrics_made_of(run)
-
-
-def _metrics_made_of(run: Run) -> dict[str, str]:
-    """The metrics of plugins that select the best checkpoint or score the model's texts → a hash of their code."""
-    names = [run.best.metric, *([run.gain.metric] if run.gain else [])]
-    return {f"{PLUGIN} metric {name}": METRICS.source(name) for name in names if name and METRICS.origin(name)}
+        found["language model"] = language_model_mark(name, loading.load_config(Model(name=name)))
+    metrics = [run.best.metric, *([run.gain.metric] if run.gain else [])]
+    found |= {f"{PLUGIN} metric {name}": METRICS.source(name) for name in metrics if name and METRICS.origin(name)}
+    return found | objectives_made_of(settings.objective)

@@ -13,7 +13,7 @@ from ngramloss.recipe import Train
 from ngramloss.settings import nearest
 from ngramloss.training import checkpoints
 from ngramloss.training.identity import IDENTITY, python_made_of, raise_unless_same, record_of
-from ngramloss.training.loop import Around, Outcome, run
+from ngramloss.training.loop import Around, TrainingOutcome, run
 from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.online import OwnTexts
 from ngramloss.training.processes import Processes, start_processes
@@ -33,7 +33,7 @@ def train(
     own_texts: OwnTexts | None = None,
     on_step: Callable[[int, Mapping[str, float]], object] = lambda number, values: None,
     **changes: Any,
-) -> Outcome:
+) -> TrainingOutcome:
     """Train a model in Python with the loop of ``ngramloss train``: planned, and on a GPU captured, steps.
 
     Args:

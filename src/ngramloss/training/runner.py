@@ -55,10 +55,10 @@ from ngramloss.training.run import Run, in_folder, run_of
 from ngramloss.training.task import Task
 from ngramloss.training.teacher import load_teacher
 from ngramloss.training.trackers import check_trackers, start_trackers
-from ngramloss.training.validation import GeneratedScore
+from ngramloss.training.validation import generated_score
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """How a run ended."""
 
     folder: Path
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
     continued_from: int
 
 
-def train(run: Run, folder: Path, *, fresh: bool = False) -> Outcome:
+def train(run: Run, folder: Path, *, fresh: bool = False) -> RunOutcome:
     """Train, or continue from the last complete checkpoint. Under torchrun every process calls this.
 
     Args:
@@ -97,7 +97,7 @@ def train(run: Run, folder: Path, *, fresh: bool = False) -> Outcome:
         here.wait()
         if run_folder.finished:
             logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
-            return Outcome(folder, True, 0, 0)
+            return RunOutcome(folder, True, 0, 0)
         make = partial(prepare_system if run.system else prepare, run, run_folder, here, newest)
         elsewhere = partial(system_task, run) if run.system else lambda: None
         prepared, besides = prepare_once(run_folder, here, make, elsewhere)
@@ -109,7 +109,7 @@ def train(run: Run, folder: Path, *, fresh: bool = False) -> Outcome:
         return outcome
 
 
-def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, besides: Any) -> Outcome:
+def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, besides: Any) -> RunOutcome:
     """Run the loop.
 
     Args:
@@ -119,7 +119,7 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
     settings, newest = run.settings, prepared.continued_from
     began = checkpoints.step(newest) if newest else 0
     if newest is not None and checkpoints.facts(newest)["finished"]:
-        return Outcome(run_folder.path, True, began, began)
+        return RunOutcome(run_folder.path, True, began, began)
     if run.system:
         task: Task = besides
         shown = dict.fromkeys([*task.terms, *run.system.entry.bests])
@@ -143,7 +143,7 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
             raise OSError(f"{reason} {after_full_disk(run_folder, here)}") from reason
     if not outcome.finished:
         logger.info(f"stopped at step {outcome.step} of {outcome.total}; the same command continues it.")
-    return Outcome(run_folder.path, outcome.finished, outcome.step, began)
+    return RunOutcome(run_folder.path, outcome.finished, outcome.step, began)
 
 
 # What the loop needs
@@ -154,13 +154,26 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
     settings = run.settings
     model, tokenizer = _load_model(run, prepared)
     examples, validation = _load_rows(prepared)
+    score = None
+    if run.best.metric and validation is not None:
+        count = min(settings.train.best_limit or len(validation), len(validation))
+        score = generated_score(
+            run.best,
+            [validation[row]["input_ids"].tolist() for row in range(count)],
+            examples=judged,
+            settings=settings,
+            tokenizer=tokenizer,
+            batch_size=(settings.train.eval_batch_size or settings.train.batch_size) // here.count,
+            process=here.rank,
+            processes=here.count,
+        )
     return ObjectiveTask(
         model,
         tokenizer,
         examples,
         run,
         validation=validation,
-        score=_generated_score(run, here, validation, tokenizer, judged),
+        score=score,
         teacher=load_teacher(run, tokenizer),
         own_texts=own_texts(settings, run.gain, read_scored(settings, prepared)) if run.gain else None,
     )
@@ -210,10 +223,10 @@ def _load_rows(prepared: Prepared) -> tuple[Any, Tokens | None]:
         name: Tokens(_present(split.tokens), {beside: _present(file) for beside, file in split.beside.items()})
         for name, split in prepared.splits.items()
     }
-    examples: Any = splits["train"]
-    if prepared.candidates is not None:
-        examples = WithCandidates(examples, CandidateTokens(_present(prepared.candidates.tokens)))
-    return examples, splits.get("validation")
+    train, validation = splits["train"], splits.get("validation")
+    if prepared.candidates is None:
+        return train, validation
+    return WithCandidates(train, CandidateTokens(_present(prepared.candidates.tokens))), validation
 
 
 def _present(folder: Path) -> Path:
@@ -222,25 +235,6 @@ def _present(folder: Path) -> Path:
             f"no prepared data in {folder} on this machine. Set NGRAMLOSS_CACHE to a folder that all machines share."
         )
     return folder
-
-
-def _generated_score(
-    run: Run, here: Processes, rows: Tokens | None, tokenizer: Any, judged: Sequence[Example]
-) -> GeneratedScore | None:
-    """What validation computes from generated texts; None if the best checkpoint is selected by a term."""
-    settings = run.settings
-    if not run.best.metric or rows is None:
-        return None
-    return GeneratedScore(
-        run.best,
-        [rows[row]["input_ids"].tolist() for row in range(min(settings.train.best_limit or len(rows), len(rows)))],
-        examples=judged,
-        settings=settings,
-        tokenizer=tokenizer,
-        batch_size=(settings.train.eval_batch_size or settings.train.batch_size) // here.count,
-        process=here.rank,
-        processes=here.count,
-    )
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -34,41 +33,33 @@ TRIED = 8
 """Examples on which the metric is tried before training."""
 
 
-@dataclass(frozen=True)
-class GeneratedScore:
+def generated_score(
+    best: Best,
+    sources: Sequence[Sequence[int]],
+    *,
+    examples: Sequence[Example],
+    settings: Recipe,
+    tokenizer: Any,
+    batch_size: int,
+    process: int = 0,
+    processes: int = 1,
+) -> Callable[[Any], dict[str, float]]:
     """The score of the texts that a model in training generates for the validation split.
 
     Each process generates its share. The first one scores all texts and sends the score to the others, so that all
     agree on the best checkpoint and on early stopping.
-
-    Args:
-        best: the score.
-        sources: the ids of the sources.
-        examples: the examples of these sources; empty in all processes but the first.
-        settings: the resolved recipe.
-        tokenizer: the model's tokenizer.
-        batch_size: sources per batch.
-        process: the number of this process.
-        processes: how many there are.
+    ``examples`` are those of the sources; only the first process needs them.
     """
+    how: dict[str, Any] = {"settings": settings, "tokenizer": tokenizer, "batch_size": batch_size}
 
-    best: Best
-    sources: Sequence[Sequence[int]]
-    _: KW_ONLY
-    examples: Sequence[Example]
-    settings: Recipe
-    tokenizer: Any
-    batch_size: int
-    process: int = 0
-    processes: int = 1
-
-    def __call__(self, model: Any) -> dict[str, float]:
+    def scored(model: Any) -> dict[str, float]:
         """The score, and the seconds that it took."""
-        began, here = time.perf_counter(), (self.process, self.processes)
-        how: Any = {"settings": self.settings, "tokenizer": self.tokenizer, "batch_size": self.batch_size}
-        texts = texts_of_all(lambda mine: write_texts(model, mine, **how), self.sources, *here)
-        score = from_first(lambda: score_of(self.best, self.examples, texts), *here)
-        return {self.best.name: score, "generation_runtime": time.perf_counter() - began}
+        began = time.perf_counter()
+        texts = texts_of_all(lambda mine: write_texts(model, mine, **how), sources, process, processes)
+        score = from_first(lambda: score_of(best, examples, texts), process, processes)
+        return {best.name: score, "generation_runtime": time.perf_counter() - began}
+
+    return scored
 
 
 def texts_of_all(
