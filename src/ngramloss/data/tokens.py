@@ -193,26 +193,36 @@ def write_in_parts(
     written = set()
     with Progress("tokenising", total=len(examples), unit="examples") as progress:
 
-        def fill(part: str, path: Path) -> None:
-            written.add(part)
-            rows = parts[part]
-            pieces: dict[str, list[NDArray[Any]]] = {}  # arrays: lists would need ten times the memory
-            lengths: dict[str, list[int]] = {}
-            for start in range(rows.start, rows.stop, CHUNK):
-                chunk = examples[start : min(start + CHUNK, rows.stop)]
-                for name, (numbers, groups) in arrays(chunk).items():
-                    pieces.setdefault(name, []).append(numbers)
-                    lengths.setdefault(name, []).extend(groups)
-                progress.update(len(chunk))
-            for name in pieces:
-                np.save(path / f"{name}.npy", np.concatenate(pieces[name]))
-                np.save(path / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
+        def fill(name: str, path: Path) -> None:
+            written.add(name)
+            _write_part(parts[name], path, examples, arrays, progress)
 
-        def count_if_found(part: str) -> None:
-            if part not in written:
-                progress.update(len(parts[part]))
+        def count_if_found(name: str) -> None:
+            if name not in written:
+                progress.update(len(parts[name]))
 
         return cached_in_parts(folder, list(parts), fill, join_parts, made=count_if_found, what=what)
+
+
+def _write_part(
+    rows: range,
+    folder: Path,
+    examples: Sequence[Example],
+    arrays: Callable[[Sequence[Example]], Arrays],
+    progress: Progress,
+) -> None:
+    """Write the arrays of some rows into a folder."""
+    pieces: dict[str, list[NDArray[Any]]] = {}  # arrays: lists would need ten times the memory
+    lengths: dict[str, list[int]] = {}
+    for start in range(rows.start, rows.stop, CHUNK):
+        chunk = examples[start : min(start + CHUNK, rows.stop)]
+        for name, (numbers, groups) in arrays(chunk).items():
+            pieces.setdefault(name, []).append(numbers)
+            lengths.setdefault(name, []).extend(groups)
+        progress.update(len(chunk))
+    for name in pieces:
+        np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
+        np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
 
 
 @contextmanager

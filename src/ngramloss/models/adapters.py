@@ -37,10 +37,10 @@ def add_lora(model: Any, settings: Model) -> Any:
         target_modules=targets,
         task_type="SEQ_2_SEQ_LM" if has_encoder(model) else "CAUSAL_LM",
     )
-    linear = sorted(
-        {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-    )
-    unknown = [] if targets == "all-linear" else [name for name in targets if not _is_there(model, name)]
+    modules = dict(model.named_modules())
+    linear = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, torch.nn.Linear)})
+    named = [] if targets == "all-linear" else targets
+    unknown = [name for name in named if not any(f".{path}".endswith(f".{name}") for path in modules)]
     if unknown:
         raise UserError(
             f"model.lora_targets: the model has no layer {unknown[0]!r}. Its linear layers are called "
@@ -55,11 +55,6 @@ def add_lora(model: Any, settings: Model) -> Any:
         ) from error
     raise_unless_mergeable(adapted)
     return adapted
-
-
-def _is_there(model: Any, name: str) -> bool:
-    """Whether a module is called so, or the end of its whole name is this."""
-    return any(path == name or path.endswith(f".{name}") for path, _ in model.named_modules())
 
 
 def raise_unless_mergeable(model: Any) -> None:

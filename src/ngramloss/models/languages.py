@@ -47,20 +47,16 @@ def set_languages(tokenizer: Any, source: str, target: str, *, model: str) -> No
             f"{model} is multilingual. Set data.source_language and data.target_language to codes of its "
             f"languages: {_few(known)}. If sources and targets have the same language, set it twice."
         )
-    mistakes = [
-        f"{key}: {model} has no language {code!r}. {_hint(code, known)}"
-        for key, code in (("data.source_language", source), ("data.target_language", target))
-        if code not in known
-    ]
+    mistakes = []
+    for key, code in (("data.source_language", source), ("data.target_language", target)):
+        if code not in known:
+            close = close_codes(code, known)
+            hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has {_few(known)}."
+            mistakes.append(f"{key}: {model} has no language {code!r}. {hint}")
     if mistakes:
         raise UserError("\n".join(mistakes))
     tokenizer.tgt_lang = target
     tokenizer.src_lang = source
-
-
-def _hint(code: str, known: dict[str, int]) -> str:
-    close = close_codes(code, known)
-    return f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has {_few(known)}."
 
 
 def _few(known: dict[str, int]) -> str:

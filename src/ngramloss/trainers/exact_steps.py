@@ -173,21 +173,18 @@ class ExactSteps(Trainer):
             return
         first = max(0, own - self.accelerator.process_index * rows)
         if len(labels) < rows and 0 < first < rows:
-            self._warn_of_repeated_rows()
+            warnings.warn(
+                "Accelerate repeats rows to fill the last batch of an epoch, and a collator put the rows of a batch "
+                "into one, where they cannot be distinguished: the repeated ones count twice. Use "
+                "dataloader_drop_last=True, or a number of rows that batches of all processes divide. Silence this "
+                "warning with warnings.filterwarnings('ignore', message='Accelerate repeats').",
+                stacklevel=2,
+            )
             return
         for name in ("labels", "shift_labels"):
             if name in batch:
                 batch[name] = batch[name].clone()
                 batch[name][min(first, len(labels)) :] = IGNORE_INDEX
-
-    def _warn_of_repeated_rows(self) -> None:
-        warnings.warn(
-            "Accelerate repeats rows to fill the last batch of an epoch, and a collator put the rows of a batch into "
-            "one, where they cannot be distinguished: the repeated ones count twice. Use dataloader_drop_last=True, or "
-            "a number of rows that batches of all processes divide. Silence this warning with "
-            "warnings.filterwarnings('ignore', message='Accelerate repeats').",
-            stacklevel=3,
-        )
 
     def _refuse_arguments(self, args: Any, kwargs: dict[str, Any]) -> None:
         name = type(self).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
@@ -123,15 +124,14 @@ def attach(
     inner = bare(model)
     module = head_module(inner)
     head_of(inner, module)
-    _refuse_decoder_that_looks_ahead(inner)
-    _refuse_z_loss(inner)
+    _refuse_model(inner)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
     refuse_missing_streams(inner, loss_fn)
     decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates and has_encoder(inner) else None
     check_unit(segments)
     state = _State(
-        loss_fn,
+        StepLoss(loss_fn),
         logits=logits,
         shift=_shifts(inner) if shift is None else shift,
         texts=segments,
@@ -146,8 +146,7 @@ def attach(
                 "first, then prepare; with TRL, do not attach, but train with ng.NgramSFTTrainer(..., objective=...)."
             )
         inner.__class__ = _attached_class(inner.__class__)
-    previous = _state(inner)
-    if previous is not None:
+    if (previous := _state(inner)) is not None:
         previous.unhook()
     state.hook(module, decoder)
     inner._ngramloss = state
@@ -249,24 +248,20 @@ class _Batch(NamedTuple):
     """The denominators of the step; None where they are not known."""
 
 
+@dataclass(eq=False)
 class _State:
     """The state of an attached model, in one attribute that is not a module, parameter or buffer."""
 
-    def __init__(
-        self,
-        loss_fn: JointLoss,
-        *,
-        logits: bool,
-        shift: bool,
-        texts: Unit,
-        teacher: TeacherModel | None,
-        takes_cache: bool,
-    ) -> None:
-        self.loss = StepLoss(loss_fn)
-        self.logits, self.shift, self.texts = logits, shift, texts
-        self.teacher, self.takes_cache = teacher, takes_cache
-        self.ran, self.head = Ran(), WatchedHead()
-        self.repeating: Any = None
+    loss: StepLoss
+    _: KW_ONLY
+    logits: bool
+    shift: bool
+    texts: Unit
+    teacher: TeacherModel | None
+    takes_cache: bool
+    ran: Ran = field(default_factory=Ran)
+    head: WatchedHead = field(default_factory=WatchedHead)
+    repeating: Any = None
 
     def hook(self, head: Module, decoder: Module | None) -> None:
         """Hook the head, and a decoder that gets candidates, so that it gets each source as often as it needs it."""
@@ -304,12 +299,22 @@ class _State:
         loss_fn = self.loss.objective(model, has_candidates=inputs.get("candidates") is not None)
         candidates = candidate_rows(model, inputs)
         _refuse_inputs(model, inputs)
-        batch, wants_dict = self.batch(model, inputs), inputs.get("return_dict")
+        wants_dict, aligned = inputs.get("return_dict"), aligned_labels(model, inputs)  # [B, T]
+        batch = _Batch(
+            labels=inputs["labels"],
+            aligned=aligned,
+            places=inputs.get(POSITIONS),
+            where=self.labelled(model, inputs, aligned),
+            beside=aligned_given(model, inputs),
+            counts={name: inputs.get(name) for name in COUNTS},
+        )
         inputs = {name: value for name, value in inputs.items() if name not in OURS}
         self.loss.warn_of_padding(model, batch.labels)
         with_router = asks_for_router_loss(model, inputs)
         self.keep_apart(model, inputs, batch)
-        given = batch.beside | self.of_teacher(inputs, batch)
+        given: dict[str, Any] = {**batch.beside}
+        if self.teacher is not None:
+            given["teacher"] = self.teacher.predictions(inputs, batch.labels, batch.places)
         if has_encoder(model):
             add_decoder_inputs(model, inputs, batch.labels, candidates)
         forward = forward if batch.places is None else on_the_right(forward)
@@ -324,18 +329,6 @@ class _State:
             loss = loss + router_loss(model, made.outputs, labels, batch.counts)
         self.ran.note(loss)
         return _outputs(model, made, loss, wants_dict)
-
-    def batch(self, model: Any, inputs: Mapping[str, Any]) -> _Batch:
-        """What these inputs have for the loss."""
-        aligned = aligned_labels(model, inputs)  # [B, T]
-        return _Batch(
-            labels=inputs["labels"],
-            aligned=aligned,
-            places=inputs.get(POSITIONS),
-            where=self.labelled(model, inputs, aligned),
-            beside=aligned_given(model, inputs),
-            counts={name: inputs.get(name) for name in COUNTS},
-        )
 
     def keep_apart(self, model: Any, inputs: dict[str, Any], batch: _Batch) -> None:
         """Let the model see where documents of packed rows begin, or warn that it does not."""
@@ -360,10 +353,6 @@ class _State:
         if causal and labels.numel() and not is_traced(labels):
             return labelled(labels, segments)
         return Labelled(None, None if segments is None else packing(labels, segments))
-
-    def of_teacher(self, inputs: dict[str, Any], batch: _Batch) -> dict[str, Any]:
-        """What the teacher predicts for a batch, as an argument of the loss; nothing without a teacher."""
-        return {} if self.teacher is None else {"teacher": self.teacher.predictions(inputs, batch.labels, batch.places)}
 
     def made(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any], caller: Caller) -> Made:
         """What the model makes of its inputs: logits if somebody reads them, and otherwise the input of its head."""
@@ -476,14 +465,18 @@ def _shifts(model: Any) -> bool:
     )
 
 
-def _refuse_decoder_that_looks_ahead(model: Any) -> None:
-    """Refuse UMT5 of some versions of transformers: every position sees the label that it should predict."""
-    if getattr(model.config, "model_type", "") != "umt5" or not model.config.is_encoder_decoder:
-        return
-    if not getattr(model.get_decoder().block[0].layer[0].SelfAttention, "is_causal", True):
+def _refuse_model(model: Any) -> None:
+    """Refuse UMT5 whose positions see the label that they should predict, and a loss added from logits, as Bamba's."""
+    is_umt5 = getattr(model.config, "model_type", "") == "umt5" and model.config.is_encoder_decoder
+    if is_umt5 and not getattr(model.get_decoder().block[0].layer[0].SelfAttention, "is_causal", True):
         raise UserError(
             "this version of transformers lets the decoder of UMT5 see later tokens, so it would learn to "
             "copy its labels. Update transformers to 5.18 or newer."
+        )
+    if getattr(model, "z_loss_coefficient", 0):
+        raise UserError(
+            f"{type(model).__name__} adds a loss of its own, z_loss_coefficient = {model.z_loss_coefficient}, and "
+            "attach would drop it. Set model.z_loss_coefficient = 0 first."
         )
 
 
@@ -500,13 +493,4 @@ def _refuse_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
         raise UserError(
             f"labels must have the shape of input_ids, {list(ids.shape)}, got {list(labels.shape)}: one for each "
             "token, and -100 where nothing is learnt, such as at the prompt. Do not shift them: the model does."
-        )
-
-
-def _refuse_z_loss(model: Any) -> None:
-    """Refuse a loss that a model adds from its logits, as Bamba may."""
-    if getattr(model, "z_loss_coefficient", 0):
-        raise UserError(
-            f"{type(model).__name__} adds a loss of its own, z_loss_coefficient = {model.z_loss_coefficient}, and "
-            "attach would drop it. Set model.z_loss_coefficient = 0 first."
         )

@@ -123,14 +123,13 @@ class WatchedHead:
     def watch(self, head: Module | None) -> None:
         """Hook this head instead of the previous one. Our hook runs last, so it captures what the head really gets."""
         # While torch.compile traces, leave the hooks alone: it does not see hooks added later either.
-        if head is self.head and (head is None or torch.compiler.is_compiling() or self._is_last_hook(head)):
-            return
+        if head is self.head:
+            last = None if head is None else next(reversed(head._forward_pre_hooks), None)
+            if head is None or torch.compiler.is_compiling() or last == self.handle.id:
+                return
         if self.handle is not None:
             self.handle.remove()
         self.head, self.handle = head, head and head.register_forward_pre_hook(self.hook)
-
-    def _is_last_hook(self, head: Module) -> bool:
-        return bool(next(reversed(head._forward_pre_hooks), None) == self.handle.id)
 
     def run(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any], *, streams: bool) -> Made:
         """What the model makes of these inputs, with logits of only one position."""
@@ -218,16 +217,11 @@ class Ran:
             del _thread.watched[self.token]
         if ours is None:
             return self.traced
-        theirs = _loss_in(outputs)
-        if theirs is None or not torch.is_grad_enabled():
+        first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else None
+        theirs = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", first)
+        if not isinstance(theirs, Tensor) or not torch.is_grad_enabled():
             return True
         return _reaches(theirs.grad_fn, ours.grad_fn) if ours.requires_grad else not theirs.requires_grad
-
-
-def _loss_in(outputs: Any) -> Tensor | None:
-    first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else None
-    loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", first)
-    return loss if isinstance(loss, Tensor) else None
 
 
 def _reaches(node: Any, wanted: Any) -> bool:
@@ -309,14 +303,8 @@ def _replaced(model: Module, replacement: Any) -> str:
         replacement = replacement.func
     code = getattr(_function(replacement), "__code__", None)
     # Not __module__: functools.wraps copies that of the forward that was replaced.
-    by = next(
-        (
-            name
-            for name, module in list(sys.modules.items())
-            if code and getattr(module, "__file__", None) == code.co_filename
-        ),
-        "",
-    )
+    files = {getattr(module, "__file__", None): name for name, module in reversed([*sys.modules.items()])}
+    by = files.get(code.co_filename, "") if code else ""
     who = f" (by {by})" if by and not by.startswith("transformers") else ""
     return (
         f"the loss does not come from the objective attached to this {type(model).__name__}: after attach, "

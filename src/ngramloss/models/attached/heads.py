@@ -102,8 +102,10 @@ def head_of(model: Module, module: Any) -> Head:
     for part in (weight, low_rank):
         if part is not None:
             _refuse_partial(type(model).__name__, part)
-    biases = [bias.reshape(-1) for bias in (bias_of(module), _buffer(model)) if bias is not None]  # [V]
-    return Head(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), _softcap(model), low_rank)
+    own = bias_of(module), getattr(model, "final_logits_bias", None)
+    biases = [bias.reshape(-1) for bias in own if isinstance(bias, Tensor)]  # [V]
+    softcap = _setting(getattr(model, "config", None), "final_logit_softcapping")
+    return Head(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), softcap, low_rank)
 
 
 def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -> None:
@@ -143,11 +145,6 @@ def _refuse_partial(name: str, weight: Tensor) -> None:
         )
 
 
-def _buffer(model: Module) -> Tensor | None:
-    bias = getattr(model, "final_logits_bias", None)
-    return bias if isinstance(bias, Tensor) else None
-
-
 def _scale(model: Module) -> float:
     """The factor on the logits: Cohere multiplies, Granite divides. T5 scales the head's input, which we capture."""
     config = getattr(model, "config", None)
@@ -155,10 +152,6 @@ def _scale(model: Module) -> float:
         return 1.0 / float(_setting(config, "logits_scaling") or 1.0)
     scale = getattr(model, "logit_scale", None)
     return float(scale) if isinstance(scale, (int, float)) else 1.0
-
-
-def _softcap(model: Module) -> float | None:
-    return _setting(getattr(model, "config", None), "final_logit_softcapping")
 
 
 def _setting(config: Any, name: str) -> float | None:

@@ -41,7 +41,12 @@ def segments_of_batch(
     given = inputs.get(KEY)
     segments: Tensor | None = None  # [B, T]
     if given is not None:
-        segments = predicted(_of_labels(given, labels)) if shift else _of_labels(given, labels)
+        if not isinstance(given, Tensor):
+            raise TypeError(
+                f"segments must be a tensor of integers in the shape of the labels, got {type(given).__name__}."
+            )
+        check_segments(given, labels)
+        segments = predicted(given.to(labels.device)) if shift else given.to(labels.device)
         if causal and labels.numel() and not torch.compiler.is_compiling():
             _refuse_contradiction(segments, inputs, labels)
     elif causal:
@@ -102,16 +107,6 @@ def _from_boundaries(starts: Tensor, labels: Tensor) -> Tensor:
     return torch.searchsorted(starts.flatten().long(), place, right=True).view(labels.shape)  # [B, T]
 
 
-def _from_lengths(lengths: Tensor, labels: Tensor) -> Tensor:
-    """``packed_seq_lengths``: the length of each document of the only row."""
-    return _from_boundaries(lengths.flatten().long().cumsum(0), labels)  # [B, T]
-
-
-def _from_numbers(numbers: Tensor, labels: Tensor) -> Tensor | None:
-    """``seq_idx``: the number of each token's document."""
-    return _rows("seq_idx", numbers, labels)  # [B, T]
-
-
 def _from_mask(mask: Tensor, labels: Tensor) -> Tensor | None:
     """``attention_mask`` with the number of each token's document, from 1; padding, 0, belongs to the one before it."""
     if mask.ndim != 2 or mask.dtype.is_floating_point or mask.dtype == torch.bool:
@@ -139,8 +134,8 @@ def _from_positions(positions: Tensor, labels: Tensor) -> Tensor | None:
 
 READERS: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "cu_seq_lens_q": _from_boundaries,
-    "packed_seq_lengths": _from_lengths,
-    "seq_idx": _from_numbers,
+    "packed_seq_lengths": lambda lengths, labels: _from_boundaries(lengths.flatten().long().cumsum(0), labels),
+    "seq_idx": lambda numbers, labels: _rows("seq_idx", numbers, labels),
     "position_ids": _from_positions,
     "attention_mask": _from_mask,
 }
@@ -156,15 +151,6 @@ def _rows(name: str, numbers: Tensor, labels: Tensor) -> Tensor:
             "`segments` in the shape of the labels."
         )
     return numbers.expand(labels.shape)  # [B, T]
-
-
-def _of_labels(given: Any, labels: Tensor) -> Tensor:
-    if not isinstance(given, Tensor):
-        raise TypeError(
-            f"segments must be a tensor of integers in the shape of the labels, got {type(given).__name__}."
-        )
-    check_segments(given, labels)
-    return given.to(labels.device)
 
 
 def _refuse_contradiction(segments: Tensor, inputs: Mapping[str, Any], labels: Tensor) -> None:

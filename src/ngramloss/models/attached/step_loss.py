@@ -178,8 +178,15 @@ class StepLoss:
                 "out, or add a term such as rank."
             )
         if model.training:
-            if self.loss_fn.needs_twins:
-                self.warn_without_dropout(model)
+            if self.loss_fn.needs_twins and self._drops is None:
+                self._drops = any(dropouts(model))
+            if self.loss_fn.needs_twins and not self._drops:
+                self.warn_once(
+                    f"this {type(model).__name__} has no dropout, so unless something else adds noise, such as "
+                    f"NEFTune, twins are equal and {str(self.loss_fn)!r} learns nothing from comparing them. Set "
+                    "dropout in the model's config, or that of its adapters. Silence this warning with "
+                    "warnings.filterwarnings('ignore', message='this .* has no dropout')."
+                )
             return self.loss_fn
         self._evaluated[has_candidates].progress = self.loss_fn.progress
         return self._evaluated[has_candidates]
@@ -205,11 +212,6 @@ class StepLoss:
             return self.last.parts
         return {name: value / count.clamp_min(1) for name, (value, count) in self.sums().items()}
 
-    def _remember(self, call: LastCall) -> None:
-        self._newest, self._newest_was_traced = call, torch.compiler.is_compiling()
-        if not torch.compiler.is_compiling():
-            self._thread.call = call
-
     def __call__(
         self,
         score: Callable[..., Loss],
@@ -227,7 +229,14 @@ class StepLoss:
         micro-batch's share of the tokens.
         """
         if num_items_in_batch is not None and num_sequences is None:
-            self._warn_of_uncounted_sequences()
+            if any(part.per != "token" for part in self.loss_fn.parts):
+                self.warn_once(
+                    "a stock Trainer counts the tokens of a step but not its sequences, so the sequence terms of "
+                    f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens. This is exact only "
+                    "if all micro-batches have the same mean length. NgramTrainer counts both and is exact; your own "
+                    "loop can pass num_tokens and num_sequences to the model. Silence this warning with "
+                    "warnings.filterwarnings('ignore', message='a stock Trainer')."
+                )
             real = (labels if packed is None else packed.labels) != IGNORE_INDEX  # [B, T] or [S, U]
             tokens = (labels != IGNORE_INDEX).sum().clamp_min(1)  # []
             step = num_items_in_batch
@@ -236,19 +245,10 @@ class StepLoss:
         num_tokens = num_items_in_batch if num_tokens is None else num_tokens
         counts = {"num_tokens": num_tokens, "num_sequences": num_sequences}
         loss, parts = score(labels=labels, segments=packed, **counts)
-        self._remember(LastCall(parts, labels, packed, **counts))
+        self._newest, self._newest_was_traced = LastCall(parts, labels, packed, **counts), torch.compiler.is_compiling()
+        if not self._newest_was_traced:
+            self._thread.call = self._newest
         return loss
-
-    def warn_of_unseen_packing(self) -> None:
-        """Warn once that packed rows would not be noticed, if a term reads whole texts."""
-        if not term_of_whole_texts(self.loss_fn):
-            return
-        self._warn_once(
-            "compute_loss_func sees only logits and labels. If the trainer packs several documents into a row, the "
-            f"terms of {str(self.loss_fn)!r} would take them for one text. Pass the model, "
-            "compute_loss_func(..., model=model), and packed rows are found. Silence this warning with "
-            "warnings.filterwarnings('ignore', message='compute_loss_func sees')."
-        )
 
     def warn_of_mixed_documents(self, model: Any, inputs: Mapping[str, Any], labels: Tensor, *, cached: bool) -> None:
         """Warn once if the model itself does not keep the documents of packed rows apart.
@@ -260,7 +260,7 @@ class StepLoss:
             return
         self._looked_at.add(names)
         if mixes_documents(model, inputs, labels, cached=cached):
-            self._warn_once(
+            self.warn_once(
                 f"the attention of this {type(model).__name__} ({model.config._attn_implementation}) sees all "
                 "documents of a packed row. It keeps them apart only if the batch has `position_ids` that begin again "
                 "at 0, no `attention_mask`, and use_cache=False. Silence this warning with "
@@ -278,35 +278,13 @@ class StepLoss:
         if pad is None or pad in own:  # then it is a token of texts, too
             return
         if count := int((labels == pad).sum()):
-            self._warn_once(
+            self.warn_once(
                 f"{count:,} of {labels.numel():,} labels of this batch are the padding token, {pad}, and are learnt. "
                 f"Labels of -100 do not count: labels.masked_fill(labels == {pad}, -100)."
             )
 
-    def warn_without_dropout(self, model: Any) -> None:
-        """Warn once if twins are equal because the model drops nothing."""
-        if self._drops is None:
-            self._drops = any(dropouts(model))
-        if not self._drops:
-            self._warn_once(
-                f"this {type(model).__name__} has no dropout, so unless something else adds noise, such as NEFTune, "
-                f"twins are equal and {str(self.loss_fn)!r} learns nothing from comparing them. Set dropout in the "
-                "model's config, or that of its adapters. Silence this warning with "
-                "warnings.filterwarnings('ignore', message='this .* has no dropout')."
-            )
-
-    def _warn_of_uncounted_sequences(self) -> None:
-        if all(part.per == "token" for part in self.loss_fn.parts):
-            return
-        self._warn_once(
-            "a stock Trainer counts the tokens of a step but not its sequences, so the sequence terms of "
-            f"{str(self.loss_fn)!r} are scaled by each micro-batch's share of the tokens. This is exact only if all "
-            "micro-batches have the same mean length. NgramTrainer counts both and is exact; your own loop "
-            "can pass num_tokens and num_sequences to the model. Silence this warning with "
-            "warnings.filterwarnings('ignore', message='a stock Trainer')."
-        )
-
-    def _warn_once(self, message: str) -> None:
+    def warn_once(self, message: str) -> None:
+        """Warn, unless the same was said before or this code is compiled."""
         if message not in self._warned and not torch.compiler.is_compiling():
             self._warned.add(message)
             warnings.warn(message, stacklevel=3)
@@ -366,8 +344,13 @@ def _loss_of_outputs(
     shift = causal if shift is None else shift
     aligned = (shifted(labels) if shift else labels).to(logits.device)  # [B, T]
     given = inputs.take() if inputs.hooked else {}
-    if causal and not inputs.hooked:
-        loss.warn_of_unseen_packing()
+    if causal and not inputs.hooked and term_of_whole_texts(loss.loss_fn):
+        loss.warn_once(
+            "compute_loss_func sees only logits and labels. If the trainer packs several documents into a row, the "
+            f"terms of {str(loss.loss_fn)!r} would take them for one text. Pass the model, "
+            "compute_loss_func(..., model=model), and packed rows are found. Silence this warning with "
+            "warnings.filterwarnings('ignore', message='compute_loss_func sees')."
+        )
     beside = taken_beside(given, shift=shift)  # [B, T] each
     if loss_scale is not None:  # ms-swift has aligned and flattened it
         beside = {"weights": loss_scale.reshape(aligned.shape)}  # [B, T]

@@ -81,7 +81,9 @@ class TeacherModel:
                 self._checked = True
             made = head_input(module, hidden)  # [B, T, D' + r]
         made = (made if places is None else at_positions(made, places)).to(device)  # [S, T, D' + r]
-        return Teacher(hidden=made, **{name: _on(value, device) for name, value in head._asdict().items()})
+        parts: dict[str, Any] = head._asdict()
+        parts |= {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
+        return Teacher(hidden=made, **parts)
 
 
 def teacher_model(teacher: Any, student: Any, loss_fn: JointLoss) -> TeacherModel | None:
@@ -135,7 +137,3 @@ def _as_it_began(model: Any) -> Iterator[None]:
     """Switch adapters and dropout off for a while."""
     with model.disable_adapter(), evaluating(model.modules()):
         yield
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
