@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from ngramloss import JointLoss
 from ngramloss.errors import UserError
 from ngramloss.models.attached.attach import attach, detach, last_parts
-from ngramloss.models.attached.heads import head_module
+from ngramloss.models.attached.heads import head_module, head_of
 from ngramloss.models.attached.step_loss import compute_loss_func, shifted
 
 SHARPENING = "soft(2) + gated(1) + near(2) + convex + dft + tailr + mixce + unlikelihood"
@@ -503,9 +503,10 @@ def test_logits_changed_after_the_head_are_refused_at_the_first_step(dtype, fact
 
 @pytest.mark.parametrize("family", ["bart", "gemma2", "cohere", "granite"])
 def test_a_change_the_head_was_not_told_of_is_refused(family, monkeypatch):
-    monkeypatch.setattr("ngramloss.models.attached.heads._buffer", lambda model: None)
-    monkeypatch.setattr("ngramloss.models.attached.heads._softcap", lambda model: None)
-    monkeypatch.setattr("ngramloss.models.attached.heads._scale", lambda model: 1.0)
+    def plain(model, module):
+        return head_of(model, module)._replace(bias=None, scale=1.0, softcap=None)
+
+    monkeypatch.setattr("ngramloss.models.attached.calls.head_of", plain)
     with pytest.raises(ValueError, match="changes its logits after the head"):
         attach(tiny(family), OBJECTIVE)(**batch(family))
 

@@ -13,11 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
 from ngramloss.errors import UserError
+from ngramloss.models import adapters
 from ngramloss.storage import checksums
 from ngramloss.storage.checksums import SEAL, damage, seal
 from ngramloss.storage.files import inside, read_object, remove
 from ngramloss.storage.typed import typed
+from ngramloss.training import sharding
 
 if TYPE_CHECKING:
     from ngramloss.recipe import Train
@@ -77,14 +83,9 @@ def save(
         task: whose weights and configuration are saved, and the tokenizer beside them, so that it is a model.
         settings: say how many checkpoints to keep besides the best, and which ones because their mean will be taken.
     """
-    import torch
-
-    from ngramloss.models import adapters
-    from ngramloss.training.sharding import whole_optimiser, whole_weights
-
     model, tokenizer = task.model, task.tokenizer
-    weights = whole_weights(model) if settings.fsdp else None
-    moments = whole_optimiser(model, optimiser) if settings.fsdp else optimiser.state_dict()
+    weights = sharding.whole_weights(model) if settings.fsdp else None
+    moments = sharding.whole_optimiser(model, optimiser) if settings.fsdp else optimiser.state_dict()
     if here.first:
         checkpoint = folder / f"checkpoint-{state.step}"
         with _writing(checkpoint):
@@ -106,8 +107,6 @@ def save(
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a model that is no checkpoint, such as a mean of several, and seal it when it is complete."""
-    from ngramloss.models import adapters
-
     with _writing(folder):
         if folder.exists():
             delete(folder)
@@ -120,8 +119,6 @@ def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Turn what a full disk raises into an error that names the path."""
-    from safetensors import SafetensorError
-
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as reason:
@@ -130,12 +127,10 @@ def _writing(path: Path) -> Iterator[None]:
 
 def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> dict[str, Any]:
     """Load weights and optimiser of a checkpoint. Returns the saved state. Nothing that is read can run code."""
-    from ngramloss.training.sharding import restore_whole
-
     saved, moments = read_object(checkpoint / STATE, AGAIN), read_tensors(checkpoint / OPTIMISER)
     if sharded:
         _raise_unless_moments(moments, optimiser, dict(model.named_parameters()), checkpoint)
-        restore_whole(model, optimiser, read_weights(checkpoint, model), moments)
+        sharding.restore_whole(model, optimiser, read_weights(checkpoint, model), moments)
     else:
         load_weights(checkpoint, model)
         own = optimiser.state_dict()["param_groups"]
@@ -147,8 +142,6 @@ def restore(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> d
 
 def read_tensors(path: Path) -> Any:
     """What torch saved in a file of a checkpoint, on the CPU. Nothing that is read can run code."""
-    import torch
-
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
@@ -161,8 +154,6 @@ def read_tensors(path: Path) -> Any:
 
 def _raise_unless_moments(moments: Any, optimiser: Any, parameters: Mapping[Any, Any], checkpoint: Path) -> None:
     """Raise unless an optimiser's saved state has what it keeps of each of these parameters, in their shapes."""
-    import torch
-
     first = next(iter(parameters.values()))
     trial = torch.nn.Parameter(torch.zeros(2, 3, device=first.device, dtype=first.dtype))
     trial.grad = torch.zeros_like(trial)
@@ -185,16 +176,12 @@ def _raise_unless_moments(moments: Any, optimiser: Any, parameters: Mapping[Any,
 
 def is_dense(value: Any, shape: Sequence[int]) -> bool:
     """Whether a value is a dense tensor of real numbers of this shape."""
-    import torch
-
     is_real = torch.is_tensor(value) and value.layout == torch.strided and value.is_floating_point()
     return is_real and value.shape == torch.Size(shape)
 
 
 def load_weights(checkpoint: Path, model: Any) -> None:
     """Give a model, which is not sharded, the weights of a checkpoint; of one with adapters, those of the adapters."""
-    from ngramloss.models import adapters
-
     if adapters.has_adapters(model):
         adapters.restore(model, checkpoint)
     else:
@@ -203,9 +190,6 @@ def load_weights(checkpoint: Path, model: Any) -> None:
 
 def read_weights(checkpoint: Path, model: Any) -> dict[str, Any]:
     """The weights of a checkpoint, on the CPU. Raises if they are not those of this model."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     weights: dict[str, Any] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         try:
@@ -226,22 +210,21 @@ def read_weights(checkpoint: Path, model: Any) -> dict[str, Any]:
     return weights
 
 
-class Found(NamedTuple):
+class SavedCheckpoints(NamedTuple):
     """The newest complete checkpoint, and what is wrong with newer ones."""
 
     newest: Path | None
     broken: dict[Path, str]
 
 
-def find(folder: Path) -> Found:
+def find(folder: Path) -> SavedCheckpoints:
     """Find the newest complete checkpoint in a folder."""
     broken: dict[Path, str] = {}
-    for checkpoint in sorted(_all(folder), key=step, reverse=True):
-        why = fault(checkpoint)
-        if not why:
-            return Found(checkpoint, broken)
+    for checkpoint in regular(folder, 1):
+        if not (why := fault(checkpoint)):
+            return SavedCheckpoints(checkpoint, broken)
         broken[checkpoint] = why
-    return Found(None, broken)
+    return SavedCheckpoints(None, broken)
 
 
 def fault(checkpoint: Path) -> str:
@@ -275,12 +258,13 @@ def step(checkpoint: Path) -> int:
 
 def regular(folder: Path, every: int) -> list[Path]:
     """The checkpoints whose steps are multiples of ``every``, newest first; not those of stops and good validations."""
-    return sorted((path for path in _all(folder) if step(path) % every == 0), key=step, reverse=True)
+    named = [path for path in folder.glob("checkpoint-*") if path.is_dir() and path.name.split("-")[-1].isdecimal()]
+    return sorted((path for path in named if step(path) % every == 0), key=step, reverse=True)
 
 
 def prune(folder: Path, *, keep: int, best: int | None, besides: Collection[int] = ()) -> None:
     """Delete all but the newest, the best, and those of some steps besides."""
-    for checkpoint in sorted(_all(folder), key=step, reverse=True)[keep:]:
+    for checkpoint in regular(folder, 1)[keep:]:
         if step(checkpoint) not in (best, *besides):
             delete(checkpoint)
 
@@ -296,14 +280,8 @@ def delete(checkpoint: Path) -> None:
 
 def copy_model(checkpoint: Path, folder: Path) -> None:
     """Copy what ``from_pretrained`` reads, and nothing that only training needs."""
-    from ngramloss.models import adapters
-
     for path in [*checkpoint.iterdir(), *(checkpoint / adapters.ADAPTER).glob("*")]:
         name = path.relative_to(checkpoint)
         if path.is_file() and not _NOT_MODEL.match(path.name):
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy2(inside(checkpoint, *name.parts), folder / name)
-
-
-def _all(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("checkpoint-*") if path.is_dir() and path.name.rpartition("-")[2].isdecimal()]

@@ -38,18 +38,8 @@ from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import object_or_empty, write_whole
 from ngramloss.storage.heartbeat import Listener, heartbeat
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.training.identity import (
-    DAY,
-    IDENTITY,
-    PLUGIN,
-    base_made_of,
-    data_made_of,
-    files_made_of,
-    objectives_made_of,
-    raise_unless_same,
-    record_of,
-    rows_mark,
-)
+from ngramloss.training import identity
+from ngramloss.training.identity import DAY, PLUGIN, raise_unless_same, record_of
 from ngramloss.training.language_model import NAME as LM_LOGP
 from ngramloss.training.language_model import language_model_mark, load_language_model, prepare_numbers
 from ngramloss.training.precision import PRECISION, precision_of
@@ -123,7 +113,7 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
     tokenizer, tokenizer_folder = tokenizer_for(run, train)
     set_languages(tokenizer, settings.data.source_language, settings.data.target_language, model=settings.model.name)
     config = loading.load_config(settings.model)
-    day = str(object_or_empty(newest / IDENTITY).get(DAY, "")) if newest is not None else ""
+    day = str(object_or_empty(newest / identity.IDENTITY).get(DAY, "")) if newest is not None else ""
     shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column, day=day)
     if shape.separator != "none":
         note_splitting([example.source for example in train.examples], settings.data)
@@ -183,8 +173,8 @@ def prepare_system(run: Run, folder: RunFolder, here: Processes, newest: Path | 
         logger.info(sentence)
     code = {f"{PLUGIN} system {run.system.name}": run.system.code} if run.system.code else {}
     machine = Machine(here.count, here.device_name, precision_of(run.settings.train, here.device))
-    made_of = {**task.made_of, **objectives_made_of(run.settings.objective), **code}
-    made_of |= {PRECISION: machine.precision, "train tokens": rows_mark(task.examples)}
+    made_of = {**task.made_of, **identity.objectives_made_of(run.settings.objective), **code}
+    made_of |= {PRECISION: machine.precision, "train tokens": identity.rows_mark(task.examples)}
     if newest is not None:
         raise_unless_same(newest, record_of(made_of, run.settings), folder=folder.path)
     return Prepared({}, tuple(task.used), None, None, made_of, "", "", newest, remote_code_allowed(), machine), task
@@ -367,10 +357,10 @@ def _candidates(run: Run) -> Candidates | None:
 def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any, candidates: Candidates | None) -> dict[str, str]:
     """Fingerprints of data, candidates, models and the code of plugins."""
     settings = run.settings
-    found = data_made_of(splits) | base_made_of(settings.model, config)
+    found = identity.data_made_of(splits) | identity.base_made_of(settings.model, config)
     if run.loads_teacher:
         teacher = settings.train.teacher
-        found |= files_made_of("teacher", teacher, loading.load_config(Model(name=teacher)))
+        found |= identity.files_made_of("teacher", teacher, loading.load_config(Model(name=teacher)))
     if candidates is not None:
         found["candidates"] = candidates.fingerprint
     if run.names(LM_LOGP):
@@ -378,4 +368,4 @@ def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any, candidate
         found["language model"] = language_model_mark(name, loading.load_config(Model(name=name)))
     metrics = [run.best.metric, *([run.gain.metric] if run.gain else [])]
     found |= {f"{PLUGIN} metric {name}": METRICS.source(name) for name in metrics if name and METRICS.origin(name)}
-    return found | objectives_made_of(settings.objective)
+    return found | identity.objectives_made_of(settings.objective)

@@ -32,7 +32,7 @@ from ngramloss.recipe import Recipe
 from ngramloss.storage.checksums import damage
 from ngramloss.storage.files import inside, whole_folder, whole_rows, write_whole
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.training import card, checkpoints, loop
+from ngramloss.training import card, checkpoints, loop, prepare
 from ngramloss.training.best import better_average, loss_note, tie_note, weights_text
 from ngramloss.training.claim import claim, locked
 from ngramloss.training.identity import DAY, IDENTITY, record_of
@@ -40,15 +40,6 @@ from ngramloss.training.log import LogFile, show_lines
 from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.online import own_texts
 from ngramloss.training.planning import total_steps
-from ngramloss.training.prepare import (
-    made_of_now,
-    prepare,
-    prepare_once,
-    prepare_system,
-    read_scored,
-    read_splits,
-    system_task,
-)
 from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.run import Run, in_folder, run_of
@@ -88,19 +79,19 @@ def train(run: Run, folder: Path, *, fresh: bool = False) -> RunOutcome:
     def now(saved: Recipe) -> Mapping[str, str]:
         if run.system:  # only its task knows
             return {}
-        return made_of_now(dataclasses.replace(run_of(saved), settings=saved))
+        return prepare.made_of_now(dataclasses.replace(run_of(saved), settings=saved))
 
     with locked(run_folder, rank, processes):
-        check = partial(read_splits, settings)
+        check = partial(prepare.read_splits, settings)
         newest = claim(settings, run_folder, fresh=fresh, check=check, made_of=now) if rank == 0 else None
         here = start_processes()
         here.wait()
         if run_folder.finished:
             logger.info(f"{folder} is already finished. Start over with --fresh, or choose another --run.")
             return RunOutcome(folder, True, 0, 0)
-        make = partial(prepare_system if run.system else prepare, run, run_folder, here, newest)
-        elsewhere = partial(system_task, run) if run.system else lambda: None
-        prepared, besides = prepare_once(run_folder, here, make, elsewhere)
+        make = partial(prepare.prepare_system if run.system else prepare.prepare, run, run_folder, here, newest)
+        elsewhere = partial(prepare.system_task, run) if run.system else lambda: None
+        prepared, besides = prepare.prepare_once(run_folder, here, make, elsewhere)
         outcome = _run(run, run_folder, here, prepared, besides)
         if outcome.finished and rank == 0:
             why = _finish(run, run_folder, prepared)
@@ -175,7 +166,7 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
         validation=validation,
         score=score,
         teacher=load_teacher(run, tokenizer),
-        own_texts=own_texts(settings, run.gain, read_scored(settings, prepared)) if run.gain else None,
+        own_texts=own_texts(settings, run.gain, prepare.read_scored(settings, prepared)) if run.gain else None,
     )
 
 

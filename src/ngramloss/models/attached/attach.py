@@ -19,6 +19,7 @@ from ngramloss.errors import UserError
 from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import Labelled, Packing, at_positions, labelled, packing
 from ngramloss.loss.terms import Term
+from ngramloss.models.attached import step_loss
 from ngramloss.models.attached.beside import KEYS as BESIDE
 from ngramloss.models.attached.beside import taken_beside
 from ngramloss.models.attached.callers import Caller, find_caller
@@ -31,14 +32,7 @@ from ngramloss.models.attached.heads import bare, has_encoder, head_module, head
 from ngramloss.models.attached.routers import asks_for_router_loss, router_loss
 from ngramloss.models.attached.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
 from ngramloss.models.attached.shared_prompts import call, on_the_right
-from ngramloss.models.attached.step_loss import (
-    LastCall,
-    StepLoss,
-    refuse_lost_boundaries,
-    shifted,
-    step_loss_of,
-    term_of_whole_texts,
-)
+from ngramloss.models.attached.step_loss import LastCall, StepLoss, step_loss_of, term_of_whole_texts
 from ngramloss.models.attached.teachers import TeacherModel, teacher_model
 from ngramloss.version import warn_if_untested
 
@@ -200,7 +194,7 @@ def aligned_labels(model: Module, inputs: Mapping[str, Any]) -> Tensor:
         return labels
     if given is not None:
         return given
-    return shifted(labels) if _known_state(model).shift else labels
+    return step_loss.shifted(labels) if _known_state(model).shift else labels
 
 
 def aligned_given(model: Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -294,7 +288,7 @@ class _State:
     def forward(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any]) -> Outputs:
         """Run the model's own forward, with the joint loss instead of its own."""
         caller = self.caller(labels=True)
-        refuse_lost_boundaries(self.loss.loss_fn, caller.lost_boundaries)
+        step_loss.refuse_lost_boundaries(self.loss.loss_fn, caller.lost_boundaries)
         caller.refuse_predictions_of_twins()
         loss_fn = self.loss.objective(model, has_candidates=inputs.get("candidates") is not None)
         candidates = candidate_rows(model, inputs)

@@ -12,14 +12,7 @@ from torch.nn import Module, Parameter
 
 from ngramloss.errors import UnsupportedModelError, UserError
 from ngramloss.loss.stats import head_logits
-from ngramloss.models.attached.adapted_heads import (
-    base_weight,
-    bias_of,
-    low_rank_of,
-    refuse_unknown_adapter,
-    running_module,
-    weight_of,
-)
+from ngramloss.models.attached import adapted_heads as adapted
 
 SHARD_SIGNS = ("placements", "ds_id", "tensor_model_parallel")
 """Attributes of a DTensor, of a ZeRO-3 parameter and of Megatron's vocabulary-parallel weight."""
@@ -82,9 +75,9 @@ def head_module(model: Module) -> Module:
             f"got {module!r}. Call JointLoss(...).from_hidden(hidden, head, labels) in your own forward instead: "
             "head is the module."
         )
-    module = running_module(module)
-    refuse_unknown_adapter(name, module)
-    weight = base_weight(module)  # [V, D]
+    module = adapted.running_module(module)
+    adapted.refuse_unknown_adapter(name, module)
+    weight = adapted.base_weight(module)  # [V, D]
     if not isinstance(weight, Tensor) or not weight.dtype.is_floating_point:
         actual = f"a weight of {weight.dtype}" if isinstance(weight, Tensor) else "no weight"
         raise UnsupportedModelError(
@@ -97,12 +90,12 @@ def head_module(model: Module) -> Module:
 
 def head_of(model: Module, module: Any) -> Head:
     """The head's current parameters: they may be sharded, cast or replaced between two steps."""
-    weight = weight_of(module)  # [V, D]
-    low_rank = low_rank_of(module, weight)  # [V, r]
+    weight = adapted.weight_of(module)  # [V, D]
+    low_rank = adapted.low_rank_of(module, weight)  # [V, r]
     for part in (weight, low_rank):
         if part is not None:
             _refuse_partial(type(model).__name__, part)
-    own = bias_of(module), getattr(model, "final_logits_bias", None)
+    own = adapted.bias_of(module), getattr(model, "final_logits_bias", None)
     biases = [bias.reshape(-1) for bias in own if isinstance(bias, Tensor)]  # [V]
     softcap = _setting(getattr(model, "config", None), "final_logit_softcapping")
     return Head(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), softcap, low_rank)
