@@ -279,7 +279,7 @@ def test_the_time_of_evaluations_and_checkpoints_is_not_that_of_documents(tmp_pa
         now[0] += 1000
         return {}
 
-    monkeypatch.setattr("ngramloss.trainers.training_log.time.perf_counter", tick)
+    monkeypatch.setattr("ngramloss.trainers.exact_steps.time.perf_counter", tick)
     monkeypatch.setattr(NgramTrainer, "_evaluate", evaluate)
     for every in (1, 3):
         settings = {"eval_strategy": "steps", "eval_steps": 1, "logging_steps": every, "max_steps": 6, "data": 48}

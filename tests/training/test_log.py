@@ -10,9 +10,9 @@ import torch
 
 from ngramloss import JointLoss
 from ngramloss.data.batches.padding import Step
+from ngramloss.models.attached.diagnosing import scheduled_weights
 from ngramloss.output.progress import Progress
 from ngramloss.training.log import Log, LogFile, show_lines
-from ngramloss.training.objective_task import scheduled_weights
 from ngramloss.training.processes import Processes
 
 HERE = Processes(0, 1, torch.device("cpu"))

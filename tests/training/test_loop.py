@@ -739,7 +739,7 @@ def test_a_training_of_two_processes_continues_in_one(tmp_path):
 )
 def test_gradients_are_averaged_once_a_step_and_only_for_others(monkeypatch, processes, sharded, times):
     averaged = []
-    monkeypatch.setattr(running.reduction, "average_gradients", lambda *_: averaged.append(1))
+    monkeypatch.setattr(running, "average_gradients", lambda *_: averaged.append(1))
     runner = StepRunner(
         tiny(),
         lambda batch, counts: torch.ones(3),

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from trainings import OBJECTIVE, arguments, padded, rows, tiny
 
 from ngramloss import NgramTrainer
-from ngramloss.training import reduction
 from ngramloss.training.captured import Gradients
+from ngramloss.training.running import average_gradients
 
 
 def be_one_of_two(monkeypatch, process=0):
@@ -73,7 +73,7 @@ def test_gradients_become_their_mean_over_the_processes(monkeypatch, in_buffers)
         torch._foreach_copy_(kept.views, [parameter.grad for parameter in having])
         for parameter, view in zip(having, kept.views, strict=True):
             parameter.grad = view
-    reduction.average_gradients(model, kept)
+    average_gradients(model, kept)
     assert all(bool((parameter.grad == 2).all()) for parameter in having)
     assert model["a"].bias.grad is None
 

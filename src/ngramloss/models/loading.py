@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ngramloss.data.tokens import cached_at
+from ngramloss.data.tokens import cached_at, same_ids
 from ngramloss.errors import UserError
 from ngramloss.models.remote_code import remote_code_allowed
 from ngramloss.models.settings import check_settings, pad_id, try_out
@@ -248,6 +248,15 @@ def cached_tokenizer(what: Sequence[Any], train: Callable[[], Any]) -> tuple[Any
     folder = cached_at("tokenizers", what)
     cached_folder(folder, lambda partial: train().save_pretrained(partial), what="tokenizer cache")
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder
+
+
+def load_frozen(name: str, tokenizer: Any, otherwise: str) -> tuple[Any, Any]:
+    """A model that is not trained, and its tokenizer."""
+    named = Model(name=name)
+    own, _ = load_tokenizer(named, list, "")
+    if not same_ids(own, tokenizer):
+        raise UserError(otherwise)
+    return load(named, own).eval().requires_grad_(False), own
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:

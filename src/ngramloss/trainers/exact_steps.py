@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,11 +19,10 @@ from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import IGNORE_INDEX
 from ngramloss.loss.terms import Term
 from ngramloss.models.attached.attach import aligned_labels, aligned_packing, attach, attached_loss
-from ngramloss.models.attached.beside import KEYS
+from ngramloss.models.attached.diagnosing import diagnostics, peak_memory, scheduled_weights
 from ngramloss.models.attached.heads import adds_tokens, has_encoder
-from ngramloss.models.attached.segments import KEY, Unit
-from ngramloss.trainers.log_parts import lower_is_better
-from ngramloss.trainers.training_log import TrainingLog
+from ngramloss.models.attached.segments import BESIDE, KEY, Unit
+from ngramloss.trainers.log_parts import LogParts, lower_is_better
 
 
 class ExactSteps(Trainer):
@@ -47,14 +47,14 @@ class ExactSteps(Trainer):
     ) -> None:
         self._refuse_arguments(args, kwargs)
         self.loss_fn, self._texts, self._teacher = JointLoss(objective, memory=memory), segments, teacher
-        self._training_log = TrainingLog(self, self.loss_fn)
+        self._training_log = StepLog(self)
         super().__init__(args=args, callbacks=[*(callbacks or ()), self._training_log], **kwargs)
         lower_is_better(self.args, self.loss_fn)
         self._refuse_sharding()
         self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True  # the second for transformers before 5.20
         self._set_signature_columns_if_needed()
         columns: Any = self._signature_columns
-        columns += [KEY, *KEYS]  # not unused, although `forward` does not name them
+        columns += [KEY, *BESIDE]  # not unused, although `forward` does not name them
 
     def attach_objective(self, model: Any) -> Any:
         """Attach the objective, plus ``ce`` with weight 0 if it has none, so that validation always reports it."""
@@ -216,3 +216,44 @@ class ExactSteps(Trainer):
                 "weight, which would be in several groups. Use DDP, or `ngramloss train` with train.fsdp=true "
                 "(from Python: ng.train), which keeps it in one."
             )
+
+
+class StepLog(LogParts):
+    """Logs what ``LogParts`` does, and what only a trainer that counts its steps knows."""
+
+    def __init__(self, trainer: ExactSteps) -> None:
+        super().__init__()
+        self._trainer = trainer
+        self._began = self._step_ended = 0.0
+        self._sequences: Any = 0
+        self.last_batch: dict[str, Any] = {}
+        """The last micro-batch, for diagnostics, which run the model once more. Without one there are none."""
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Attach the objective. A trainer may load its model itself, and replace its forward later."""
+        self._trainer.attach_objective(kwargs["model"])
+        super().on_init_end(args, state, control, **kwargs)
+
+    def begin_step(self) -> None:
+        """Leave the time since the last step, or since a later log, out of documents per second."""
+        self._began += time.perf_counter() - max(self._step_ended, self._began)
+
+    def count(self, sequences: Tensor) -> None:
+        """Add the sequences of a step over all processes, []."""
+        self._sequences = self._sequences + sequences
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """As ``LogParts``. Evaluations and checkpoints come after this."""
+        super().on_step_end(args, state, control, **kwargs)
+        self._step_ended = time.perf_counter()
+
+    def _of_training(self, model: Any, device: torch.device) -> dict[str, float]:
+        """As ``LogParts``, with the rest."""
+        trainer, loss_fn = self._trainer, self._trainer.loss_fn
+        speed = float(self._sequences) / max(time.perf_counter() - self._began, 1e-9)
+        more = {"docs_per_second": speed, "memory_gib": peak_memory(device)}
+        if self.last_batch:
+            more |= diagnostics(model, loss_fn, self.last_batch, trainer.compute_loss_context_manager)
+        loss_fn.progress = attached_loss(model).progress
+        self._sequences, self._began = 0, time.perf_counter()
+        return more | scheduled_weights(loss_fn) | super()._of_training(model, device)

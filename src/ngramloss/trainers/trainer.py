@@ -12,9 +12,8 @@ from ngramloss.data.batches.plan import LengthGrouped, data_seed
 from ngramloss.errors import UserError
 from ngramloss.loss.terms import Term
 from ngramloss.models.attached import candidates
-from ngramloss.models.attached.beside import KEYS
 from ngramloss.models.attached.heads import bare, has_encoder
-from ngramloss.models.attached.segments import Unit
+from ngramloss.models.attached.segments import BESIDE, Unit
 from ngramloss.trainers.exact_steps import ExactSteps
 
 
@@ -90,7 +89,7 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
                 "predict_with_generate cannot generate from rows with candidates. Leave them out of the "
                 "rows for evaluation."
             )
-        if generates and (beside := next((name for name in KEYS if name in inputs), "")):
+        if generates and (beside := next((name for name in BESIDE if name in inputs), "")):
             raise UserError(
                 f"predict_with_generate cannot generate from rows with {beside}. Remove it, and add "
                 "callbacks=[ng.ScoreTexts(examples)], which writes from the sources alone."

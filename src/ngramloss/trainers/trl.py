@@ -17,10 +17,9 @@ from ngramloss.loss.stats import TokenStats
 from ngramloss.loss.terms import Term
 from ngramloss.loss.terms.term import Part
 from ngramloss.models.attached.attach import attached_loss
-from ngramloss.models.attached.beside import KEYS
 from ngramloss.models.attached.callers import lost_boundaries
 from ngramloss.models.attached.heads import bare
-from ngramloss.models.attached.segments import KEY, Unit
+from ngramloss.models.attached.segments import BESIDE, KEY, Unit
 from ngramloss.models.attached.step_loss import refuse_lost_boundaries
 from ngramloss.trainers.exact_steps import ExactSteps
 from ngramloss.version import warn_if_untested
@@ -63,7 +62,7 @@ class NgramSFTTrainer(ExactSteps, SFTTrainer):
             raise UserError("loss_type='dft' has no effect. Write it in the objective: objective='dft'.")
         refuse_lost_boundaries(JointLoss(objective), lost_boundaries(args))
         for rows in _data_sets(kwargs.get("train_dataset"), kwargs.get("eval_dataset")):
-            if named := [name for name in (*KEYS, KEY) if name in _columns(rows)]:
+            if named := [name for name in (*BESIDE, KEY) if name in _columns(rows)]:
                 raise UserError(
                     f"the rows have {named[0]}, and TRL's collator would drop them. Leave them out, or use "
                     "NgramTrainer with a collator that pads them."

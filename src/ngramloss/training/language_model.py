@@ -25,7 +25,6 @@ from ngramloss.recipe import Model
 from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import fingerprint
 from ngramloss.storage.run_folder import weight_files
-from ngramloss.training.teacher import load_frozen
 
 NAME = "lm_logp"
 FORMAT = 1
@@ -59,7 +58,7 @@ def load_language_model(name: str, tokenizer: Any, device: torch.device) -> Lang
         "Train one with the tokenizer of the model: ngramloss train lm --set model.tokenizer=MODEL. If both are from "
         "scratch, their data and their model.vocabulary must be the same."
     )
-    model, own = load_frozen(name, tokenizer, otherwise)
+    model, own = loading.load_frozen(name, tokenizer, otherwise)
     mark = language_model_mark(name, config)
     return LanguageModel(name, model.to(device), start_of_text(own), int(own.pad_token_id), mark)
 

@@ -16,11 +16,11 @@ from ngramloss.errors import UserError
 from ngramloss.loss.joint_loss import JointLoss, Loss
 from ngramloss.models.adapters import has_adapters
 from ngramloss.models.attached.attach import attach, attached_loss, last_call
-from ngramloss.models.attached.diagnosing import diagnostics
+from ngramloss.models.attached.diagnosing import diagnostics, scheduled_weights
 from ngramloss.models.attached.heads import dropouts
 from ngramloss.models.attached.teachers import frozen_start
 from ngramloss.recipe import NOT_SHARDED
-from ngramloss.training import compiling, planning, reduction
+from ngramloss.training import compiling, planning
 from ngramloss.training.online import FreshTexts, OwnTexts, writing_copy
 from ngramloss.training.optimiser import optimiser_of
 from ngramloss.training.precision import autocast
@@ -80,8 +80,7 @@ class ObjectiveTask(Task):
         model.to(here.device).train()
         if self.teacher is not None and self.teacher is not model:
             self.teacher.to(here.device)  # before a graph is captured that reads it
-        if here.count > 1:
-            reduction.share_weights(model)
+        here.share_weights(model)
         self.why_not_captured = planning.why_not_captured(settings, here.device)
         if self.own_texts is not None:
             given = self.own_texts, model, self.tokenizer, self.examples, objective
@@ -162,9 +161,3 @@ def set_weights(loss_fn: JointLoss, step: int, total: int) -> dict[str, float]:
     loss_fn.progress = (step - 1) / total
     loss_fn.refresh_weights()
     return scheduled_weights(loss_fn)
-
-
-def scheduled_weights(loss_fn: JointLoss) -> dict[str, float]:
-    """The weights of terms that change in the training, for the log."""
-    weights = zip(loss_fn.parts, loss_fn.weights, strict=True)
-    return {f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None}

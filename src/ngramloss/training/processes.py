@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,11 @@ class Processes:
         if self.count > 1:
             dist.all_reduce(values)
         return values
+
+    def share_weights(self, model: Any) -> None:
+        """Copy the model's parameters and buffers in the first process to all others."""
+        for tensor in (*model.parameters(), *model.buffers()) if self.count > 1 else ():
+            dist.broadcast(tensor.detach(), src=0)
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process. On a GPU this waits for the work given to it."""

@@ -44,7 +44,6 @@ from ngramloss.training.prepared import Prepared
 from ngramloss.training.processes import Processes, start_processes
 from ngramloss.training.run import Run, in_folder, run_of
 from ngramloss.training.task import Task
-from ngramloss.training.teacher import load_teacher
 from ngramloss.training.trackers import check_trackers, start_trackers
 from ngramloss.training.validation import generated_score
 
@@ -158,6 +157,15 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
             process=here.rank,
             processes=here.count,
         )
+    teacher = None
+    if run.loads_teacher:
+        name = settings.train.teacher
+        otherwise = (
+            f"train.teacher: {name} has another tokenizer than the model, so that the same id is another word. Train "
+            "both with one tokenizer: give the model the teacher's folder as model.name, or if both are from scratch, "
+            "the same data and model.vocabulary."
+        )
+        teacher, _ = loading.load_frozen(name, tokenizer, otherwise)
     return ObjectiveTask(
         model,
         tokenizer,
@@ -165,7 +173,7 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
         run,
         validation=validation,
         score=score,
-        teacher=load_teacher(run, tokenizer),
+        teacher=teacher,
         own_texts=own_texts(settings, run.gain, prepare.read_scored(settings, prepared)) if run.gain else None,
     )
 

@@ -7,12 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ngramloss.data.batches.padding import Batch, Step
 from ngramloss.loss.kernels.graphs import CannotCapture
 from ngramloss.output.console import logger
-from ngramloss.training import reduction
 from ngramloss.training.captured import CapturedStep, Gradients
 
 Share = Callable[[Batch, Tensor], Tensor]
@@ -65,7 +65,7 @@ class StepRunner:
             total = values.clone() if total is None else total + values
             self.last_batch = {name: value for name, value in sent.items() if name != "counts"}
         if self.processes > 1 and not self.sharded:
-            reduction.average_gradients(self.model, self.gradients)
+            average_gradients(self.model, self.gradients)
         assert total is not None, "a step has a micro-batch"
         return total
 
@@ -105,3 +105,22 @@ class StepRunner:
             self.model.zero_grad()
             logger.warning(NOT_CAPTURED.format(reason))
         return self.captured
+
+
+def average_gradients(model: Any, buffered: Gradients | None = None) -> None:
+    """Replace every gradient by its mean over the processes, with one operation for each type.
+
+    Args:
+        model: whose parameters have gradients, the same ones in every process.
+        buffered: the buffers that contain the gradients, if steps are captured.
+    """
+    having = [p for p in model.parameters() if p.grad is not None] if buffered is None else []
+    gradients: list[Any] = [parameter.grad for parameter in having]
+    buffers = Gradients(having) if buffered is None else buffered  # the same layout with and without graphs
+    if gradients:
+        torch._foreach_copy_(buffers.views, gradients)
+    for buffer in buffers.buffers.values():
+        dist.all_reduce(buffer)
+        buffer /= dist.get_world_size()
+    if gradients:
+        torch._foreach_copy_(gradients, buffers.views)

@@ -23,7 +23,6 @@ from ngramloss.loss.joint_loss import JointLoss, Loss
 from ngramloss.models import loading
 from ngramloss.recipe import Model, Recipe
 from ngramloss.storage.run_folder import RunFolder, model_files, weights_mark
-from ngramloss.training import reduction
 from ngramloss.training.identity import base_made_of, data_made_of
 from ngramloss.training.objective_task import attached_share, set_weights
 from ngramloss.training.optimiser import optimiser_of
@@ -101,8 +100,7 @@ class SystemTask(Task):
         self.here, self.precision = here, precision_of(self.settings, here.device)
         self.why_not_captured = why_not_captured(self.settings, here.device, NOT_FIXED)
         self.model.to(here.device).train()
-        if here.count > 1:
-            reduction.share_weights(self.model)
+        here.share_weights(self.model)
 
     def optimiser(self) -> torch.optim.Optimizer:
         """The system's own, or AdamW."""

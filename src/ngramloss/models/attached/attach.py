@@ -20,8 +20,6 @@ from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import Labelled, Packing, at_positions, labelled, packing
 from ngramloss.loss.terms import Term
 from ngramloss.models.attached import step_loss
-from ngramloss.models.attached.beside import KEYS as BESIDE
-from ngramloss.models.attached.beside import taken_beside
 from ngramloss.models.attached.callers import Caller, find_caller
 from ngramloss.models.attached.calls import REPLACEMENT, AttachedForward, Made, Outputs, Ran, WatchedHead, is_traced
 from ngramloss.models.attached.candidates import KEYS as CANDIDATES
@@ -30,7 +28,7 @@ from ngramloss.models.attached.decoder_inputs import add_decoder_inputs
 from ngramloss.models.attached.further_rows import further_stats, reads_streams, refuse_missing_streams
 from ngramloss.models.attached.heads import bare, has_encoder, head_module, head_of
 from ngramloss.models.attached.routers import asks_for_router_loss, router_loss
-from ngramloss.models.attached.segments import KEY, POSITIONS, Unit, check_unit, segments_of_batch
+from ngramloss.models.attached.segments import BESIDE, KEY, POSITIONS, Unit, check_unit, segments_of_batch, taken_beside
 from ngramloss.models.attached.shared_prompts import call, on_the_right
 from ngramloss.models.attached.step_loss import LastCall, StepLoss, step_loss_of, term_of_whole_texts
 from ngramloss.models.attached.teachers import TeacherModel, teacher_model

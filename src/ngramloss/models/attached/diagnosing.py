@@ -64,6 +64,12 @@ def _without_later_texts(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {**batch, **cut, POSITIONS: rows * length + columns}
 
 
+def scheduled_weights(loss_fn: JointLoss) -> dict[str, float]:
+    """The weights of terms that change in the training, for the log."""
+    weights = zip(loss_fn.parts, loss_fn.weights, strict=True)
+    return {f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None}
+
+
 def peak_memory(device: torch.device) -> float:
     """Peak memory of this process in GiB: on the GPU, or resident memory on a CPU; NaN where that is not known."""
     if device.type == "cuda":

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.loss.stats import IGNORE_INDEX, check_segments
+from ngramloss.loss.stats import BESIDE_LABELS, IGNORE_INDEX, WEIGHTS, check_segments
 from ngramloss.loss.stats.segments import boundaries, number_of_texts, turns
 
 Unit = Literal["documents", "turns"]
@@ -24,6 +24,10 @@ KEY = "segments"
 """The name of segments in a batch. A model does not take it."""
 POSITIONS = "label_positions"
 """The name of the positions that predict the labels, if a batch knows them. A model does not take it."""
+BESIDE_NAMES = {name: (name,) for name in BESIDE_LABELS} | {WEIGHTS: (WEIGHTS, "loss_weights", "loss_scale")}
+"""Argument of the joint loss → what batches call it. The first is our own name, the others are those of other trainers;
+a model does not take them."""
+BESIDE = tuple(name for names in BESIDE_NAMES.values() for name in names)
 
 
 def segments_of_batch(
@@ -166,3 +170,25 @@ def _refuse_contradiction(segments: Tensor, inputs: Mapping[str, Any], labels: T
             "`segments` and `position_ids` contradict each other: `position_ids` begin a new document inside a text of "
             "`segments`. Make both from the same documents, or pass only one of them."
         )
+
+
+def taken_beside(inputs: Mapping[str, Any], *, shift: bool) -> dict[str, Any]:
+    """What a batch has beside its labels: argument of the joint loss → a number for each label, [B, T].
+
+    Args:
+        shift: whether position t predicts label t + 1, so that the numbers must be shifted as the labels are.
+    """
+    found: dict[str, Any] = {}
+    for argument, names in BESIDE_NAMES.items():
+        given = [name for name in names if inputs.get(name) is not None]
+        if len(given) > 1:
+            raise UserError(f"the batch has {' and '.join(given)}, which are two names of the same. Leave one out.")
+        for name in given:
+            array = inputs[name]
+            found[argument] = F.pad(array, (0, 1))[..., 1:] if shift else array  # [B, T]
+    if found and inputs.get("shift_labels") is not None:
+        raise UserError(
+            f"the batch has {' and '.join(found)} for its labels, and `shift_labels`, which are aligned in another "
+            "way. Leave shift_labels out."
+        )
+    return found

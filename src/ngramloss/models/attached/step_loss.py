@@ -18,11 +18,18 @@ from ngramloss.errors import UserError
 from ngramloss.loss.joint_loss import JointLoss, Loss
 from ngramloss.loss.stats import GIVEN, IGNORE_INDEX, Packing, packing
 from ngramloss.loss.terms import Term
-from ngramloss.models.attached.beside import KEYS, taken_beside
 from ngramloss.models.attached.callers import find_caller
 from ngramloss.models.attached.calls import Outputs, is_traced
 from ngramloss.models.attached.heads import bare, dropouts
-from ngramloss.models.attached.segments import KEY, Unit, check_unit, mixes_documents, segments_of_batch
+from ngramloss.models.attached.segments import (
+    BESIDE,
+    KEY,
+    Unit,
+    check_unit,
+    mixes_documents,
+    segments_of_batch,
+    taken_beside,
+)
 
 
 def compute_loss_func(
@@ -109,7 +116,7 @@ class _Inputs:
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._thread.seen = dict(zip(self._names, args, strict=False)) | kwargs
-        return args, {name: value for name, value in kwargs.items() if name not in (KEY, *KEYS)}
+        return args, {name: value for name, value in kwargs.items() if name not in (KEY, *BESIDE)}
 
     def take(self) -> dict[str, Any]:
         """The arguments of the last call in this thread. Raises if there was none."""
