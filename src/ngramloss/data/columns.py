@@ -116,25 +116,21 @@ def columns(
     missing = {} if chosen_sources else {"source": sources}
     missing |= {} if targets or not need_target else {"target": all_targets}
     if missing:
+        guess = ""
+        if "conversations" in present:
+            guess = " Conversations are read from a column 'messages', whose messages have role and content."
+        elif any(" " in name.strip() for name in present):
+            guess = " The first line is read as the names of the columns: perhaps the file has no such line."
         called = [f"a {role} is called {', '.join(names[:-1])} or {names[-1]}" for role, names in missing.items()]
         raise UserError(
             f"cannot find the {' and the '.join(missing)} column of {where}. Its columns are {listed(present)}; "
             f"usually {'; '.join(called)}. Set it with {' and '.join(f'data.{role} = …' for role in missing)} in a "
             f"recipe, {' '.join(f'--{role} COLUMN' for role in missing)} on the command line or "
-            f"{', '.join(f'{role}=…' for role in missing)} in Python.{_guess(present)}"
+            f"{', '.join(f'{role}=…' for role in missing)} in Python.{guess}"
         ).on_page("columns")
     first_source, *more = chosen_sources
     first_target = targets[0] if targets else None
     return Columns(first_source, first_target, id_column(id, present, where), tuple(targets[1:]), tuple(more))
-
-
-def _guess(present: Sequence[str]) -> str:
-    """What a table without the usual columns may be, as a sentence."""
-    if "conversations" in present:
-        return " Conversations are read from a column 'messages', whose messages have role and content."
-    if any(" " in name.strip() for name in present):
-        return " The first line is read as the names of the columns: perhaps the file has no such line."
-    return ""
 
 
 def found_sources(names: Sequence[str], present: Sequence[str], taken: Sequence[str] = ()) -> list[str]:

@@ -138,14 +138,13 @@ def split_rows(name: str, split: str, *, limit: int = 0) -> Iterator[RawRow | Ba
         paths = _split_files(name, data_set, split)
         return (row for path in paths for row in (path.rows() if isinstance(path, Parallel) else files.rows(path)))
     if isinstance(data_set, Hub):
-        return _hub_rows(name, data_set, split)
+        datasets = files.needed("datasets", f"reading {data_set} from the hub", "hf")
+        try:
+            table = datasets.load_dataset(data_set.id, data_set.config, split=split)
+        except Exception as error:
+            raise _hub_error(name, data_set, error) from error
+        return (RawRow(f"{data_set}/{split}", number, values) for number, values in enumerate(table, 1))
     return _newswire_rows(split, limit)
-
-
-def known_columns(name: str) -> tuple[str | None, str | None]:
-    """The source and target columns of a known data set, or two Nones."""
-    data_set = origin(name)
-    return (data_set.source, data_set.target) if isinstance(data_set, Hub) else (None, None)
 
 
 def canonical(name: str) -> str:
@@ -266,15 +265,6 @@ def _split_files(name: str, data_set: Files, split: str) -> list[Path | Parallel
             f"the split {split!r} of {name} is incomplete: it has only the parts {[path.name for path in paths]}."
         )
     return paths
-
-
-def _hub_rows(name: str, hub: Hub, split: str) -> Iterator[RawRow | BadRow]:
-    datasets = files.needed("datasets", f"reading {hub} from the hub", "hf")
-    try:
-        table = datasets.load_dataset(hub.id, hub.config, split=split)
-    except Exception as error:
-        raise _hub_error(name, hub, error) from error
-    return (RawRow(f"{hub}/{split}", number, values) for number, values in enumerate(table, 1))
 
 
 def _hub_error(name: str, hub: Hub, error: Exception) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -12,8 +13,7 @@ from typing import Any, NamedTuple, Unpack
 from ngramloss.data import data_sets
 from ngramloss.data.columns import NO_TARGET, ColumnOptions, Columns, check_present, columns, joined, listed
 from ngramloss.data.messages import ANSWER, ANSWER_WEIGHTS, MESSAGES, are_answered, has_messages, split_messages, spoken
-from ngramloss.data.rows import BadRow, RawRow, bad_row_lines, text_fault
-from ngramloss.data.weights import read_weights
+from ngramloss.data.rows import BadRow, RawRow, bad_row_lines, kind_of, text_fault
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
@@ -27,6 +27,8 @@ TRANSLATION = "translation"
 
 ROWS = "examples"
 """What stands for the file of rows that are in memory."""
+LARGEST = 1e30
+"""Larger weights overflow where they are multiplied in fp32."""
 
 
 class Example(NamedTuple):
@@ -130,9 +132,10 @@ def load(
         if part in data_sets.split_names(name):
             raise UserError(f"{name} has a {part} split of its own. Leave data.{part}_fraction out.")
     whole, most = ("train", 0) if is_part else (split, limit)
-    known_source, known_target = data_sets.known_columns(name)
-    options["source"] = options.get("source") or known_source
-    options["target"] = options.get("target") or known_target
+    hub = data_sets.origin(name)
+    if isinstance(hub, data_sets.Hub):
+        options["source"] = options.get("source") or hub.source
+        options["target"] = options.get("target") or hub.target
     rows = data_sets.split_rows(name, whole, limit=most)
     found = _read(name, whole, rows, on_bad_row=on_bad_row, limit=most, weights=weights, **options)
     return _part(found, split, held_out, limit) if is_part else found
@@ -320,6 +323,36 @@ def _first_rows(rows: Iterator[RawRow | BadRow]) -> list[RawRow | BadRow]:
     return first
 
 
+def _read_weights(row: RawRow, column: str) -> tuple[tuple[float, ...], str]:
+    """The list of numbers in a column, or in JSON text as CSV files have it; and why it cannot be used, if so.
+
+    Example:
+        >>> _read_weights(RawRow("a.csv", 2, {"w": "[1, 0.5]"}), "w")
+        ((1.0, 0.5), '')
+        >>> _read_weights(RawRow("a.csv", 2, {"w": [1, -1]}), "w")
+        ((), "number 2 of 'w' is -1, and weights are finite and 0 or more")
+    """
+    if column not in row.values:
+        return (), f"no column {column!r}"
+    found = row.values[column]
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except (ValueError, RecursionError):
+            return (), f"{column!r} should be a list of numbers, such as [1, 0.5, 1], got other text"
+    if not isinstance(found, (list, tuple)):
+        return (), f"{column!r} should be a list of numbers, such as [1, 0.5, 1], got {kind_of(found)}"
+    if not found:
+        return (), f"{column!r} is an empty list"
+    for number, weight in enumerate(found, 1):
+        if not isinstance(weight, (int, float)):
+            return (), f"number {number} of {column!r} should be a number, got {kind_of(weight)}"
+        if not 0 <= weight <= LARGEST:
+            why = "0 or more" if weight <= LARGEST else f"at most {LARGEST:g}"
+            return (), f"number {number} of {column!r} is {weight}, and weights are finite and {why}"
+    return tuple(map(float, found)), ""
+
+
 def _separate(
     checked: Iterable[Example | BadRow], limit: int, progress: Progress
 ) -> tuple[list[Example], list[BadRow]]:
@@ -350,7 +383,7 @@ def _examples(
         reasons = [*faulty, *reasons]
         weights: tuple[float, ...] = ()
         if weights_column:
-            weights, fault = read_weights(row, weights_column)
+            weights, fault = _read_weights(row, weights_column)
             reasons.append(fault)
         identity = str(number) if chosen.id is None else row.values.get(chosen.id)
         if isinstance(identity, int) and not isinstance(identity, bool):

@@ -190,7 +190,7 @@ def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: 
         by_language.setdefault(language_of([text]) if language == AUTO else language, []).append(text)
     found = []
     for code, some in by_language.items():
-        if not _has_rules(splitter, code):
+        if not (code in _SENTENCEX.split() if splitter == "sentencex" else _segmenter(code)):
             found.append(
                 f"{splitter} has no rules for {name_of(code)}: {len(some):,} of {len(texts):,} texts are "
                 f"split at line ends and after {ENDINGS} and the like."
@@ -201,10 +201,6 @@ def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: 
             f"language. Name it, for example {option}=de."
         )
     return found
-
-
-def _has_rules(splitter: str, language: str) -> bool:
-    return language in _SENTENCEX.split() if splitter == "sentencex" else _segmenter(language) is not None
 
 
 def _by_sentencex(text: str, language: str) -> Iterator[str]:
@@ -262,12 +258,7 @@ def _line_by_rules(line: str, segment: Callable[[str], list[str]]) -> list[str]:
         pieces = [str(piece) for piece in segment(line)]
     except Exception:  # pysbd builds regular expressions from the text's own characters, so any error may occur
         return _by_endings(line)
-    return pieces if _same(pieces, line) else _by_endings(line)
-
-
-def _same(pieces: Sequence[str], text: str) -> bool:
-    joined = "".join(pieces)
-    return joined == text or "".join(joined.split()) == "".join(text.split())
+    return pieces if "".join("".join(pieces).split()) == "".join(line.split()) else _by_endings(line)
 
 
 def _by_endings(line: str) -> list[str]:

@@ -108,9 +108,13 @@ def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
         >>> weights_text(Best("ce"), facts, Path("average"))
         'the mean of the weights of steps 20 and 30 (validation ce 1.2000; the weights of step 20: 1.2500)'
     """
-    averages = {name: _named(name, known["steps"]) for name, known in facts.get("averages", {}).items()}
-    last = facts["step"] if facts["best_step"] is None else facts["best_step"]
-    own = f"the weights of step {last if chosen.name in averages else chosen.name.rpartition('-')[2]}"
+    averages = {}
+    for name, known in facts.get("averages", {}).items():
+        *others, last = map(str, known["steps"])
+        of_several = f"the mean of the weights of steps {', '.join(others)} and {last}"
+        averages[name] = of_several if others else f"the moving average of the weights ({name})"
+    newest = facts["step"] if facts["best_step"] is None else facts["best_step"]
+    own = f"the weights of step {newest if chosen.name in averages else chosen.name.rpartition('-')[2]}"
     values: dict[str, float | None] = {own: facts["best"] if own.endswith(f" {facts['best_step']}") else None}
     values |= {text: facts["averages"][name]["value"] for name, text in averages.items()}
     taken = averages.get(chosen.name, own)
@@ -119,16 +123,8 @@ def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
         reason = "nothing was validated that could select others" if taken != own else "the last"
     else:
         reason = best.described(value) if taken == own else f"validation {best.name} {value:.4f}"
-    others = [f"{text}: {other:.4f}" for text, other in values.items() if other is not None]
-    return f"{taken} ({'; '.join([reason, *others])})"
-
-
-def _named(name: str, steps: Sequence[int]) -> str:
-    """An average in words."""
-    *others, last = steps
-    if not others:
-        return f"the moving average of the weights ({name})"
-    return f"the mean of the weights of steps {', '.join(map(str, others))} and {last}"
+    rest = [f"{text}: {other:.4f}" for text, other in values.items() if other is not None]
+    return f"{taken} ({'; '.join([reason, *rest])})"
 
 
 def selecting_terms(terms: Sequence[Term]) -> list[str]:

@@ -45,9 +45,11 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
     settings, weights = run.settings, weights_text(run.best, facts, chosen).removeprefix("the ")
     versions = {"ngramloss": __version__, **{name: installed(name) or "not installed" for name in PACKAGES}}
     versions["Python"] = platform.python_version()
+    plugins = {name: source for name, source in prepared.made_of.items() if name.startswith(PLUGIN)}
+    languages = settings.data.source_language, settings.data.target_language
+    direction = f" ({' → '.join(map(as_code, languages))})" if all(languages) else ""
     about = (
-        f"{settings.task.capitalize()}{_direction(settings)}: {as_code(settings.objective)} on "
-        f"{as_code(settings.data.name)}, from"
+        f"{settings.task.capitalize()}{direction}: {as_code(settings.objective)} on {as_code(settings.data.name)}, from"
     )
     if run.system:
         about, heading, remarks = f"{in_markdown(run.system.entry.about)}. The model is", "Settings", _settings(run)
@@ -66,13 +68,9 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
         *_splits(prepared),
         *(f"* {in_markdown(sentence)}" for sentence in prepared.used),
         *(
-            line
+            f"\nThe {part} split is {fraction:g} of the training split, held out by the ids of its rows."
             for part in ("validation", "test")
             if (fraction := getattr(settings.data, f"{part}_fraction"))
-            for line in (
-                "",
-                f"The {part} split is {fraction:g} of the training split, held out by the ids of its rows.",
-            )
         ),
         *_candidates(prepared.candidates),
         *_own_texts(run),
@@ -87,11 +85,7 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
         "## Versions",
         "",
         *(f"* {name} {number}" for name, number in versions.items()),
-        *(
-            f"* {as_code(name)}, source {source or 'unknown'}"
-            for name, source in prepared.made_of.items()
-            if name.startswith(PLUGIN)
-        ),
+        *(f"* {as_code(name)}, source {source or 'unknown'}" for name, source in plugins.items()),
         "",
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
@@ -164,11 +158,6 @@ def _language_model(asked: PreparedLanguageModel | None) -> list[str]:
         f"The objective reads what the language model {as_code(asked.name)} says of the targets, fingerprint "
         f"`{asked.fingerprint}`. Its perplexity on the training targets is {asked.perplexity:.4g}.",
     ]
-
-
-def _direction(settings: Recipe) -> str:
-    languages = (settings.data.source_language, settings.data.target_language)
-    return f" ({' → '.join(map(as_code, languages))})" if all(languages) else ""
 
 
 def deviations(settings: Recipe, precision: str) -> list[str]:

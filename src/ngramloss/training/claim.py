@@ -57,7 +57,11 @@ def claim(
         made_of: a recipe → what its training would be made of now; asked if settings have changed, so that an error
             names everything that has.
     """
-    _raise_unless_run_folder(run)
+    if not run.recipe.exists() and (content := run.content()):
+        what = "has predictions but no run" if run.has_predictions else "is not a run folder"
+        raise UserError(
+            f"{run.path} {what} (it contains {', '.join(content[:3])}); nothing was changed. Choose another --run."
+        )
     if fresh and run.recipe.exists():
         try:
             check()
@@ -79,14 +83,6 @@ def claim(
     run.checkpoints.mkdir(exist_ok=True)
     run.prepared.unlink(missing_ok=True)
     return saved.newest
-
-
-def _raise_unless_run_folder(run: RunFolder) -> None:
-    if not run.recipe.exists() and (content := run.content()):
-        what = "has predictions but no run" if run.has_predictions else "is not a run folder"
-        raise UserError(
-            f"{run.path} {what} (it contains {', '.join(content[:3])}); nothing was changed. Choose another --run."
-        )
 
 
 def _raise_unless_same(

@@ -125,15 +125,12 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple
 
 def error_of_changes(folder: Path, changed: Mapping[str, tuple[Any, Any]], otherwise: str = ELSEWHERE) -> UserError:
     """The error that names everything that has changed, and what to do about each."""
-    lines = (f"  {name}: {_change(name, *changed[name])} {_advice(name, changed)}" for name in changed)
+    shown = {name: map(repr if name in recipe.every_setting() else str, pair) for name, pair in changed.items()}
+    lines = (f"  {name}: {' → '.join(pair)}. {_advice(name, changed)}" for name, pair in shown.items())
     listed = "\n".join(map(str.rstrip, lines))
     return UserError(
         f"what {folder} was started with has changed since:\n{listed}\nTo train with what there is now, {otherwise}."
     ).on_page("continue")
-
-
-def _change(name: str, before: Any, now: Any) -> str:
-    return f"{before!r} → {now!r}." if name in recipe.every_setting() else f"{before} → {now}."
 
 
 def _advice(name: str, changed: Collection[str]) -> str:
@@ -188,8 +185,8 @@ def python_made_of(
     """What a training in Python is made of, as :func:`ngramloss.train` gets it → its value or fingerprint."""
     loss_fn = JointLoss(objective)
     found: dict[str, Any] = {"objective": objective} | objectives_made_of(objective)
-    kept = recipe.affecting("weights", "scores", section="train")
-    found |= {f"train.{name}": getattr(settings, name) for name in kept}
+    settled = recipe.affecting("weights", "scores", section="train")
+    found |= {f"train.{name}": getattr(settings, name) for name in settled}
     found |= {"rows": rows_mark(examples), "validation rows": rows_mark(validation)}
     found |= {f"config.{name}": value for name, value in _config_of(model).items()}
     found["dropout"] = {str(p): count for p, count in sorted(Counter(dropouts(model)).items())}
@@ -206,7 +203,9 @@ def python_made_of(
     if own_texts is not None:
         found |= {f"online.{name}": value for name, value in dataclasses.asdict(own_texts.settings).items()}
         found |= {f"generation.{name}": value for name, value in dataclasses.asdict(own_texts.generation).items()}
-        found |= {f"generation_config.{name}": value for name, value in _search_of(model).items()}
+        own = bare(model).generation_config.to_dict()  # without what changes when it is saved and loaded
+        kept = [name for name in own if name not in (*_OF_SAVING, "_from_model_config")]
+        found |= {f"generation_config.{name}": own[name] for name in kept}
         found["gains"] = _function_mark(own_texts.gains)
         found["tokenizer"] = _tokenizer_mark(tokenizer)
     return found
@@ -246,8 +245,10 @@ def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
             for part in _parts_of(value):
                 _add(digest, part, (*within, id(value)))
         return
-    array = np.empty(0, object)
-    if not isinstance(_first_of(value), str):  # an array of texts would be as wide as the longest
+    array, first = np.empty(0, object), value
+    while isinstance(first, list | tuple) and first:  # in lists of lists
+        first = first[0]
+    if not isinstance(first, str):  # an array of texts would be as wide as the longest
         with suppress(ValueError):  # rows of different lengths
             array = np.asarray(value.tolist() if isinstance(value, torch.Tensor) else value)
     if array.dtype.kind in "biuf":
@@ -261,13 +262,6 @@ def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
         digest.update(f"{value!r},".encode())
     elif id(value) not in within:
         _add(digest, [_source_of(type(value)), _public(value)], (*within, id(value)))
-
-
-def _first_of(value: Any) -> Any:
-    """The first value in lists of lists."""
-    while isinstance(value, list | tuple) and value:
-        value = value[0]
-    return value
 
 
 def _parts_of(function: Any) -> Iterator[Any]:
@@ -331,12 +325,6 @@ def _text_of(code: CodeType) -> str:
         is_set = isinstance(each, frozenset)  # which has another order in each process
         text += f" {_text_of(each) if isinstance(each, CodeType) else sorted(map(repr, each)) if is_set else each!r}"
     return text
-
-
-def _search_of(model: Any) -> dict[str, Any]:
-    """A model's own settings of generation, without what changes when it is saved and loaded."""
-    settings = bare(model).generation_config.to_dict()
-    return {name: value for name, value in settings.items() if name not in (*_OF_SAVING, "_from_model_config")}
 
 
 def _config_of(model: Any) -> dict[str, Any]:

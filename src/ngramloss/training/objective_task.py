@@ -64,8 +64,12 @@ class ObjectiveTask(Task):
         model, settings = self.model, self.settings
         objective = self.objective = JointLoss(self.run.terms)
         self.here, self.precision = here, self.run.on(here.count, here.device)
-        if objective.needs_twins:
-            raise_without_dropout(model, objective)
+        if objective.needs_twins and not any(dropouts(model)):
+            raise UserError(
+                f"this {type(model).__name__} has no dropout, so twins are equal: {str(objective)!r} would learn "
+                "nothing from comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for "
+                "adapters, or dropout in the model's own config.json."
+            )
         if settings.fsdp and has_adapters(model):
             raise UserError(NOT_SHARDED)
         # Before any checkpoint is read: a start is the model before training.
@@ -144,16 +148,6 @@ def attached_share(model: Any, batch: Batch, counts: Tensor) -> Loss:
     """A batch's share of the loss of an attached model, and its terms, unweighted; ``counts`` are those of the step."""
     total = model(**batch, num_tokens=counts[0], num_sequences=counts[1]).loss  # []
     return Loss(total, last_call(model).parts)
-
-
-def raise_without_dropout(model: Any, objective: JointLoss) -> None:
-    """Raise if nothing distinguishes twins."""
-    if not any(dropouts(model)):
-        raise UserError(
-            f"this {type(model).__name__} has no dropout, so twins are equal: {str(objective)!r} would learn nothing "
-            "from comparing them. Set dropout: model.dropout for a new model, model.lora_dropout for adapters, or "
-            "dropout in the model's own config.json."
-        )
 
 
 def set_weights(loss_fn: JointLoss, step: int, total: int) -> dict[str, float]:

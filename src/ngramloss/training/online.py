@@ -220,7 +220,11 @@ class FreshTexts(Rows):
         self.greedy: _Writer | None = None
         with unchanged(model):
             if self.samples:
-                self.sampler = _writer(self.copy or model, _options(settings), own.generation)
+                count, groups, diversity = self.samples, settings.groups, settings.diversity
+                options = Options(count, True, settings.temperature, settings.top_p)
+                if groups:
+                    options = Options(count, groups=groups, diversity=diversity, beams=count)
+                self.sampler = _writer(self.copy or model, options, own.generation)
             if self.needs.greedy_text or self.needs.baseline:
                 self.greedy = _writer(self.copy or model, Options(beams=1), own.generation)
         self.search = (self.sampler or self.greedy).search  # type: ignore[union-attr]  # one of them is there
@@ -458,11 +462,3 @@ class FreshTexts(Rows):
         if about not in self._warned:
             self._warned.add(about)
             logger.warning(f"warning: {sentence}")
-
-
-def _options(settings: Online) -> Options:
-    """What is asked of the search for the texts that are compared."""
-    if settings.groups:
-        beams = settings.samples
-        return Options(beams, groups=settings.groups, diversity=settings.diversity, beams=beams)
-    return Options(settings.samples, True, settings.temperature, settings.top_p)

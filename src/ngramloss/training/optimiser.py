@@ -19,7 +19,11 @@ def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.opt
     If the encoder has a learning rate of its own, its groups come last, and ``encoder`` marks them.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    own = _encoder_ids(model) if settings.encoder_learning_rate else frozenset()
+    own: set[int] = set()  # the encoder's weights, without those that the decoder shares
+    if settings.encoder_learning_rate:
+        if not has_encoder(model):
+            raise UserError("train.encoder_learning_rate: the model is decoder-only. Leave it out.")
+        own = {*map(id, model.get_encoder().parameters())} - {*map(id, model.get_decoder().parameters())}
     groups = [
         {"params": [p for p in trained if (p.ndim >= 2) == decays and (id(p) in own) == encoder]}
         | {"weight_decay": settings.weight_decay if decays else 0.0}
@@ -34,16 +38,6 @@ def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.opt
         eps=settings.epsilon,
         fused=not settings.fsdp and device.type in ("cpu", "cuda"),
     )
-
-
-def _encoder_ids(model: Any) -> frozenset[int]:
-    """The ids of the encoder's weights, without those that the decoder shares."""
-    if not has_encoder(model):
-        raise UserError("train.encoder_learning_rate: the model is decoder-only. Leave it out.")
-    encoder, decoder = (
-        {id(weight) for weight in part().parameters()} for part in (model.get_encoder, model.get_decoder)
-    )
-    return frozenset(encoder - decoder)
 
 
 def warmups_of(settings: Train, steps: int) -> tuple[int, int]:

@@ -57,7 +57,8 @@ class Processes:
 
 def start_processes() -> Processes:
     """Join the other processes that torchrun started, if there are any, and choose this one's device."""
-    count, rank, local = (int(os.environ.get(name, default)) for name, default in _VARIABLES)
+    variables = ("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)
+    count, rank, local = (int(os.environ.get(name, default)) for name, default in variables)
     device = torch.device("cpu")
     if torch.accelerator.is_available():
         kind, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
@@ -70,6 +71,3 @@ def start_processes() -> Processes:
         backend = "gloo" if device.type == "cpu" or share else dist.get_default_backend_for_device(device)
         dist.init_process_group(backend, device_id=None if backend == "gloo" else device)
     return Processes(rank, count, device)
-
-
-_VARIABLES = (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))

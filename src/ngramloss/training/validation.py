@@ -18,6 +18,7 @@ from ngramloss.data.tokens import Shape
 from ngramloss.errors import UserError
 from ngramloss.metrics.on_examples import notes_on_references, scores_on
 from ngramloss.metrics.scores import Absent, corpus_score
+from ngramloss.models.attached.adapted_heads import evaluating
 from ngramloss.models.attached.attach import aligned_labels, attached_loss, last_parts
 from ngramloss.recipe import Recipe, Train
 from ngramloss.search import engines
@@ -95,21 +96,16 @@ def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pa
     batches = -(-len(rows) // (each * here.count))
     loss_fn = attached_loss(model).without("candidates", "twins")
     sums = torch.zeros(2, len(loss_fn.parts), device=here.device)  # [2, parts]: values and what they are divided by
-    was_training = model.training
-    model.eval()
-    try:
+    # Compiled layers would be compiled again without gradients, which takes longer than it saves.
+    with evaluating(model.modules()), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for batch in range(batches):
             first = (batch * here.count + here.rank) * each
             picked = [rows[row] for row in range(first, min(first + each, len(rows)))]
             inputs = {name: value.to(here.device) for name, value in padder(picked).items()}
-            # Compiled layers would be compiled again without gradients, which takes longer than it saves.
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                model(**inputs)
+            model(**inputs)
             parts = last_parts(model)
             counts = loss_fn.denominators(aligned_labels(model, inputs)).float()  # [parts]
             sums += torch.stack([torch.stack([parts[part.name] for part in loss_fn.parts]) * counts, counts])
-    finally:
-        model.train(was_training)
     values, counts = here.total(sums).tolist()
     means = {part.name: value / max(count, 1) for part, value, count in zip(loss_fn.parts, values, counts, strict=True)}
     found = {"loss": sum(part.weight * means[part.name] for part in loss_fn.parts), **means}

@@ -235,7 +235,7 @@ class Plan:
         target, texts = 0, 1
         for count, row in enumerate(ordered):
             target, texts = max(target, int(self.targets[row])), max(texts, self._texts([row]))
-            size = self._joint_size(count + 1, int(self.sources[ordered[0]]), target, texts)
+            size = Size(count + 1, int(self.sources[ordered[0]]), target, texts, self.joined)
             if count and size.tokens > self.max_tokens:
                 return count
         return len(ordered)
@@ -243,7 +243,7 @@ class Plan:
     @property
     def _blank(self) -> Size | None:
         """The size of a micro-batch without rows: with candidates, it says that there are some."""
-        return None if self.texts is None else self._joint_size(1, 1, 1, 2)
+        return None if self.texts is None else Size(1, 1, 1, 2, self.joined)
 
     def _texts(self, rows: Sequence[int]) -> int:
         """The most texts of one of these rows; with candidates, room for one at least."""
@@ -257,10 +257,7 @@ class Plan:
 
     def _smallest(self, rows: Sequence[int]) -> Size:
         longest = int(self.sources[rows].max()), int(self.targets[rows].max())
-        return self._joint_size(len(rows), *longest, self._texts(rows))
-
-    def _joint_size(self, rows: int, source: int, target: int, texts: int) -> Size:
-        return Size(rows, source, target, texts, self.joined)
+        return Size(len(rows), *longest, self._texts(rows), self.joined)
 
 
 def most_lengths(steps: int) -> tuple[int, int]:

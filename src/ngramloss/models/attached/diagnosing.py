@@ -12,6 +12,7 @@ from torch import Tensor
 from ngramloss.data.batches.joined import TEXT_NUMBERS
 from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import BESIDE_LABELS
+from ngramloss.models.attached.adapted_heads import evaluating
 from ngramloss.models.attached.attach import aligned_given, aligned_labels, aligned_packing, attached_loss, logits_of
 from ngramloss.models.attached.segments import POSITIONS
 
@@ -26,16 +27,12 @@ def diagnostics(
 ) -> dict[str, float]:
     """``JointLoss.diagnose`` on a few rows of a micro-batch, without dropout."""
     loss_fn.progress = attached_loss(model).progress
-    rows, was_training = _first_rows(batch), model.training
-    model.eval()
-    try:
-        # Compiled layers would be compiled again for these few rows.
-        with torch.no_grad(), autocast(), torch.compiler.set_stance("force_eager"):
-            labels, packed = aligned_labels(model, rows), aligned_packing(model, rows)
-            given = aligned_given(model, rows)
-            values = loss_fn.diagnose(logits_of(model, rows).float(), labels, segments=packed, **given)
-    finally:
-        model.train(was_training)
+    rows = _first_rows(batch)
+    # Compiled layers would be compiled again for these few rows.
+    with evaluating(model.modules()), torch.no_grad(), autocast(), torch.compiler.set_stance("force_eager"):
+        labels, packed = aligned_labels(model, rows), aligned_packing(model, rows)
+        given = aligned_given(model, rows)
+        values = loss_fn.diagnose(logits_of(model, rows).float(), labels, segments=packed, **given)
     return {name: value.item() for name, value in values.items()}
 
 

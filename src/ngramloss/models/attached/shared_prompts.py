@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from ngramloss.data.batches.joined import TEXT_NUMBERS, JoinedPadder
 from ngramloss.errors import UserError
 from ngramloss.loss.stats import at_positions, head_logits
-from ngramloss.models.attached.adapted_heads import head_input
+from ngramloss.models.attached.adapted_heads import evaluating, head_input
 from ngramloss.models.attached.calls import capturing
 from ngramloss.models.attached.heads import TOLERANCES, bare, head_module, head_of
 from ngramloss.models.attached.unmasked import attention_named, takes_other_attention, unmasked
@@ -34,16 +34,8 @@ SHORT = 8
 """Tokens of the prompt and of the texts that :func:`why_not_shared` compares."""
 
 
-class Rows(NamedTuple):
-    """The positions of a batch: position ids, and which text each belongs to, as in :class:`JoinedPadder`."""
-
-    positions: Tensor
-    """[R, L]."""
-    numbers: Tensor
-    """[R, L]."""
-
-
-_rows: ContextVar[Rows] = ContextVar("rows")
+_rows: ContextVar[tuple[Tensor, Tensor]] = ContextVar("rows")
+"""Of a batch: position ids, and which text each position belongs to, as in :class:`JoinedPadder`, [R, L] each."""
 
 
 def call(model: Any, **inputs: Any) -> Any:
@@ -79,7 +71,7 @@ def _shared(model: Any, numbers: Tensor, positions: Tensor | None) -> Iterator[N
             "each text, in a row of its own."
         )
     _register()
-    token = _rows.set(Rows(positions, numbers))
+    token = _rows.set((positions, numbers))
     try:
         with attention_named(model.config, NAMES[implementation]):
             yield
@@ -157,18 +149,14 @@ def why_not_shared(model: Any, *, longest_row: int, longest_text: int) -> str:
     between = [ids(length) for length in [each] * count + [rest] * (rest > 0)]
     row = {"input_ids": ids(SHORT), "labels": ids(SHORT)}
     last = ids(SHORT)
-    was_training = model.training
-    model.eval()
     try:
-        with _whole_precision(inner):
+        with evaluating(model.modules()), _whole_precision(inner):
             found, expected = (
                 _logp(model, JoinedPadder(0, shared=shared)([row | {"candidates": texts, "gains": [0.0] * len(texts)}]))
                 for shared, texts in ((True, [*between, last]), (False, [last]))
             )  # [2, SHORT, V] each
     except Exception as reason:  # a model may fail in any way with inputs that it does not expect
         return f"{type(reason).__name__}: {' '.join(str(reason).split())[:200]}"
-    finally:
-        model.train(was_training)
     apart = float((found - expected).square().mean().sqrt())
     if apart <= TOLERANCES[torch.float32]:
         return ""
