@@ -227,7 +227,7 @@ def trl(tmp_path, ways, path=()):
     program = TRL.format(tests=str(HELPERS), folder=str(tmp_path), ways=ways)
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*path, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
         "HF_DATASETS_CACHE": str(tmp_path),
     }
