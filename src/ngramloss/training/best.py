@@ -211,9 +211,8 @@ def _raise_unless_usable(name: str, metric: str, key: str, choices: str) -> None
         )
     if has_own_model(metric):
         raise UserError(
-            f"{key}: {name} needs a model or a file of its own, which is not loaded beside the model "
-            f"in training. Choose {choices}. Score the finished run with {metric}: ngramloss score RUN --metrics "
-            f"{metric}."
+            f"{key}: {name} needs a model or a file of its own, which is not loaded beside the model in training. "
+            f"Choose {choices}. Score the finished run with {metric}: ngramloss score RUN --metrics {metric}."
         )
     if needed := METRICS[metric].packages_needed:
         raise UserError(f"{key}: {name} {needed}.")

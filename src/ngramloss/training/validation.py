@@ -134,8 +134,7 @@ def score_of(best: Best, examples: Sequence[Example], texts: Sequence[str]) -> f
     if best.name not in scores.values:
         raise UserError(
             f"train.best: {best.metric} does not compute {best.name} with these options, only "
-            f"{', '.join(scores.values)}. An option in train.best_options may change this: ngramloss list "
-            "metrics."
+            f"{', '.join(scores.values)}. An option in train.best_options may change this: ngramloss list metrics."
         )
     return corpus_score(scores, best.name)
 
