@@ -165,7 +165,7 @@ def test_a_token_sees_the_prompt_and_its_own_text_only(window):
     batch = JoinedPadder(0, shared=True)(EXAMPLES)
     positions, numbers = batch["position_ids"], batch["text_numbers"]
     rule = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
-    token = shared_prompts._rows.set(shared_prompts.Rows(positions, numbers))
+    token = shared_prompts._rows.set((positions, numbers))
     mask = shared_prompts._mask(mask_function=rule, dtype=torch.float32)
     shared_prompts._rows.reset(token)
     R, L = numbers.shape

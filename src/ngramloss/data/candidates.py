@@ -87,7 +87,8 @@ def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
         without = not need_gains and KEYS[2] not in row.values
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
-        fault = _missing(row.values, KEYS[:2] if without else KEYS) or text_fault("'id'", key)
+        missing = [repr(name) for name in (KEYS[:2] if without else KEYS) if name not in row.values]
+        fault = f"no key {', '.join(missing)}" if missing else text_fault("'id'", key)
         fault = fault or _list_fault(texts, [0.0] * len(texts) if without and isinstance(texts, list) else gains)
         if not fault and key in lines:
             fault = f"id {key!r} was already used in line {lines[key]}"
@@ -191,12 +192,6 @@ def _listed(ids: Sequence[str]) -> str:
     return ", ".join(map(repr, ids[:SHOWN])) + (", …" if len(ids) > SHOWN else "")
 
 
-def _missing(values: Mapping[str, object], keys: Sequence[str]) -> str:
-    """The keys that a row lacks, as a clause; empty if it has all."""
-    missing = [repr(key) for key in keys if key not in values]
-    return f"no key {', '.join(missing)}" if missing else ""
-
-
 def _list_fault(texts: Any, gains: Any) -> str:
     """Why candidates and gains cannot be used; empty if they can."""
     for name, value in zip(KEYS[1:], (texts, gains), strict=True):
@@ -206,15 +201,14 @@ def _list_fault(texts: Any, gains: Any) -> str:
         return "'candidates' is empty"
     if len(texts) != len(gains):
         return f"lengths differ: {len(texts)} candidates, {len(gains)} gains"
-    faults = [text_fault(f"candidate {number}", text) for number, text in enumerate(texts, 1)]
-    faults += [_gain_fault(f"gain {number}", gain) for number, gain in enumerate(gains, 1)]
-    return next(filter(None, faults), "")
-
-
-def _gain_fault(name: str, gain: object) -> str:
-    if not isinstance(gain, (int, float)) or isinstance(gain, bool):
-        return f"{name} should be a number, got {kind_of(gain)}"
-    return "" if 0 <= gain <= 1 else f"{name} should be between 0 and 1, got {str(gain)[:20]}"
+    if fault := next(filter(None, (text_fault(f"candidate {at}", text) for at, text in enumerate(texts, 1))), ""):
+        return fault
+    for number, gain in enumerate(gains, 1):
+        if not isinstance(gain, (int, float)) or isinstance(gain, bool):
+            return f"gain {number} should be a number, got {kind_of(gain)}"
+        if not 0 <= gain <= 1:
+            return f"gain {number} should be between 0 and 1, got {str(gain)[:20]}"
+    return ""
 
 
 def _text_hash(texts: Sequence[str]) -> str:

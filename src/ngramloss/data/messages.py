@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ngramloss.data.columns import TARGETS, reference_columns
 from ngramloss.data.rows import BadRow, RawRow
@@ -49,7 +48,15 @@ def split_messages(
     if isinstance(row, BadRow):
         return row
     found = row.values.get(MESSAGES)
-    if fault := _fault(found) or _fault_of_answers(found, answered=answered):
+    fault = _fault(found)
+    roles = [] if fault else [message["role"] for message in found]  # type: ignore[attr-defined]
+    if not fault and not answered and roles[-1] == ASSISTANT:
+        fault = "ends with an answer, and those of the first rows do not. Leave the answer out, or add it to all"
+    elif not fault and answered and ASSISTANT not in roles:
+        fault = f"has no answer: no message has the role {ASSISTANT!r}"
+    elif roles[:1] == [ASSISTANT]:
+        fault = "begins with an answer, so there is nothing to answer"
+    if fault:
         return BadRow(row.file, row.line, f"{MESSAGES!r} {fault}")
     if dropped is not None:
         dropped.update({key: None for each in found for key in each if key not in ("role", "content", weight)})  # type: ignore[attr-defined]
@@ -99,13 +106,3 @@ def _fault(messages: object) -> str:
         if message["role"] == ASSISTANT and not message["content"].strip():
             return f"has an empty answer: number {number}"
     return ""
-
-
-def _fault_of_answers(messages: Any, *, answered: bool) -> str:
-    """Why messages have no answer, or one too many where the last message is to be answered; or an empty string."""
-    roles = [message["role"] for message in messages]
-    if not answered and roles[-1] == ASSISTANT:
-        return "ends with an answer, and those of the first rows do not. Leave the answer out, or add it to all"
-    if answered and ASSISTANT not in roles:
-        return f"has no answer: no message has the role {ASSISTANT!r}"
-    return "begins with an answer, so there is nothing to answer" if roles[0] == ASSISTANT else ""

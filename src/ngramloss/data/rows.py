@@ -120,8 +120,9 @@ def _checked(path: Path, compression: str, kind: str) -> Iterator[RawRow | BadRo
     with opened(path, compression) as stream:
         try:
             opening = stream.peek(6)
-            if path == STDIN:
-                kind = _sniffed(opening)
+            if path == STDIN:  # it has no name: JSON if it begins like that, else plain lines
+                start = opening.removeprefix(b"\xef\xbb\xbf").lstrip()
+                kind = ".json" if start.startswith((b"[", b"{")) else ".txt"
             for magic, what in MISTAKEN.items():
                 if opening.startswith(magic):
                     raise UserError(f"{path} should contain {kind} text, but it is {what}")
@@ -311,12 +312,6 @@ def lines(path: Path) -> Iterator[tuple[str, int]]:
     """The lines of a file of plain text, whatever its name ends in, each with its number."""
     for row in _checked(path, "" if uncompressed(path) == path else path.suffix.lower(), ".txt"):
         yield str(row.values[LINE]) if isinstance(row, RawRow) else "", row.line
-
-
-def _sniffed(opening: bytes) -> str:
-    """The format of standard input, which has no name: JSON if it begins like that, else plain lines."""
-    start = opening.removeprefix(b"\xef\xbb\xbf").lstrip()
-    return ".json" if start.startswith((b"[", b"{")) else ".txt"
 
 
 def _delimiter(opening: bytes) -> str:

@@ -22,15 +22,8 @@ IDS = (
 _LENGTH = Setting(kind=int, least=1)
 _COUNT = Setting(kind=int, least=0)
 NUMBERS = {
-    "num_beams": _LENGTH,
-    "num_beam_groups": _LENGTH,
-    "num_return_sequences": _LENGTH,
-    "max_length": _LENGTH,
-    "max_new_tokens": _LENGTH,
-    "min_length": _COUNT,
-    "min_new_tokens": _COUNT,
-    "no_repeat_ngram_size": _COUNT,
-    "top_k": _COUNT,
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "max_length", "max_new_tokens"), _LENGTH),
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "top_k"), _COUNT),
     "top_p": Setting(kind=float, above=0, most=1),
     "temperature": Setting(kind=float, least=0),
     "length_penalty": Setting(kind=float, least=-64, most=64),

@@ -120,30 +120,17 @@ class ExactSteps(Trainer):
         outputs["loss"] = outputs["loss"] * self.accelerator.num_processes  # gradients are averaged over processes
         return outputs
 
-    def prediction_step(
-        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None, **settings: Any
-    ) -> tuple[Any, Any, Any]:
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **settings: Any) -> Any:
         """As stock, without the labels of repeated rows."""
         dataset = getattr(self.callback_handler.eval_dataloader, "dataset", None)
         self._blank_repeated_rows(inputs, dataset, self.args.eval_batch_size)
-        result: tuple[Any, Any, Any] = super().prediction_step(
-            model, inputs, prediction_loss_only, ignore_keys, **settings
-        )
-        return result
+        return super().prediction_step(model, inputs, *args, **settings)
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: Any = None,
-        metric_key_prefix: str = "eval",
-    ) -> Any:
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **settings: Any) -> Any:
         """As stock, with the loss and every term an exact mean over the data set."""
         self.gather_function = self.accelerator.gather_for_metrics  # drops repeated rows; stock keeps them
-        output: Any = super().evaluation_loop(
-            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-        )
+        settings["metric_key_prefix"] = metric_key_prefix
+        output: Any = super().evaluation_loop(*args, **settings)
         if means := self._training_log.take_evaluation():
             loss = sum(part.weight * means[part.name] for part in self.loss_fn.parts if part.name in means)
             exact = {"loss": loss} | means

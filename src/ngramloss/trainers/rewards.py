@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -149,8 +149,9 @@ def _examples(references: References) -> list[Example]:
 
 
 def _credits(n: Sequence[int], texts: Texts, references: References) -> list[float]:
-    words = {text: _words(text) for texts_of_row in (texts, *references) for text in texts_of_row}
-    counts = {gold: [_ngrams(words[gold], length) for length in n] for golds in references for gold in golds}
+    pattern, golds_of_all = token_pattern(), [gold for golds in references for gold in golds]
+    words = {text: pattern.findall(normalised(text)) for text in (*texts, *golds_of_all)}
+    counts = {gold: [Counter(_windows(words[gold], length)) for length in n] for gold in golds_of_all}
     return [
         max(_credit(words[text], n, counts[gold]) for gold in golds)
         for text, golds in zip(texts, references, strict=True)
@@ -163,10 +164,9 @@ def _credit(words: Sequence[str], n: Sequence[int], counts: Sequence[Mapping[tup
     covered, credited = [0] * (size + 1), [0] * (size + 1)  # changes from one position to the next
     for length, known in zip(n, counts, strict=True):
         left = dict(known)
-        for start in range(size - length + 1):
+        for start, window in enumerate(_windows(words, length)):
             covered[start] += 1
             covered[start + length] -= 1
-            window = tuple(words[start : start + length])
             if left.get(window, 0) > 0:
                 left[window] -= 1
                 credited[start] += 1
@@ -178,12 +178,9 @@ def _credit(words: Sequence[str], n: Sequence[int], counts: Sequence[Mapping[tup
     return total / size if size else 0.0
 
 
-def _words(text: str) -> list[str]:
-    return token_pattern().findall(normalised(text))
-
-
-def _ngrams(words: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
-    return Counter(tuple(words[start : start + length]) for start in range(len(words) - length + 1))
+def _windows(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
+    """The n-grams of words, in order."""
+    return zip(*(words[start:] for start in range(length)), strict=False)
 
 
 # Texts

@@ -75,7 +75,7 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None, **settings: Any
-    ) -> tuple[Any, Any, Any]:
+    ) -> Any:
         """As stock, without the labels of repeated rows."""
         has_candidates = inputs.get("candidates") is not None
         generates = getattr(self.args, "predict_with_generate", False) and not prediction_loss_only

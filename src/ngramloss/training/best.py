@@ -183,8 +183,19 @@ def metric_of(name: str, key: str, terms: Sequence[str] = ()) -> str:
             f"{key}: {name!r} is {kind}. {nearest(name, [*terms, *choices], 0.6)}{of_objective}Scores of generated "
             f"texts: {', '.join(choices)}."
         )
-    _raise_unless_usable(name, owners[name], key, f"{'a term, or ' if terms else ''}one of {', '.join(choices)}")
-    return owners[name]
+    metric, instead = owners[name], f"{'a term, or ' if terms else ''}one of {', '.join(choices)}"
+    if scores_of(metric)[name].better == "neither":
+        raise UserError(
+            f"{key}: {name} only describes texts: neither high nor low values are better. Choose {instead}."
+        )
+    if has_own_model(metric):
+        raise UserError(
+            f"{key}: {name} needs a model or a file of its own, which is not loaded beside the model in training. "
+            f"Choose {instead}. Score the finished run with {metric}: ngramloss score RUN --metrics {metric}."
+        )
+    if needed := METRICS[metric].packages_needed:
+        raise UserError(f"{key}: {name} {needed}.")
+    return metric
 
 
 def _choices(metrics: Iterable[str]) -> list[str]:
@@ -202,20 +213,6 @@ def _choices(metrics: Iterable[str]) -> list[str]:
 def has_own_model(metric: str) -> bool:
     """Whether a metric needs a model or a file of its own."""
     return "model" in METRICS[metric].options or bool(missing_options(metric, {}))
-
-
-def _raise_unless_usable(name: str, metric: str, key: str, choices: str) -> None:
-    if scores_of(metric)[name].better == "neither":
-        raise UserError(
-            f"{key}: {name} only describes texts: neither high nor low values are better. Choose {choices}."
-        )
-    if has_own_model(metric):
-        raise UserError(
-            f"{key}: {name} needs a model or a file of its own, which is not loaded beside the model in training. "
-            f"Choose {choices}. Score the finished run with {metric}: ngramloss score RUN --metrics {metric}."
-        )
-    if needed := METRICS[metric].packages_needed:
-        raise UserError(f"{key}: {name} {needed}.")
 
 
 def options_of(metric: str, given: Sequence[str], key: str) -> dict[str, Any]:

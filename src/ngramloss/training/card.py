@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ngramloss.output.escape import as_code, in_markdown
 from ngramloss.recipe import Model, Recipe
 from ngramloss.training.best import weights_text
 from ngramloss.training.identity import PLUGIN
-from ngramloss.training.prepared import Prepared, PreparedCandidates, PreparedLanguageModel
+from ngramloss.training.prepared import Prepared
 from ngramloss.training.run import Run
 from ngramloss.version import __version__, installed
 
@@ -67,14 +68,7 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
         "",
         *_splits(prepared),
         *(f"* {in_markdown(sentence)}" for sentence in prepared.used),
-        *(
-            f"\nThe {part} split is {fraction:g} of the training split, held out by the ids of its rows."
-            for part in ("validation", "test")
-            if (fraction := getattr(settings.data, f"{part}_fraction"))
-        ),
-        *_candidates(prepared.candidates),
-        *_own_texts(run),
-        *_language_model(prepared.language_model),
+        *(f"\n{sentence}" for sentence in _sentences(run, prepared)),
         "",
         *([f"## {heading}", "", *(f"* {line}" for line in remarks), ""] if remarks else []),
         "## Machine",
@@ -123,57 +117,37 @@ def title(settings: Recipe) -> str:
     return settings.slug
 
 
-def _candidates(compared: PreparedCandidates | None) -> list[str]:
-    """Which candidates the objective compared."""
-    if compared is None:
-        return []
-    scored = f", scored with {as_code(compared.metric)}" if compared.metric else ""
-    cut = f" {compared.cut:,} of them were cut." if compared.cut else ""
-    return [
-        "",
-        f"The objective compares {compared.texts:,} candidates of {compared.examples:,} training examples{scored}, "
-        f"from {as_code(str(compared.file))}, fingerprint `{compared.fingerprint}`.{cut}",
-    ]
-
-
-def _own_texts(run: Run) -> list[str]:
-    """What the model wrote while it was trained."""
-    if run.gain is None:
-        return []
-    given = {name: value for name, value in dataclasses.asdict(run.settings.online).items() if value}
-    return [
-        "",
-        "The objective compares texts that the model wrote while it was trained, with the weights that it had then "
-        f"({', '.join(f'{name} {value}' for name, value in given.items())}), scored with "
-        f"{', '.join(map(as_code, run.gain.scores))}.",
-    ]
-
-
-def _language_model(asked: PreparedLanguageModel | None) -> list[str]:
-    """Which language model the objective reads."""
-    if asked is None:
-        return []
-    return [
-        "",
-        f"The objective reads what the language model {as_code(asked.name)} says of the targets, fingerprint "
-        f"`{asked.fingerprint}`. Its perplexity on the training targets is {asked.perplexity:.4g}.",
-    ]
+def _sentences(run: Run, prepared: Prepared) -> Iterator[str]:
+    """What is held out, and what the objective reads beside the splits: candidates, own texts, a language model."""
+    for part in ("validation", "test"):
+        if fraction := getattr(run.settings.data, f"{part}_fraction"):
+            yield f"The {part} split is {fraction:g} of the training split, held out by the ids of its rows."
+    if compared := prepared.candidates:
+        scored = f", scored with {as_code(compared.metric)}" if compared.metric else ""
+        cut = f" {compared.cut:,} of them were cut." if compared.cut else ""
+        yield (
+            f"The objective compares {compared.texts:,} candidates of {compared.examples:,} training examples{scored}, "
+            f"from {as_code(str(compared.file))}, fingerprint `{compared.fingerprint}`.{cut}"
+        )
+    if run.gain is not None:
+        given = [f"{name} {value}" for name, value in dataclasses.asdict(run.settings.online).items() if value]
+        yield (
+            "The objective compares texts that the model wrote while it was trained, with the weights that it had then "
+            f"({', '.join(given)}), scored with {', '.join(map(as_code, run.gain.scores))}."
+        )
+    if lm := prepared.language_model:
+        yield (
+            f"The objective reads what the language model {as_code(lm.name)} says of the targets, fingerprint "
+            f"`{lm.fingerprint}`. Its perplexity on the training targets is {lm.perplexity:.4g}."
+        )
 
 
 def deviations(settings: Recipe, precision: str) -> list[str]:
     """Every setting that differs from the paper, and every choice that the paper does not specify."""
     paper = recipe.load("cnndm" if canonical(settings.data.name) == "cnn_dailymail" else "xsum")
-    not_reported = (
-        "objective",
-        "task",
-        "model",
-        "data.candidates",
-        "data.language_model",
-        "online",
-        "data.weights",
-        *recipe.only_speed(),
-    )
-    lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(not_reported)]
+    said_elsewhere = "objective", "task", "model", "data.candidates", "data.language_model", "online", "data.weights"
+    left_out = *said_elsewhere, *recipe.only_speed()
+    lines = [line.partition(" → ") for line in recipe.differences(paper, settings) if not line.startswith(left_out)]
     differences = [f"{as_code(theirs)}, here {as_code(ours)}" for theirs, _, ours in lines]
     if settings.model.name != paper.model.name:
         name = f"The model is {as_code(settings.model.name)}; the paper fine-tunes BART-base."

@@ -72,7 +72,17 @@ def claim(
         run.clear()
     saved = checkpoints.find(run.checkpoints)
     if run.recipe.exists() and (run.finished or saved.newest or run.has_predictions):  # else nothing can be lost
-        _raise_unless_same(settings, run, saved.newest, made_of)
+        started = recipe.load(str(run.recipe))
+        record = read_record(saved.newest) if saved.newest is not None and not run.finished else {}
+        changed = recipe.changed_settings(started, settings)
+        if changed and record:
+            with suppress(UserError, OSError):  # what cannot be read any more is said when the settings are right
+                now = made_of(started)
+                changed |= changes({name: record[name] for name in now if name in record}, now)
+        if changed:
+            raise error_of_changes(run.path, changed)
+        for line in recipe.differences(started, settings) if record else ():
+            logger.info(f"{line}, from now on.")
     if run.finished:
         return saved.newest
     run.tidy()
@@ -83,20 +93,3 @@ def claim(
     run.checkpoints.mkdir(exist_ok=True)
     run.prepared.unlink(missing_ok=True)
     return saved.newest
-
-
-def _raise_unless_same(
-    settings: Recipe, run: RunFolder, newest: Path | None, made_of: Callable[[Recipe], Mapping[str, str]]
-) -> None:
-    """Raise if settings differ from those that a run was started with, or if this version cannot continue it."""
-    started = recipe.load(str(run.recipe))
-    record = read_record(newest) if newest is not None and not run.finished else {}
-    changed = recipe.changed_settings(started, settings)
-    if changed and record:
-        with suppress(UserError, OSError):  # what cannot be read any more is said when the settings are right
-            now = made_of(started)
-            changed |= changes({name: record[name] for name in now if name in record}, now)
-    if changed:
-        raise error_of_changes(run.path, changed)
-    for line in recipe.differences(started, settings) if record else ():
-        logger.info(f"{line}, from now on.")

@@ -148,21 +148,6 @@ LACKING = {
 """What terms may need that no system has."""
 
 
-def _unusable_terms(objective: str, name: str) -> list[str]:
-    """A sentence for each term that a system cannot train."""
-    try:
-        terms = parse(objective)
-    except UserError as mistake:
-        return [f"objective: {mistake}"]
-    needs = {term.names[0]: term.requires | term.needs for term in terms}
-    lacking = {term: what for term, own in needs.items() for need, what in LACKING.items() if need in own}
-    return [
-        f"objective: {term} needs {what}, which {name} does not have. Leave it out; terms of tokens and n-grams, such "
-        "as ce and matches, can be used."
-        for term, what in lacking.items()
-    ]
-
-
 def check_recipe(settings: Recipe) -> Written:
     """The system of a recipe. Raises if its settings ask for what it does not have, all mistakes at once."""
     system = read_system(settings.system)
@@ -172,7 +157,16 @@ def check_recipe(settings: Recipe) -> Written:
     mistakes = [f"{key}: is not a setting of {name}. Leave it out." for key in changed if key in absent]
     if settings.objective != "ce" and not system.entry.takes_objective:
         mistakes.append(f"objective: {name} has an objective of its own. Leave it out.")
-    mistakes += _unusable_terms(settings.objective, name)
+    try:
+        needs = {term.names[0]: term.requires | term.needs for term in parse(settings.objective)}
+        lacking = {term: what for term, own in needs.items() for need, what in LACKING.items() if need in own}
+        mistakes += [
+            f"objective: {term} needs {what}, which {name} does not have. Leave it out; terms of tokens and n-grams, "
+            "such as ce and matches, can be used."
+            for term, what in lacking.items()
+        ]
+    except UserError as mistake:
+        mistakes.append(f"objective: {mistake}")
     if read := system.entry.search:
         mistakes += [
             f"{key}: is not a setting of {name}, whose search reads {', '.join(read)}."

@@ -39,19 +39,16 @@ def generated_score(
     sources: Sequence[Sequence[int]],
     *,
     examples: Sequence[Example],
-    settings: Recipe,
-    tokenizer: Any,
-    batch_size: int,
     process: int = 0,
     processes: int = 1,
+    **how: Any,
 ) -> Callable[[Any], dict[str, float]]:
     """The score of the texts that a model in training generates for the validation split.
 
     Each process generates its share. The first one scores all texts and sends the score to the others, so that all
     agree on the best checkpoint and on early stopping.
-    ``examples`` are those of the sources; only the first process needs them.
+    ``examples`` are those of the sources; only the first process needs them. ``how`` is for :func:`write_texts`.
     """
-    how: dict[str, Any] = {"settings": settings, "tokenizer": tokenizer, "batch_size": batch_size}
 
     def scored(model: Any) -> dict[str, float]:
         """The score, and the seconds that it took."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from ngramloss.errors import UserError
 from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import Labelled, Packing, at_positions, labelled, packing
 from ngramloss.loss.terms import Term
-from ngramloss.models.attached import step_loss
+from ngramloss.models.attached import calls, step_loss
 from ngramloss.models.attached.callers import Caller, find_caller
-from ngramloss.models.attached.calls import REPLACEMENT, AttachedForward, Made, Outputs, Ran, WatchedHead, is_traced
+from ngramloss.models.attached.calls import HeadRows, LabelledBatch, Outputs, Ran, WatchedHead
 from ngramloss.models.attached.candidates import KEYS as CANDIDATES
 from ngramloss.models.attached.candidates import candidate_rows, decoder_that_repeats, repeat_sources
 from ngramloss.models.attached.decoder_inputs import add_decoder_inputs
@@ -154,7 +154,7 @@ def detach(model: ModelT) -> ModelT:
         del inner._ngramloss
         # FSDP may have added its own class above ours, and Accelerate a forward that calls ours. Without a state our
         # class does nothing, so it may stay.
-        if REPLACEMENT not in vars(inner):
+        if calls.REPLACEMENT not in vars(inner):
             inner.__class__ = vars(type(inner)).get("_ngramloss_base", type(inner))
     return model
 
@@ -224,22 +224,6 @@ OURS = ("labels", "shift_labels", POSITIONS, KEY, *BESIDE, *COUNTS, "return_dict
 """Inputs of an attached model that its own forward does not get."""
 
 
-class _Batch(NamedTuple):
-    """What a call has for its loss."""
-
-    labels: Tensor
-    """As they are passed, [B, T]."""
-    aligned: Tensor
-    """With the positions that predict them, [B, T] or [S, T]."""
-    places: Tensor | None
-    """These positions, if the batch names them, [S, T]."""
-    where: Labelled
-    beside: dict[str, Tensor]
-    """The numbers beside the labels, aligned, [B, T] each."""
-    counts: dict[str, Any]
-    """The denominators of the step; None where they are not known."""
-
-
 @dataclass(eq=False)
 class _State:
     """The state of an attached model, in one attribute that is not a module, parameter or buffer."""
@@ -292,37 +276,36 @@ class _State:
         candidates = candidate_rows(model, inputs)
         _refuse_inputs(model, inputs)
         wants_dict, aligned = inputs.get("return_dict"), aligned_labels(model, inputs)  # [B, T]
-        batch = _Batch(
+        batch = LabelledBatch(
             labels=inputs["labels"],
             aligned=aligned,
             places=inputs.get(POSITIONS),
             where=self.labelled(model, inputs, aligned),
-            beside=aligned_given(model, inputs),
-            counts={name: inputs.get(name) for name in COUNTS},
         )
+        given: dict[str, Any] = {**aligned_given(model, inputs)}  # [B, T] each
+        counts = {name: inputs.get(name) for name in COUNTS}
         inputs = {name: value for name, value in inputs.items() if name not in OURS}
         self.loss.warn_of_padding(model, batch.labels)
         with_router = asks_for_router_loss(model, inputs)
         self.keep_apart(model, inputs, batch)
-        given: dict[str, Any] = {**batch.beside}
         if self.teacher is not None:
             given["teacher"] = self.teacher.predictions(inputs, batch.labels, batch.places)
         if has_encoder(model):
             add_decoder_inputs(model, inputs, batch.labels, candidates)
         forward = forward if batch.places is None else on_the_right(forward)
         made = self.made(model, forward, inputs, caller)
-        made, further = further_stats(loss_fn, made, candidates, batch.labels, batch.aligned, batch.places)
+        made, further = further_stats(loss_fn, made, candidates, batch)
         labels, packed = batch.aligned.to(made.rows.device), batch.where.packed  # [B, T]
         if packed is not None:
             packed = Packing(*(part.to(labels.device) for part in packed))
         score = _score(loss_fn, made, batch.where.positions, given | further)
-        loss = self.loss(score, labels, packed, **batch.counts)  # []
+        loss = self.loss(score, labels, packed, **counts)  # []
         if with_router:
-            loss = loss + router_loss(model, made.outputs, labels, batch.counts)
+            loss = loss + router_loss(model, made.outputs, labels, counts)
         self.ran.note(loss)
         return _outputs(model, made, loss, wants_dict)
 
-    def keep_apart(self, model: Any, inputs: dict[str, Any], batch: _Batch) -> None:
+    def keep_apart(self, model: Any, inputs: dict[str, Any], batch: LabelledBatch) -> None:
         """Let the model see where documents of packed rows begin, or warn that it does not."""
         if self.takes_cache and inputs.get("use_cache") is None:
             inputs["use_cache"] = False  # with a cache, transformers does not look for packed documents
@@ -342,19 +325,19 @@ class _State:
         segments = None  # [B, T]
         if term_of_whole_texts(self.loss.loss_fn):  # otherwise texts would not matter
             segments = segments_of_batch(inputs, labels, causal=causal, shift=self.shift, texts=self.texts)
-        if causal and labels.numel() and not is_traced(labels):
+        if causal and labels.numel() and not calls.is_traced(labels):
             return labelled(labels, segments)
         return Labelled(None, None if segments is None else packing(labels, segments))
 
-    def made(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any], caller: Caller) -> Made:
+    def made(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any], caller: Caller) -> HeadRows:
         """What the model makes of its inputs: logits if somebody reads them, and otherwise the input of its head."""
         if (self.logits and not model.training) or caller.reads_outputs:
             outputs = forward(model, **inputs, return_dict=True)
-            return Made(outputs, outputs.logits, outputs.get("logits_ngram"), None)
+            return HeadRows(outputs, outputs.logits, outputs.get("logits_ngram"), None)
         return self.head.run(model, forward, inputs, streams=reads_streams(self.loss.loss_fn))
 
 
-def _score(loss_fn: JointLoss, made: Made, positions: Tensor | None, given: dict[str, Any]) -> Callable[..., Any]:
+def _score(loss_fn: JointLoss, made: HeadRows, positions: Tensor | None, given: dict[str, Any]) -> Callable[..., Any]:
     """The joint loss as a function of labels and denominators."""
     if made.head is None:
         return functools.partial(loss_fn.with_parts, made.rows, **given)
@@ -364,7 +347,7 @@ def _score(loss_fn: JointLoss, made: Made, positions: Tensor | None, given: dict
     return functools.partial(loss_fn.from_hidden_with_parts, made.rows, settings.pop("weight"), **settings)
 
 
-def _outputs(model: Any, made: Made, loss: Tensor, wants_dict: bool | None) -> Outputs:
+def _outputs(model: Any, made: HeadRows, loss: Tensor, wants_dict: bool | None) -> Outputs:
     """The model's own outputs with this loss, and without logits of one position."""
     fields = {name: value for name, value in made.outputs.items() if made.head is None or not name.startswith("logits")}
     if made.head is None:
@@ -422,7 +405,7 @@ def _attached_class(base: Any) -> Any:
         base.__name__,
         (base,),
         {
-            "forward": AttachedForward(forward, expected),
+            "forward": calls.AttachedForward(forward, expected),
             "__reduce_ex__": reduce,
             "_ngramloss_base": base,
             "__module__": base.__module__,

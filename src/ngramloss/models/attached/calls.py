@@ -20,6 +20,7 @@ from torch.nn import Module
 from torch.nn.modules import module as torch_module
 
 from ngramloss.errors import UserError
+from ngramloss.loss.stats import Labelled
 from ngramloss.models.attached.adapted_heads import adapter_state, head_input, without_dropout
 from ngramloss.models.attached.heads import Head, head_module, head_of, raise_unless_equal
 
@@ -55,7 +56,19 @@ class Capture:
         self.streams: Tensor | None = None  # its further ones, [B, n − 1, T, D]
 
 
-class Made(NamedTuple):
+class LabelledBatch(NamedTuple):
+    """The labels of a call, and where they are predicted."""
+
+    labels: Tensor
+    """As they are passed, [B, T]."""
+    aligned: Tensor
+    """With the positions that predict them, [B, T] or [S, T]."""
+    places: Tensor | None
+    """These positions, if the batch names them, [S, T]."""
+    where: Labelled
+
+
+class HeadRows(NamedTuple):
     """What a model made of a batch."""
 
     outputs: Outputs
@@ -131,7 +144,7 @@ class WatchedHead:
             self.handle.remove()
         self.head, self.handle = head, head and head.register_forward_pre_hook(self.hook)
 
-    def run(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any], *, streams: bool) -> Made:
+    def run(self, model: Any, forward: Callable[..., Outputs], inputs: dict[str, Any], *, streams: bool) -> HeadRows:
         """What the model makes of these inputs, with logits of only one position."""
         if getattr(model, "_is_replica", False):
             raise UserError(
@@ -164,7 +177,7 @@ class WatchedHead:
             with without_dropout(module):
                 raise_unless_equal(model, outputs.get("logits"), head_input(module, hidden[:, :1]), head)
             self.compared = now
-        return Made(outputs, head_input(module, hidden.to(device)), further, head)
+        return HeadRows(outputs, head_input(module, hidden.to(device)), further, head)
 
 
 def hooks_of(head: Module) -> tuple[object, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from ngramloss.errors import UserError
 from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import CandidateStats, TextIds, TokenStats, at_positions, token_stats, token_stats_from_hidden
-from ngramloss.models.attached.calls import Made
+from ngramloss.models.attached.calls import HeadRows, LabelledBatch
 from ngramloss.models.attached.candidates import CandidateRows
 from ngramloss.models.attached.heads import Head, has_encoder
 
@@ -37,29 +36,20 @@ def refuse_missing_streams(model: Any, loss_fn: JointLoss) -> None:
 
 
 def further_stats(
-    loss_fn: JointLoss,
-    made: Made,
-    candidates: CandidateRows | None,
-    references: Tensor,
-    aligned: Tensor,
-    places: Tensor | None,
-) -> tuple[Made, dict[str, Any]]:
-    """The same with the rows of the references alone, and what terms read of others, as arguments of the loss.
-
-    Args:
-        aligned: the same, aligned with the positions that predict them, [B, T].
-    """
+    loss_fn: JointLoss, made: HeadRows, candidates: CandidateRows | None, batch: LabelledBatch
+) -> tuple[HeadRows, dict[str, Any]]:
+    """The same with the rows of the references alone, and what terms read of others, as arguments of the loss."""
     further: dict[str, Any] = {}
     if candidates is not None:
-        rows, others = candidates.split(made.rows, references.shape[-1], places)  # [B, T, …], [B·K, T', …]
+        rows, others = candidates.split(made.rows, batch.labels.shape[-1], batch.places)  # [B, T, …], [B·K, T', …]
         made = made._replace(rows=rows)
-        further["candidates"] = _candidate_stats(loss_fn, candidates, others, references, made.head)
-    elif places is not None:
-        made = made._replace(rows=at_positions(made.rows, places))  # [S, T, …]
-    return made, further | _stream_stats(loss_fn, made, aligned)
+        further["candidates"] = _candidate_stats(loss_fn, candidates, others, batch.labels, made.head)
+    elif batch.places is not None:
+        made = made._replace(rows=at_positions(made.rows, batch.places))  # [S, T, …]
+    return made, further | _stream_stats(loss_fn, made, batch.aligned)
 
 
-def _stream_stats(loss_fn: JointLoss, made: Made, labels: Tensor) -> dict[str, Tensor]:
+def _stream_stats(loss_fn: JointLoss, made: HeadRows, labels: Tensor) -> dict[str, Tensor]:
     """What the objective reads of the further streams, summed over them, for labels [B, T]; nothing if none is read."""
     wanted = {name: own for name, own in STREAM_STATS.items() if name in loss_fn.needs}
     if not wanted or made.streams is None:
@@ -89,22 +79,12 @@ def _candidate_stats(
 
 
 def _row_stats(
-    loss_fn: JointLoss,
-    rows: Tensor,
-    labels: Tensor,
-    head: Head | None,
-    *,
-    memory: str,
-    needs: Collection[str] = (),
-    texts: TextIds | None = None,
+    loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | None, *, memory: str, **more: Any
 ) -> TokenStats:
-    """Statistics of further rows, from hidden states without ever having all logits.
-
-    Args:
-        texts: whose tokens ``cross_logp`` has, if not those of the rows themselves.
-    """
-    labels = labels.to(rows.device)  # [N, T]
+    """Statistics of further rows [N, T, …], from hidden states without ever having all logits; ``more`` is theirs."""
+    labels, more["check"] = labels.to(rows.device), loss_fn.check  # [N, T]
     if head is None:
-        return token_stats(rows, labels, needs=needs, check=loss_fn.check, texts=texts)
-    settings: dict[str, Any] = {"check": loss_fn.check, "backend": loss_fn.backend, "memory": memory, "texts": texts}
-    return token_stats_from_hidden(rows, labels=labels, **head._asdict(), needs=needs, **settings)
+        return token_stats(rows, labels, **more)
+    return token_stats_from_hidden(
+        rows, labels=labels, **head._asdict(), backend=loss_fn.backend, memory=memory, **more
+    )

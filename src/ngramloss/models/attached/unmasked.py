@@ -78,31 +78,14 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, _mask)
 
 
-def _mask(
-    *,
-    q_length: int,
-    kv_length: int,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    allow_is_causal_skip: bool = True,
-    **others: Any,
-) -> Tensor | None:
-    """None if attention sees everything that comes before a token; otherwise transformers' own mask.
-
-    Args:
-        allow_is_causal_skip: False if a token sees other tokens than all before it, such as those of an image.
-    """
+def _mask(**given: Any) -> Tensor | None:
+    """None if attention sees everything that comes before a token; otherwise transformers' own mask."""
+    kv_length, local_size = given["kv_length"], given.get("local_size")
     sees_all = local_size is None or kv_length < local_size
-    if allow_is_causal_skip and q_length == kv_length and sees_all:
+    # Not if a token sees other tokens than all before it, such as those of an image.
+    if given.get("allow_is_causal_skip", True) and given["q_length"] == kv_length and sees_all:
         return None
     from transformers.masking_utils import sdpa_mask
 
-    mask: Tensor | None = sdpa_mask(
-        q_length=q_length,
-        kv_length=kv_length,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        allow_is_causal_skip=allow_is_causal_skip,
-        **others,
-    )  # [B, 1, T, T]
+    mask: Tensor | None = sdpa_mask(**given)  # [B, 1, T, T]
     return mask
