@@ -120,15 +120,19 @@ class ScoreTexts(TrainerCallback):
         if prefix == "train" or (step == state.global_step and scored != prefix):
             return
         self._last = (state.global_step, prefix)
-        began, inner = time.perf_counter(), bare(kwargs["model"])
+        found = self._found(kwargs["model"], kwargs.get("processing_class"))
+        add_to_log({f"{prefix}_{name}": value for name, value in found.items()}, logs, state)
+
+    def _found(self, model: Any, tokenizer: Any) -> dict[str, float]:
+        """The scores, and the seconds that they took."""
+        began, inner = time.perf_counter(), bare(model)
         started = torch.distributed.is_initialized()
         process, processes = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if started else (0, 1)
-        tokenizer, shape = self._prepare(inner, kwargs.get("processing_class"))
+        tokenizer, shape = self._prepare(inner, tokenizer)
         ids = prompt_ids([example.source for example in self.examples], tokenizer, shape)
         texts = texts_of_all(lambda mine: self._write(inner, tokenizer, shape, mine), ids, process, processes)
         scores = from_first(lambda: self._scores(texts, self.examples), process, processes)
-        found = {**scores, "scoring_seconds": time.perf_counter() - began}
-        add_to_log({f"{prefix}_{name}": value for name, value in found.items()}, logs, state)
+        return {**scores, "scoring_seconds": time.perf_counter() - began}
 
     def _prepare(self, model: Any, tokenizer: Any) -> tuple[Any, Shape]:
         """The tokenizer, and how the examples become tokens of this model."""
