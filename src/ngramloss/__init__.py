@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from ngramloss.models.attached.attach import last_parts as last_parts
     from ngramloss.models.attached.step_loss import compute_loss_func as compute_loss_func
     from ngramloss.output import console as console
-    from ngramloss.output import tabular as tabular
     from ngramloss.output.progress import Progress as Progress
     from ngramloss.scoring import texts as texts
+    from ngramloss.search import registry as engines  # noqa: F401
     from ngramloss.settings import Setting as Setting
     from ngramloss.storage import files as files
     from ngramloss.storage.run_folder import RunFolder as RunFolder
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from ngramloss.trainers.score_texts import ScoreTexts as ScoreTexts
     from ngramloss.trainers.trainer import NgramTrainer as NgramTrainer
     from ngramloss.trainers.trl import NgramSFTTrainer as NgramSFTTrainer
+    from ngramloss.training.online import OwnTexts as OwnTexts
     from ngramloss.training.python import train as train
     from ngramloss.training.run import Run as Run
     from ngramloss.training.system_task import SystemTask as SystemTask
@@ -106,6 +107,7 @@ _ROOMS = {
     "Verb": "cli.verbs",
     "Job": "generation.job",
     "MissingFileError": "errors",
+    "OwnTexts": "training.online",
     "Progress": "output.progress",
     "Run": "training.run",
     "RunFolder": "storage.run_folder",
@@ -120,6 +122,7 @@ _MODULES = {
     "console": "output.console",
     "data": "data",
     "encoders": "models.encoders",
+    "engines": "search.registry",
     "files": "storage.files",
     "gains": "metrics.gains",
     "loading": "models.loading",
@@ -129,7 +132,6 @@ _MODULES = {
     "predictions": "generation.predictions",
     "recipe": "recipe",
     "rewards": "trainers.rewards",
-    "tabular": "output.tabular",
     "texts": "scoring.texts",
     "tokens": "data.tokens",
 }

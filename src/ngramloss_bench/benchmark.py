@@ -14,19 +14,16 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from itertools import groupby
+from math import isfinite
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ngramloss import UserError
-from ngramloss.output.console import logger, print_result
-from ngramloss.output.tabular import aligned, fixed
-from ngramloss.search.registry import engine_packages
-from ngramloss.storage.files import writing
-from ngramloss.version import __version__, installed
+import ngramloss as ng
 from ngramloss_bench.child import Failed, in_child, shortened
 
 NAN = float("nan")
@@ -108,10 +105,12 @@ def run(
         plan = benchmark.plan(options, Path(folder))
         # a GPU is asked in a process of its own: this one must not hold memory of it
         about = in_child(machine, options.device) if options.device == "cuda" else machine(options.device)
-        packages = {name: found for name in (*PACKAGES, *engine_packages()) if (found := installed(name))}
-        versions = {"python": platform.python_version(), "ngramloss": __version__, **packages}
+        installed = {each.name.lower().replace("_", "-"): each.version for each in distributions()}
+        names = [name for name in (*PACKAGES, *ng.engines.engine_packages()) if name in installed]
+        packages = {name: installed[name] for name in names}
+        versions = {"python": platform.python_version(), "ngramloss": ng.__version__, **packages}
         if not shown:
-            print_result(f"{plan.title}\n{about}, {', '.join(' '.join(each) for each in versions.items())}")
+            ng.console.print_result(f"{plan.title}\n{about}, {', '.join(' '.join(each) for each in versions.items())}")
         measured = measure(plan.rows)
     relate(plan.columns, measured)
     notes = plan.compare(measured) or []
@@ -125,9 +124,13 @@ def run(
         **as_json(plan.columns, measured),
         "notes": notes,
     }
-    print_result(json.dumps(content, indent=1) if shown else "\n".join([as_text(plan.columns, measured), *notes]))
+    ng.console.print_result(
+        json.dumps(content, indent=1) if shown else "\n".join([as_text(plan.columns, measured), *notes])
+    )
     if options.device == "cpu" and not os.path.exists(STATM):
-        logger.info("note: GiB is missing because this system has no /proc, where the memory of a process is read.")
+        ng.console.logger.info(
+            "note: GiB is missing because this system has no /proc, where the memory of a process is read."
+        )
     if out:
         write_json(out, content)
     if plot:
@@ -162,7 +165,7 @@ def measure(rows: Iterable[Row]) -> list[Measured]:
         measured.append(done)
         first = next(iter(done.values), "")
         label = f"{row.group}: {row.name}" if row.group else row.name
-        logger.info(f"{label}: {done.why_not or f'{done.median(first):,.2f} {first}'}")
+        ng.console.logger.info(f"{label}: {done.why_not or f'{done.median(first):,.2f} {first}'}")
     return measured
 
 
@@ -215,9 +218,14 @@ def as_text(columns: Sequence[Column], measured: Sequence[Measured]) -> str:
             cells = [fixed(row.median(column.name), column.decimals) for column in found]
             share = 100 * (spread(row.values.get(main, ())) or NAN) / row.median(main)
             table.append([row.name, cells[0], *([fixed(share, 1)] if repeats else []), *cells[1:]])
-        lines += aligned(table)
+        lines += ng.console.aligned(table)
     failed = dict.fromkeys(f"{row.name}: {row.why_not}" for row in measured if row.why_not)
     return "\n".join([*lines, *failed])
+
+
+def fixed(value: float, decimals: int) -> str:
+    """A value with its decimals, or a dash."""
+    return f"{value:.{decimals}f}" if isfinite(value) else "–"
 
 
 def _groups(measured: Sequence[Measured]) -> list[tuple[str, list[Measured]]]:
@@ -248,7 +256,7 @@ def as_json(columns: Sequence[Column], measured: Sequence[Measured]) -> dict[str
 
 def write_json(path: Path, content: object) -> None:
     """Write JSON."""
-    with writing(path):
+    with ng.files.writing(path):
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -279,15 +287,13 @@ def draw(groups: Mapping[str, Mapping[str, float]], path: Path, *, title: str, a
         panel.margins(x=0.15)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
-    with writing(path):
+    with ng.files.writing(path):
         figure.savefig(path, dpi=110)
 
 
 def check_objectives(objectives: Sequence[str], *, has: str = "") -> None:
     """Raise if an objective is written wrongly or needs candidates or twins; ``has`` names what this benchmark has."""
-    from ngramloss import JointLoss
-
     for objective in objectives:
-        for term in JointLoss(objective).terms:
+        for term in ng.JointLoss(objective).terms:
             for missing in term.requires - {has}:
-                raise UserError(f"{term.name} reads {missing}, and bench has none. Leave it out of {objective!r}.")
+                raise ng.UserError(f"{term.name} reads {missing}, and bench has none. Leave it out of {objective!r}.")

@@ -154,10 +154,7 @@ class _Numbers:
 
 def trained(options: argparse.Namespace, refresh: int) -> dict[str, float]:
     """Train once."""
-    from ngramloss.data import Example
-    from ngramloss.metrics import gains
-    from ngramloss.recipe import Generation, Online
-    from ngramloss.training.online import OwnTexts
+    import ngramloss as ng
     from ngramloss_bench import models
 
     models.prepare(options)
@@ -168,13 +165,13 @@ def trained(options: argparse.Namespace, refresh: int) -> dict[str, float]:
     rows = [{"input_ids": source_ids, "labels": label_ids} for source_ids, label_ids in zip(read, labels, strict=True)]
     tokenizer, own = _Numbers(), None
     if refresh:  # gains are ROUGE, in which ids are words
-        gain = gains.gain_of("rouge", {})
+        gain = ng.gains.gain_of("rouge", {})
         texts = zip(tokenizer.batch_decode(read), tokenizer.batch_decode(labels), strict=True)
-        examples = [Example(str(number), *each) for number, each in enumerate(texts)]
-        own = OwnTexts(
-            Online(samples=options.count, refresh=refresh),
-            lambda numbers, texts: gains.gains_at_once(gain, [examples[number] for number in numbers], texts),
-            Generation(max_length=target + (not models.is_decoder_only(model.config))),
+        examples = [ng.data.Example(str(number), *each) for number, each in enumerate(texts)]
+        own = ng.OwnTexts(
+            ng.recipe.Online(samples=options.count, refresh=refresh),
+            lambda numbers, texts: ng.gains.gains_at_once(gain, [examples[number] for number in numbers], texts),
+            ng.recipe.Generation(max_length=target + (not models.is_decoder_only(model.config))),
         )
     lines: list[Mapping[str, float]] = []
     models.train(

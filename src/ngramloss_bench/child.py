@@ -14,7 +14,7 @@ from multiprocessing import get_all_start_methods, get_context, set_start_method
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from ngramloss.models.remote_code import allow_remote_code, remote_code_allowed
+from ngramloss import loading
 
 IMPORTED = ["ngramloss_bench.trainings"]
 """What the server imports."""
@@ -38,7 +38,7 @@ def in_children(count: int, function: Callable[..., Result], *arguments: Any) ->
     """
     context: Any = get_context("forkserver" if FORKS else "spawn")
     context.set_forkserver_preload(IMPORTED)
-    processes, results, trusts = {}, {}, remote_code_allowed()
+    processes, results, trusts = {}, {}, loading.remote_code_allowed()
     for environment in _environments(count):
         receiver, sender = context.Pipe(duplex=False)
         processes[receiver] = context.Process(target=_send, args=(sender, function, arguments, environment, trusts))
@@ -92,7 +92,7 @@ def _send(
     if FORKS:  # as in a script; through the server each worker of a loader takes seconds
         set_start_method("fork", force=True)
     try:
-        with allow_remote_code(trusts):
+        with loading.allow_remote_code(trusts):
             sender.send((function(*arguments), ""))
     except BaseException as reason:  # the parent reports it
         sender.send((None, shortened(reason)))

@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ngramloss import UserError
-from ngramloss.recipe import AUTO, PRECISIONS
-from ngramloss.search.registry import ENGINES, STANDARD, raise_if_unknown
+from ngramloss import UserError, engines, recipe
 from ngramloss_bench import options as add
 from ngramloss_bench.benchmark import NAN, Column, Measured, Plan, Row, ratio
 from ngramloss_bench.child import in_child
@@ -69,11 +67,11 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
 def chosen(only: Sequence[str]) -> list[str]:
     """The engines to measure, Hugging Face first: those that were asked for, or all that are installed."""
     for name in only:
-        raise_if_unknown(name)
-        if name == AUTO:
-            raise UserError(f"auto is not an engine of its own. Choose from {', '.join(ENGINES)}.")
-    others = only or [name for name, engine in ENGINES.items() if not engine.needs]
-    return list(dict.fromkeys([STANDARD, *others]))
+        engines.raise_if_unknown(name)
+        if name == recipe.AUTO:
+            raise UserError(f"auto is not an engine of its own. Choose from {', '.join(engines.ENGINES)}.")
+    others = only or [name for name, engine in engines.ENGINES.items() if not engine.needs]
+    return list(dict.fromkeys([engines.STANDARD, *others]))
 
 
 def raise_unless_possible(options: argparse.Namespace) -> None:
@@ -93,7 +91,7 @@ def raise_unless_possible(options: argparse.Namespace) -> None:
 
 def label(engine: str) -> str:
     """The name of an engine in tables and charts."""
-    return HF if engine == STANDARD else f"ngramloss, {engine}"
+    return HF if engine == engines.STANDARD else f"ngramloss, {engine}"
 
 
 def rows(
@@ -126,25 +124,18 @@ def written(options: argparse.Namespace, cache: Path, name: str, batch: int) -> 
 
     import torch
 
-    from ngramloss.search import engines
-    from ngramloss.search.engines.hf import search_of
     from ngramloss_bench import clock, models
 
     os.environ["NGRAMLOSS_CACHE"] = str(cache)
     models.prepare(options)
     model = models.built(options.model).eval()
-    model.to(options.device, getattr(torch, PRECISIONS[options.precision]))
+    model.to(options.device, getattr(torch, recipe.PRECISIONS[options.precision]))
     lengths: dict[str, Any] = dict.fromkeys(("min_length", "max_length", "min_new_tokens", "max_new_tokens"))
     new = "new_tokens" if models.is_decoder_only(model.config) else "length"
-    search = search_of(
-        model,
-        num_beams=options.beams,
-        early_stopping=options.beams > 1,
-        renormalize_logits=True,
-        **lengths | {f"min_{new}": options.length, f"max_{new}": options.length},
-    )
+    lengths |= {f"min_{new}": options.length, f"max_{new}": options.length}
+    search = {"num_beams": options.beams, "early_stopping": options.beams > 1, "renormalize_logits": True}
     V = model.get_output_embeddings().weight.shape[0]
-    write = engines.load(name, model, search).write
+    write = engines.load_engine(name, model, **search, **lengths)
     del model  # an engine may need it no longer
     gc.collect()
     generator = torch.Generator().manual_seed(options.seed)
@@ -158,7 +149,9 @@ def written(options: argparse.Namespace, cache: Path, name: str, batch: int) -> 
     with clock.peak_memory(options.device) as peak:
         spent = [clock.once(run, options.device) / 1e3 for _ in range(options.repeats)]
     tokens = sum(len(best[0]) - 1 for best in texts)  # the start token is not written
-    known = options.device == "cpu" or ENGINES[name].in_torch  # torch does not see the memory of other libraries
+    known = (
+        options.device == "cpu" or engines.ENGINES[name].in_torch
+    )  # torch does not see the memory of other libraries
     values = {
         "docs/s": [batch / each for each in spent],
         "tokens/s": [tokens / each for each in spent],

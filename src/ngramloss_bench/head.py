@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ngramloss import UserError
-from ngramloss.output.console import logger
+from ngramloss import UserError, console
 from ngramloss_bench import options as add
 from ngramloss_bench.benchmark import Column, Measured, Plan, Row, check_objectives, ratio
 
@@ -121,7 +120,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 def compare(measured: list[Measured]) -> None:
     """Warn if something took less time than the lower bound."""
     if impossible := [row.name for row in measured if row.median("/ bound") < 0.95 and LABELLED not in row.name]:
-        logger.warning(
+        console.logger.warning(
             f"warning: {impossible[0]!r} took less time than the lower bound, so the machine was busy with something "
             "else and no time in this table can be trusted. Measure again when it is free."
         )

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from ngramloss.storage.files import writing
+import ngramloss as ng
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +62,6 @@ def write_tokens(folder: Path, sources: Lengths, targets: Lengths, *, vocabulary
     random = np.random.default_rng(seed)
     for name, lengths in (("input_ids", sources), ("labels", targets)):
         ids = random.integers(min(4, vocabulary - 1), vocabulary, lengths.sum(), dtype=np.int32)
-        with writing(folder):
+        with ng.files.writing(folder):
             np.save(folder / f"{name}.npy", ids)
             np.save(folder / f"{name}.ends.npy", np.cumsum(lengths, dtype=np.int64))

@@ -7,7 +7,6 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +14,6 @@ import transformers
 from torch import Tensor
 
 import ngramloss as ng
-from ngramloss import UserError
-from ngramloss.models import loading
-from ngramloss.plugins import load_file
-from ngramloss.recipe import Model
 
 
 def _bart(V: int, D: int, layers: int, heads: int) -> Any:
@@ -59,7 +54,7 @@ def built(name: str) -> Any:
     """Create one of ``SHAPES`` with random weights, or load any other name from a folder or the hub."""
     config = configuration(name)
     if name not in SHAPES:
-        return loading.load(Model(name=name), None)
+        return ng.loading.load(ng.recipe.Model(name=name), None)
     torch.manual_seed(0)
     kind: Any = transformers.LlamaForCausalLM if is_decoder_only(config) else transformers.BartForConditionalGeneration
     return kind(config)
@@ -69,9 +64,9 @@ def configuration(name: str) -> Any:
     """The configuration of the model that :func:`built` returns."""
     if name == "scratch":
         names = ", ".join(SHAPES)
-        raise UserError(f"bench cannot use scratch, which has no size. Use {names}, a folder or a hub id.")
+        raise ng.UserError(f"bench cannot use scratch, which has no size. Use {names}, a folder or a hub id.")
     if name not in SHAPES:
-        return loading.load_config(Model(name=name))
+        return ng.loading.load_config(ng.recipe.Model(name=name))
     return SHAPES[name]()
 
 
@@ -111,8 +106,7 @@ def prepare(options: Namespace) -> None:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     warnings.simplefilter("ignore")
-    for plugin in options.plugin:
-        load_file(Path(plugin))
+    ng.options.load_plugins(options)
 
 
 def train(options: Namespace, model: Any, rows: Any, on_step: Callable[..., object], **more: Any) -> Any:

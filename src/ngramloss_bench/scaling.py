@@ -163,13 +163,13 @@ def trained(options: argparse.Namespace, tokens: Path, training: Training) -> di
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from ngramloss.data.tokens import Tokens
+    import ngramloss as ng
     from ngramloss_bench import models
     from ngramloss_bench.window import busy
 
     models.prepare(options)
     torch.set_num_threads(1)
-    rows = Tokens(tokens)
+    rows = ng.tokens.Tokens(tokens)
     model = models.built(options.model)
     _without_dropout(model)
     gradient_bytes = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)

@@ -71,7 +71,6 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     import torch
 
     from ngramloss import attach, detach
-    from ngramloss.models.precision import to_precision
     from ngramloss_bench import clock, models, peers
 
     device, batch, precision = options.device, options.batch_size, options.precision
@@ -86,7 +85,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     if options.loops and (decoder_only or not hasattr(model, "model")):
         raise UserError(f"the paper's loops work only with BART, not with {type(model).__name__}. Remove --loops.")
     if precision.endswith("pure"):
-        model = to_precision(model, models.dtype_of(precision))
+        model.to(models.dtype_of(precision))
     inputs = models.example(model, batch, *lengths, device)
     optimiser = torch.optim.AdamW(model.parameters(), 3e-5, fused=device == "cuda")
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from ngramloss import UserError
-from ngramloss.output.console import logger
+from ngramloss import UserError, console
 from ngramloss_bench import lengths
 from ngramloss_bench import options as add
 from ngramloss_bench.benchmark import Column, Plan, Row, check_objectives, ratio, repeated
@@ -128,7 +127,7 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
             f"a step of {options.batch_size} × {options.accumulate} rows needs at least 1 row and at most "
             f"--documents {options.documents}."
         )
-    from ngramloss.data.tokens import Tokens
+    from ngramloss import tokens
     from ngramloss_bench import models, trainings
 
     config = models.configuration(options.model)
@@ -145,9 +144,9 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
     else:
         whole = options.documents // step_size * step_size
         trainings.write_rows(folder, options.lengths, whole, config, seed=options.seed)
-    options.documents = len(Tokens(folder))
+    options.documents = len(tokens.Tokens(folder))
     if options.documents < step_size * (options.warm_up + options.steps):
-        logger.info(
+        console.logger.info(
             f"note: {options.documents} rows are {options.documents // step_size} steps, so an epoch ends and the next "
             "begins in the steps that are measured. Raise --documents to leave that out."
         )

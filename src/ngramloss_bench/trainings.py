@@ -23,19 +23,15 @@ from transformers import (
     TrainerCallback,
 )
 
-from ngramloss import IGNORE_INDEX, UserError
-from ngramloss.data import fingerprint, load
-from ngramloss.data.batches.plan import LONG
-from ngramloss.data.tokens import Shape, Tokens, tokenise
-from ngramloss.models import loading
-from ngramloss.recipe import Model
+import ngramloss as ng
 from ngramloss.training.captured import CapturedStep
-from ngramloss.training.running import NOT_CAPTURED
 from ngramloss_bench import lengths, models
 from ngramloss_bench.benchmark import NAN
 from ngramloss_bench.train import Contestant
 from ngramloss_bench.window import Window
 
+LONG = 10**6
+"""Steps of a long training."""
 LOOKED_AT = 200
 """Batches in which padding is counted."""
 
@@ -47,7 +43,7 @@ def trained(contestant: Contestant, options: argparse.Namespace, tokens: Path, t
     """
     config = models.configuration(options.model)
     if why_not := contestant.why_not(options.device, models.is_decoder_only(config)):
-        raise UserError(why_not)
+        raise ng.UserError(why_not)
     models.prepare(options)
     # where steps are captured, a whole epoch comes first, so that most shapes have been met
     warm_up = max(options.warm_up, _epoch(options)) if contestant.settings.get("capture") else options.warm_up
@@ -133,7 +129,7 @@ def stock(
     trainer = Seq2SeqTrainer(
         model,
         arguments,
-        train_dataset=_Lists(Tokens(tokens), joined=decoder_only),
+        train_dataset=_Lists(ng.tokens.Tokens(tokens), joined=decoder_only),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=shifted, pad_to_multiple_of=8 if cuda else 1),
         callbacks=[_Watched(window)],
     )
@@ -157,7 +153,7 @@ class _Lists(Dataset[dict[str, list[int]]]):
         joined: put the target behind its source in one row, with labels only there, as for a decoder-only model.
     """
 
-    def __init__(self, tokens: Tokens, *, joined: bool) -> None:
+    def __init__(self, tokens: ng.tokens.Tokens, *, joined: bool) -> None:
         self.tokens, self.joined = tokens, joined
 
     def __len__(self) -> int:
@@ -167,7 +163,7 @@ class _Lists(Dataset[dict[str, list[int]]]):
         source, target = (self.tokens[row][name].tolist() for name in ("input_ids", "labels"))
         if not self.joined:
             return {"input_ids": source, "labels": target}
-        return {"input_ids": source + target, "labels": [IGNORE_INDEX] * len(source) + target}
+        return {"input_ids": source + target, "labels": [ng.IGNORE_INDEX] * len(source) + target}
 
 
 def _padding_tokenizer(pad: int) -> PreTrainedTokenizerFast:
@@ -197,7 +193,7 @@ def ours(
         outcome = models.train(
             options,
             model,
-            Tokens(tokens),
+            ng.tokens.Tokens(tokens),
             after,
             max_steps=max(window.last_step + 1, LONG if compiled else 0),  # a last step logs more than others
             batch_size=options.batch_size,
@@ -207,7 +203,7 @@ def ours(
             seed=options.seed,
         )
     if capture and outcome.why_not_captured:  # that would be another contestant
-        raise RuntimeError(NOT_CAPTURED.format(outcome.why_not_captured))
+        raise RuntimeError(f"steps are not captured as CUDA graphs: {outcome.why_not_captured}")
     return islice(outcome.steps.from_(0), _epoch(options))
 
 
@@ -241,24 +237,24 @@ def tokenised_rows(folder: Path, options: argparse.Namespace, config: Any, step_
     """Tokenise one's own data, in whole steps, with the model's tokenizer. Returns the folder of :class:`Tokens`."""
     model = options.model
     if model in models.SHAPES:
-        raise UserError(
+        raise ng.UserError(
             f"{model} is created here with random weights and has no tokenizer, which --data needs. Name a model that "
             "has one with --model (a folder or a hub id), or use --lengths."
         )
-    examples = load(options.data, "train", limit=options.documents).examples
+    examples = ng.data.load(options.data, "train", limit=options.documents).examples
     whole = examples[: len(examples) // step_size * step_size]
     if not whole:
-        raise UserError(
+        raise ng.UserError(
             f"{options.data} has {len(examples)} documents, but one step needs {step_size}. Lower --batch-size."
         )
-    tokenizer, _ = loading.load_tokenizer(Model(name=model), lambda: (), "")
+    tokenizer, _ = ng.loading.load_tokenizer(ng.recipe.Model(name=model), lambda: (), "")
     if len(tokenizer) > config.vocab_size:
-        raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
+        raise ng.UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
     if models.is_decoder_only(config):
-        raise UserError(f"{model} is decoder-only, and --data has no prompts for it yet. Use --lengths.")
+        raise ng.UserError(f"{model} is decoder-only, and --data has no prompts for it yet. Use --lengths.")
     source, target = (min(most, models.most_positions(config)) for most in lengths.LONGEST)
-    shape = Shape(separator="none", max_source=source, max_target=target)
-    return tokenise(whole, fingerprint(whole), tokenizer, shape, cache=folder).folder
+    shape = ng.tokens.Shape(separator="none", max_source=source, max_target=target)
+    return ng.tokens.tokenise(whole, ng.data.fingerprint(whole), tokenizer, shape, cache=folder).folder
 
 
 # Padding
@@ -269,7 +265,7 @@ def padding_share(batches: Iterable[Any]) -> float:
     real = every = 0
     for batch in (part for whole in batches for part in micro_batches(whole)):
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
-        counted = labels != IGNORE_INDEX  # [B, T]
+        counted = labels != ng.IGNORE_INDEX  # [B, T]
         used = torch.ones_like(ids) if mask is None else mask  # [B, S]
         if (positions := batch.get("label_positions")) is not None:  # a row ends with its last label
             last = positions.where(counted, -1).amax(-1, keepdim=True) % ids.shape[1] + 1  # [B, 1]

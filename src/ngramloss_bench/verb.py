@@ -7,7 +7,7 @@ import shlex
 from functools import partial
 from types import ModuleType
 
-from ngramloss.cli.options import add_device, choice, chosen_device, describe, output_file, picture_file
+from ngramloss import options as cli
 from ngramloss_bench import candidates, generate, head, ngrams, scaling, step, train
 from ngramloss_bench.benchmark import run
 
@@ -18,27 +18,27 @@ BENCHMARKS = (head, step, train, generate, candidates, scaling, ngrams)
 def add(bench: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     bench.description = BENCH
-    benches = choice(bench, metavar="WHAT", title="what to measure")
+    benches = cli.choice(bench, metavar="WHAT", title="what to measure")
     for benchmark in BENCHMARKS:
         name = benchmark.__name__.rpartition(".")[2]
         parser = benches.add_parser(name, help=benchmark.SUMMARY)
-        describe(parser, benchmark.TEXT, benchmark.EXAMPLES, partial(_run, benchmark))
+        cli.describe(parser, benchmark.TEXT, benchmark.EXAMPLES, partial(_run, benchmark))
         benchmark.add_options(parser)
         parser.add_argument("-o", "--out", metavar="FILE", help="write settings and all measurements as JSON")
         if hasattr(benchmark, "AXIS"):
             parser.add_argument("--plot", metavar="FILE", help="draw a bar chart")
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-        add_device(parser)
+        cli.add_device(parser)
 
 
 def _run(benchmark: ModuleType, options: argparse.Namespace) -> int:
     settings = vars(options)
     read = [settings.get("data")]
-    out, plot = output_file(settings.pop("out"), read), picture_file(settings.pop("plot", None), read)
-    output_file(settings.get("profile"), read)
+    out, plot = cli.output_file(settings.pop("out"), read), cli.picture_file(settings.pop("plot", None), read)
+    cli.output_file(settings.get("profile"), read)
     command, shown = shlex.join(["ngramloss", *settings.pop("arguments")]), settings.pop("json")
     del settings["run_verb"]
-    options.device = chosen_device(options)
+    options.device = cli.chosen_device(options)
     if "precision" in settings:
         options.precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
     return run(benchmark, options, command, out=out, plot=plot, shown=shown)

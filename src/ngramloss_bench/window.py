@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ngramloss.models.attached.diagnosing import peak_memory
+from ngramloss_bench.clock import most_resident
 
 NAN = float("nan")
 PROFILED = 8
@@ -77,7 +77,7 @@ class Window:
             self.gibibytes = torch.cuda.max_memory_allocated() / 2**30
             self.reserved_gibibytes = torch.cuda.max_memory_reserved() / 2**30
         else:
-            self.gibibytes = peak_memory(torch.device("cpu"))
+            self.gibibytes = most_resident()
 
     def _profile(self, *activities: ProfilerActivity) -> None:
         self._profiler = profile(activities=[*activities, *([ProfilerActivity.CUDA] if self.cuda else [])])

@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _table(found: Summary) -> str:
-    from ngramloss.output.tabular import aligned
+    from ngramloss.output.console import aligned
 
     cells = [f"{found.sources:,}", f"{found.candidates:.1f}", *(f"{getattr(found, name):.4f}" for name in GAINS)]
     return "\n".join(aligned([["sources", "a source", *GAINS], cells], left=()))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ngramloss.cli.options import describe
-from ngramloss.output.console import logger, print_result
+from ngramloss.output.console import aligned, logger, print_result
 from ngramloss.plugins import Entry, Registry
 from ngramloss.settings import Setting
 
@@ -42,13 +42,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from ngramloss.output import tabular
 
     rows = (
         LISTS[options.what].rows() if options.what else {f"ngramloss list {name}": LISTS[name].about for name in LISTS}
     )
     first = rows if options.all else _to_start_with(options.what, rows)
-    for line in tabular.aligned(list(first.items()), left=(0, 1)):
+    for line in aligned(list(first.items()), left=(0, 1)):
         print_result(line)
     if len(first) < len(rows):
         logger.info(f"ngramloss list {options.what} --all lists {len(rows) - len(first)} more.")

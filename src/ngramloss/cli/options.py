@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.output.console import logger
+from ngramloss.plugins import load_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ngramloss.scoring import results, systems
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -42,6 +42,12 @@ def describe(
     add_repeated(parser, "--plugin", "FILE", "run a Python file that adds objectives or metrics; repeatable")
     parser.set_defaults(run_verb=run)
     return parser
+
+
+def load_plugins(options: argparse.Namespace) -> None:
+    """Run the plugin files of a command, which add objectives and metrics."""
+    for plugin in options.plugin:
+        load_file(Path(plugin))
 
 
 def choice(parser: argparse.ArgumentParser, *, metavar: str, title: str) -> Verbs:
@@ -152,8 +158,6 @@ def systems_given(options: argparse.Namespace) -> list[systems.Given]:
 
     A shell makes several words of ``--group ce={a,b}.jsonl``; those after the first belong to the group as well.
     """
-    from pathlib import Path
-
     from ngramloss.scoring.systems import parse_file, parse_groups
 
     names = {text.partition("=")[0].strip() for text in options.group}
@@ -215,7 +219,6 @@ def _default_metrics(options: argparse.Namespace) -> str:
 def output_file(given: str | None, inputs: Sequence[str | None] = ()) -> Path | None:
     """The path of an output file. Raise before the work begins if it cannot be written or would overwrite an input."""
     import os
-    from pathlib import Path
 
     if not given:
         return None

@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ngramloss.cli.options import choice
+from ngramloss.cli.options import choice, load_plugins
 from ngramloss.cli.verbs import VERBS, in_order
 from ngramloss.errors import UserError, see
 from ngramloss.models.remote_code import allow_remote_code
 from ngramloss.output import escape
 from ngramloss.output.console import logger, print_result, show_messages
-from ngramloss.plugins import LazyFunction, blame, load_file
+from ngramloss.plugins import LazyFunction, blame
 from ngramloss.settings import nearest
 from ngramloss.storage.files import FULL, cache_folder
 from ngramloss.version import __version__, installed, lacking
@@ -41,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.arguments = sys.argv[1:] if arguments is None else [*arguments]
         with _ctrl_c_in_callbacks(), allow_remote_code(getattr(options, "trust_remote_code", False)):
             _check_counts(options)
-            for plugin in options.plugin:
-                load_file(Path(plugin))
+            load_plugins(options)
             return int(options.run_verb(options))
     except BrokenPipeError:
         sys.stderr.close()

@@ -18,6 +18,7 @@ from ngramloss.data.languages import AUTO, special_pattern, word_pattern
 from ngramloss.data.sentences import LOOKED_AT, split_many, splitting_notes
 from ngramloss.errors import UserError
 from ngramloss.output import tabular
+from ngramloss.output.console import aligned
 from ngramloss.output.progress import Progress
 
 WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
@@ -206,7 +207,7 @@ def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard
         definitions.append("paper: Table 1 of the paper, which does not say over which splits it averages")
     over = ["", "", "source", "", "target", "", "% novel bigrams", "", ""]
     heads = ["split", "examples", "words", "sents", "words", "sents", "types", "tokens", "pooled"]
-    lines = tabular.aligned([heads, *rows])
+    lines = aligned([heads, *rows])
     top = ""
     for head, below in zip(over, re.finditer(r"\S+", lines[0]), strict=True):
         top = top.ljust(below.start()) + head if head else top

@@ -16,7 +16,8 @@ import torch
 
 from ngramloss.data.tokens import cached_at, same_ids
 from ngramloss.errors import UserError
-from ngramloss.models.remote_code import remote_code_allowed
+from ngramloss.models.remote_code import allow_remote_code as allow_remote_code
+from ngramloss.models.remote_code import remote_code_allowed as remote_code_allowed
 from ngramloss.models.settings import check_settings, pad_id, try_out
 from ngramloss.output.console import quiet_loading
 from ngramloss.recipe import Generation, Model, trained_by

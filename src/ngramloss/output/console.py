@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,22 @@ logger.addHandler(logging.NullHandler())  # without any handler, Python would pr
 def print_result(result: object) -> None:
     """Print a result to standard output."""
     print(escape.for_terminal(str(result)), flush=True)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Lines with these columns aligned to the left and the others to the right.
+
+    >>> aligned([["a", "1.50"], ["long", "10.25"]])
+    ['a      1.50', 'long  10.25']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if column in left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def show_messages() -> None:

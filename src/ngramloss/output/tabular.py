@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, NamedTuple, TypeGuard
 
 from ngramloss.output import escape
+from ngramloss.output.console import aligned
 
 
 @dataclass(frozen=True)
@@ -165,22 +166,6 @@ def as_csv(table: Table) -> Parts:
         list(map(line, table.systems)),
         list(map(line, table.paper)),
     )
-
-
-def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Lines with these columns aligned to the left and the others to the right.
-
-    >>> aligned([["a", "1.50"], ["long", "10.25"]])
-    ['a      1.50', 'long  10.25']
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if column in left else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def mark(p: float | None) -> str:

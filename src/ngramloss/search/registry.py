@@ -121,6 +121,20 @@ def engine_packages() -> list[str]:
     return [package for package in packages if package not in COMMON]
 
 
+def load_engine(name: str, model: Any, **changes: Any) -> Callable[..., list[list[list[int]]]]:
+    """A function: the ids of sources → the ids of the texts of each, best first, from the start to the end token.
+
+    Args:
+        name: of an engine, or ``auto``.
+        model: a Hugging Face encoder-decoder or decoder-only model, on its device.
+        changes: of the model's ``generation_config``, by Hugging Face's names.
+    """
+    from ngramloss.search import engines
+    from ngramloss.search.engines.hf import search_of
+
+    return engines.load(name, model, search_of(model, **changes)).write
+
+
 def raise_if_unknown(name: str) -> None:
     """Raise unless there is an engine of this name, or it is ``auto``."""
     choices = engine_choices()

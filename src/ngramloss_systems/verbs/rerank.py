@@ -186,4 +186,4 @@ def run_apply(options: argparse.Namespace) -> int:
 
 def _table(found: simcls.Chosen) -> str:
     cells = [f"{found.sources:,}", *(f"{getattr(found, name):.4f}" for name in GAINS)]
-    return "\n".join([*ng.tabular.aligned([["sources", *GAINS], cells], left=()), f"gains: {found.metric}"])
+    return "\n".join([*ng.console.aligned([["sources", *GAINS], cells], left=()), f"gains: {found.metric}"])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ngramloss.loss.explaining.sentence import raise_if_not_compared, read
 from ngramloss.loss.joint_loss import JointLoss
-from ngramloss.output.tabular import aligned
+from ngramloss.output.console import aligned
 from ngramloss.storage.files import writing
 
 REFERENCE, WRONG = "#2f6db0", "#c0392b"

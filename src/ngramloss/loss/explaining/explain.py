@@ -14,7 +14,7 @@ from ngramloss.loss.explaining.sentence import Sentence, raise_if_not_compared, 
 from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import packing
 from ngramloss.loss.terms import OBJECTIVES
-from ngramloss.output.tabular import aligned
+from ngramloss.output.console import aligned
 from ngramloss.plugins import first_doc_line
 
 WIDTH = 100
