@@ -149,9 +149,8 @@ def written(options: argparse.Namespace, cache: Path, name: str, batch: int) -> 
     with clock.peak_memory(options.device) as peak:
         spent = [clock.once(run, options.device) / 1e3 for _ in range(options.repeats)]
     tokens = sum(len(best[0]) - 1 for best in texts)  # the start token is not written
-    known = (
-        options.device == "cpu" or engines.ENGINES[name].in_torch
-    )  # torch does not see the memory of other libraries
+    # torch does not see the memory of other libraries
+    known = options.device == "cpu" or engines.ENGINES[name].in_torch
     values = {
         "docs/s": [batch / each for each in spent],
         "tokens/s": [tokens / each for each in spent],

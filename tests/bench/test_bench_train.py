@@ -300,7 +300,8 @@ def test_compiled_steps_are_the_first_of_a_long_training(options, tokens, tmp_pa
     for compiled in (False, True):
         batches = trainings.ours(options, tokens, str(tmp_path), window, capture=False, compiled=compiled)
         assert len(list(batches)) == 2  # an epoch
-    assert [settings.max_steps for settings in asked] == [window.last_step + 1, LONG]
+    assert [settings.max_steps for settings in asked] == [window.last_step + 1, trainings.LONG]
+    assert trainings.LONG >= LONG  # is one for the plan, too
 
 
 def test_stock_groups_by_length_where_it_is_asked_to(epoch):
