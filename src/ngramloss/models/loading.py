@@ -326,26 +326,20 @@ def generation_changes(settings: Generation, *, causal: bool = False, only: Coll
     Args:
         only: the settings that count; the others are the model's own. By default all do.
     """
-    lengths: dict[str, Any] = {"min_length": settings.min_length, "max_length": settings.max_length}
-    lengths |= {"min_new_tokens": None, "max_new_tokens": None}  # a model's own would win
-    if causal:
-        lengths = {"min_new_tokens": settings.min_length or None, "max_new_tokens": settings.max_length}
-        lengths |= {"min_length": None, "max_length": None}
-    changes = {
-        **lengths,
-        "do_sample": False,
-        "num_beams": settings.num_beams,
-        "length_penalty": settings.length_penalty,
-        "no_repeat_ngram_size": settings.no_repeat_ngram_size,
-        "early_stopping": settings.early_stopping and settings.num_beams > 1,
-        "renormalize_logits": settings.renormalize or None,  # None: not named in files, as in those of earlier versions
-        "_from_model_config": False,  # otherwise it may be recreated from the model's config
-    }
-    if not only:
-        return changes
-    names = {"min_new_tokens": "min_length", "max_new_tokens": "max_length", "renormalize_logits": "renormalize"}
-    named = {*only, "do_sample", "_from_model_config", *(["early_stopping"] if settings.num_beams == 1 else [])}
-    return {name: value for name, value in changes.items() if names.get(name, name) in named}
+    changes: dict[str, Any] = {"do_sample": False}
+    changes["_from_model_config"] = False  # otherwise it may be recreated from the model's config
+    for name, value in vars(settings).items():
+        stops = name == "early_stopping" and settings.num_beams == 1
+        if name in ("engine", "precision") or (only and name not in only and not stops):
+            continue
+        if name in ("min_length", "max_length"):  # a model's own by the other name would win
+            tokens = name.replace("length", "new_tokens")
+            changes |= {name: None, tokens: value or None} if causal else {name: value, tokens: None}
+        elif name == "renormalize":
+            changes["renormalize_logits"] = value or None  # None: not named in files
+        else:
+            changes[name] = value and not stops if name == "early_stopping" else value
+    return changes
 
 
 def prepare_generation(model: Any, settings: Generation) -> None:

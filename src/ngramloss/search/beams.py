@@ -50,14 +50,14 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and triton_is_installed()
 
 
-class Options(NamedTuple):
+class Continuations(NamedTuple):
     """The best tokens that may follow each text, in any order, [B, K, C], and their log-probabilities, [B, K, C]."""
 
     tokens: Tensor
     logp: Tensor
 
 
-def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count: int, less: Tensor | None) -> Options:
+def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count: int, less: Tensor | None) -> Continuations:
     """The best tokens that may follow each text. The logits are changed in place.
 
     Without ``renormalize``, probabilities are those before any token was ruled out, as in ``generate``.
@@ -84,7 +84,7 @@ def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count
         only = torch.full_like(logp, -torch.inf)                         # [B · K, C]
         only[:, 0] = 0.0
         logp, tokens = only.where(is_here, logp), tokens.masked_fill(is_here, token)
-    return Options(*(each.view(*logits.shape[:2], -1) for each in (tokens, logp)))
+    return Continuations(*(each.view(*logits.shape[:2], -1) for each in (tokens, logp)))
 
 
 def _forced(length: Tensor, search: Search) -> Iterator[tuple[int, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -11,32 +11,6 @@ from ngramloss.errors import UserError
 
 PROBABILITY, MBR = RERANK = ("probability", "mbr")
 """What may order the texts of a document instead of the search: the model, or how much the texts agree."""
-USUAL = {
-    "num_beams": 1,
-    "length_penalty": 1.0,
-    "min_length": 0,
-    "max_length": 20,
-    "early_stopping": False,
-    "no_repeat_ngram_size": 0,
-}
-"""Settings that every search has, by Hugging Face's names, and the defaults of those that nobody set."""
-BESIDE = {
-    "min_new_tokens": None,
-    "max_new_tokens": None,
-    "repetition_penalty": 1.0,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "do_sample": False,
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 1.0,
-    "typical_p": 1.0,
-    "min_p": None,
-    "renormalize_logits": False,
-    "num_return_sequences": 1,
-    "rerank": None,
-}
-"""Further settings that change texts, likewise."""
 BEAMS, SAMPLING = ("length_penalty", "early_stopping"), ("temperature", "top_k", "top_p", "typical_p", "min_p")
 """Settings that have no effect on a search without beams, and without samples."""
 HOW = {
@@ -75,18 +49,39 @@ class Options(NamedTuple):
     beams: int | None = None
 
 
-@dataclass(frozen=True)
-class Search:
-    """All settings of a search. Lengths count tokens, including the start token and the end token."""
+def _named(name: str, default: Any, *, usual: bool = False) -> Any:
+    """A setting by its name in a ``generation_config``, with Hugging Face's default; a usual one is always shown."""
+    return field(metadata={"name": name, "default": default, "usual": usual})
 
-    num_beams: int
-    max_length: int
-    min_length: int
-    length_penalty: float
-    early_stopping: bool | str
-    no_repeat_ngram_size: int
-    renormalize: bool
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """All settings of a search. Lengths count tokens, including the start token and the end token.
+
+    A field with a name in a ``generation_config`` is read from there, and part of what is saved, compared and shown. An
+    engine that cannot do what a new one asks says so in its ``unsupported``.
+    """
+
+    num_beams: int = _named("num_beams", 1, usual=True)
+    length_penalty: float = _named("length_penalty", 1.0, usual=True)
+    min_length: int = _named("min_length", 0, usual=True)
+    max_length: int = _named("max_length", 20, usual=True)
+    early_stopping: bool | str = _named("early_stopping", False, usual=True)
+    no_repeat_ngram_size: int = _named("no_repeat_ngram_size", 0, usual=True)
+    groups: int = _named("num_beam_groups", 1)
+    """Groups of beams that avoid each other's tokens. Hugging Face has them no longer, so no configuration has."""
+    diversity: float = _named("diversity_penalty", 0.0)
+    """What a token's log-probability loses for each beam of an earlier group that takes it at the same place."""
+    sample: bool = _named("do_sample", False)
+    temperature: float = _named("temperature", 1.0)
+    top_k: int = _named("top_k", 50)
+    top_p: float = _named("top_p", 1.0)
+    renormalize: bool = _named("renormalize_logits", False)
     """Whether the probabilities of the tokens that are still allowed are made to sum to 1."""
+    texts: int = _named("num_return_sequences", 1)
+    """Texts for each document."""
+    rerank: str = _named("rerank", None)
+    """What orders the texts of a document instead of the search, one of ``RERANK``."""
     start: int | None
     """The token that texts start with; None: the last token of each prompt."""
     ends: tuple[int, ...]
@@ -98,22 +93,10 @@ class Search:
     """The token that must be the last one of a text as long as ``max_length``."""
     banned: tuple[int, ...]
     """Tokens that are never written."""
-    texts: int
-    """Texts for each document."""
-    sample: bool
-    temperature: float
-    top_p: float
-    top_k: int
     seed: int | None
     """Of the random numbers; None: not asked for."""
     others: tuple[str, ...]
     """Names of other settings that change texts."""
-    groups: int = 1
-    """Groups of beams that avoid each other's tokens. Hugging Face has them no longer, so no configuration has."""
-    diversity: float = 0.0
-    """What a token's log-probability loses for each beam of an earlier group that takes it at the same place."""
-    rerank: str = ""
-    """What orders the texts of a document instead of the search, one of ``RERANK``."""
     counts_prompts: bool = False
     """Whether lengths count prompts, too, as ``max_length`` in the settings of a decoder-only model does."""
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -133,6 +116,16 @@ class Search:
     def rows(self) -> int:
         """Texts of a document that are searched at the same time."""
         return self.texts if self.sample else self.num_beams
+
+
+_META = {each.name: each.metadata for each in fields(Search) if each.metadata}
+NAMED = {meta["name"]: name for name, meta in _META.items()}
+"""Settings by Hugging Face's names → the fields of :class:`Search`."""
+USUAL = {meta["name"]: meta["default"] for meta in _META.values() if meta["usual"]}
+"""Settings that every search has, and the defaults of those that nobody set."""
+_UNREAD = {"min_new_tokens": None, "max_new_tokens": None, "repetition_penalty": 1.0, "typical_p": 1.0, "min_p": None}
+BESIDE = _UNREAD | {meta["name"]: meta["default"] for meta in _META.values() if not meta["usual"]}
+"""Further settings that change texts, likewise; some are known to ``hf`` alone."""
 
 
 def effective(saved: Mapping[str, Any]) -> dict[str, Any]:

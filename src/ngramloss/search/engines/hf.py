@@ -20,13 +20,14 @@ from ngramloss.models.loading import generation_changes, is_causal
 from ngramloss.output.console import logger
 from ngramloss.recipe import Generation
 from ngramloss.search.sampling import sampled, text_seeds
-from ngramloss.search.search import BESIDE, USUAL, Options, Search, effective
+from ngramloss.search.search import NAMED, Options, Search, effective
 
 UNLIMITED = Generation().max_length
 """The most tokens of a text of a decoder-only model if nothing says how many. Hugging Face's default is 20, which cuts
 most texts in the middle of a sentence."""
 KNOWN = (
-    {*USUAL, *BESIDE} - {"repetition_penalty", "num_beam_groups", "diversity_penalty", "typical_p", "min_p", "rerank"}
+    NAMED.keys() - {"num_beam_groups", "diversity_penalty", "rerank"}
+    | {"min_new_tokens", "max_new_tokens"}
     | {"forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "decoder_start_token_id"}
     | {"pad_token_id", "bos_token_id", "eos_token_id", "use_cache", "cache_implementation", "return_dict_in_generate"}
     | {"output_scores", "output_logits", "output_attentions", "output_hidden_states"}
@@ -97,30 +98,23 @@ def search_of(
     others += ["decoder_start_token_id"] * (not isinstance(start, int) and not causal)
     forced = {name: _only(getattr(config, name)) for name in ("forced_bos_token_id", "forced_eos_token_id")}
     others += [name for name, token in forced.items() if isinstance(token, list)]
+    asked: dict[str, Any] = {field: value(name) for name, field in NAMED.items()}
+    asked |= {name: float(asked[name]) for name in ("length_penalty", "temperature", "top_p")}
+    asked |= {"groups": options.groups, "diversity": options.diversity, "rerank": options.rerank}
+    asked["max_length"] = _max_length(model, config, value("max_length"))
+    if config.min_new_tokens is not None:
+        asked["min_length"] = config.min_new_tokens + 1
+    asked["renormalize"] = bool(config.renormalize_logits)
     return Search(
-        num_beams=value("num_beams"),
-        max_length=_max_length(model, config, value("max_length")),
-        min_length=(config.min_new_tokens + 1 if config.min_new_tokens is not None else value("min_length")),
-        length_penalty=float(value("length_penalty")),
-        early_stopping=value("early_stopping"),
-        no_repeat_ngram_size=value("no_repeat_ngram_size"),
-        renormalize=bool(config.renormalize_logits),
+        **asked,
         start=None if causal else start,
         ends=ends,
         pad=pads[0],
         first=forced["forced_bos_token_id"],
         last=forced["forced_eos_token_id"],
         banned=banned,
-        texts=value("num_return_sequences"),
-        sample=value("do_sample"),
-        temperature=float(value("temperature")),
-        top_p=float(value("top_p")),
-        top_k=value("top_k"),
         seed=options.seed if options.sample else None,
         others=tuple(sorted(others)),
-        groups=options.groups,
-        diversity=options.diversity,
-        rerank=options.rerank,
         counts_prompts=causal and _counts_prompts(config),
         changes=changes,
     )

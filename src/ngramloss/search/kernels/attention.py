@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ngramloss.search.fused_layers import Norm
 
 
-class Part(NamedTuple):
+class PromptAttention(NamedTuple):
     """Attention to a prompt alone, to be joined with attention to the text behind it.
 
     Attributes:
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 def attend_to_text(
     queries: Tensor, keys: Tensor, values: Tensor, cached: tuple[Tensor, Tensor], origin: Tensor, position: Tensor, *,
-    scale: float, bias: Tensor | None = None, prompt: Part | None = None, softcap: float | None = None,
+    scale: float, bias: Tensor | None = None, prompt: PromptAttention | None = None, softcap: float | None = None,
     window: int | None = None,
 ) -> Tensor:
     """Attention of the newest token of each text to the text so far; its key and value are put into the caches.
@@ -155,7 +155,7 @@ def attend_to_source(
 def attend_to_prompt(
     queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, position: Tensor, *, scale: float,
     softcap: float | None = None, window: int | None = None,
-) -> Part:
+) -> PromptAttention:
     """Attention of the newest tokens of all texts to the prompt before them.
 
     Args:
@@ -169,7 +169,7 @@ def attend_to_prompt(
     """
     B, K, width = queries.shape
     heads = width // keys.shape[3]                                       # H · G
-    found = Part(*(torch.empty(B, K, size, device=queries.device) for size in (width, heads)))
+    found = PromptAttention(*(torch.empty(B, K, size, device=queries.device) for size in (width, heads)))
     _launch_to_source(
         queries, keys, values, lengths, found.means, sums=found.sums, position=position, scale=scale, softcap=softcap,
         window=window,

@@ -100,7 +100,7 @@ def covered(stats: CandidateStats, labels: Tensor, *, n: int) -> Tensor:
     return clipped_shares(tokens, logp, reference, real=real, of_reference=of_reference, n=n)   # [B, S]
 
 
-class Found(NamedTuple):
+class BagWindows(NamedTuple):
     """The reference's windows along the own text, [B, S] each."""
 
     expected: Tensor
@@ -109,7 +109,7 @@ class Found(NamedTuple):
     """The amount by which it lowers the loss."""
 
 
-def found(stats: CandidateStats, labels: Tensor, *, n: int) -> Found:
+def found(stats: CandidateStats, labels: Tensor, *, n: int) -> BagWindows:
     """What the windows of the reference earn in :func:`bag_student`: their shares of their n-grams'."""
     assert stats.greedy_cross_logp is not None
     tokens, _ = stats.own_text()                                         # [B, T]
@@ -122,7 +122,7 @@ def found(stats: CandidateStats, labels: Tensor, *, n: int) -> Found:
     expected = probability.where(real.unsqueeze(2) & of_reference.unsqueeze(1), 0.0).sum(1)   # [B, S]
     windows = (real.sum(-1) + of_reference.sum(-1)).clamp_min(1).unsqueeze(-1)   # [B, 1]
     bounded = torch.minimum(expected, copies.to(expected.dtype))         # [B, S]
-    return Found(expected, (2 * bounded / (copies * windows)).where(of_reference, 0.0))
+    return BagWindows(expected, (2 * bounded / (copies * windows)).where(of_reference, 0.0))
 
 
 def _aligned(stats: CandidateStats, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
