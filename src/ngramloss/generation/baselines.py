@@ -12,20 +12,17 @@ from ngramloss.data.sentences import sentences
 from ngramloss.errors import UserError
 from ngramloss.metrics.oracle import SENTENCES, greedy_oracle
 
-Write = Callable[[Sequence[Example]], list[str]]
-"""Examples → a text of each."""
+Write = Callable[[Sequence[Example]], list[str]]  # examples → a text of each
 
 
 class Baseline(NamedTuple):
     """A rule that writes summaries without a model."""
 
-    pattern: re.Pattern[str]
-    """Matches its name; a group in it is its number."""
+    pattern: re.Pattern[str]  # matches its name; a group in it is its number
     about: str
     write: Callable[[int, str, Sequence[Example], str], list[str]]
     """``(number, split, examples, language) → texts``; the number is 0 if the name has none."""
-    data: str = ""
-    """The only data set that it works on; empty if it works on any."""
+    data: str = ""  # the only data set that it works on; empty if it works on any
     splits_sentences: bool = False
     reads_targets: bool = False
 

@@ -33,47 +33,32 @@ from ngramloss.search.search import Options, check_options
 from ngramloss.search.writer import Text, Writer
 from ngramloss.storage.run_folder import weights_mark
 
-ROUNDS = 4
-"""How often samples are drawn for a source that has too few distinct texts."""
+ROUNDS = 4  # how often samples are drawn for a source that has too few distinct texts
 
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """How candidates are made.
+    """How candidates are made."""
 
-    Attributes:
-        how: one of ``HOW``.
-        count: candidates of each source.
-        searched: candidates that the search writes; samples are the rest.
-        search: what is asked of the search.
-        samples: what is asked of the samples, also of those that take the place of equal texts.
-    """
-
-    how: str
-    count: int
-    searched: int
-    search: Options
-    samples: Options
+    how: str  # one of ``HOW``
+    count: int  # candidates of each source
+    searched: int  # candidates that the search writes; samples are the rest
+    search: Options  # what is asked of the search
+    samples: Options  # what is asked of the samples, also of those that take the place of equal texts
 
 
 class Summary(NamedTuple):
     """What there is at the end. Gains are means over the sources."""
 
     sources: int
-    candidates: float
-    """Of each source, the mean."""
-    best: float
-    """The gain of an oracle that chooses the best candidate."""
+    candidates: float  # of each source, the mean
+    best: float  # the gain of an oracle that chooses the best candidate
     mean: float
     worst: float
-    first: float
-    """The gain of the first candidate, which the search prefers."""
-    ties: int
-    """Sources of which all candidates have the same gain, so that nothing can be learned from them."""
-    fewer: int
-    """Sources with fewer candidates than were asked for."""
-    missing: int
-    """Candidates that they lack in all."""
+    first: float  # the gain of the first candidate, which the search prefers
+    ties: int  # sources of which all candidates have the same gain, so that nothing can be learned from them
+    fewer: int  # sources with fewer candidates than were asked for
+    missing: int  # candidates that they lack in all
 
 
 def plan(

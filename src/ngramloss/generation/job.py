@@ -28,24 +28,18 @@ DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
 class Job(NamedTuple):
     """One generation job: model, data and settings."""
 
-    model: str
-    """A run folder, a model folder or hub id, or a baseline such as ``lead-3``."""
+    model: str  # A run folder, a model folder or hub id, or a baseline such as ``lead-3``
     loading: Model
     data: Data
     split: str
-    generation: Generation | None
-    """None means the model's own ``generation_config``."""
-    preset: str | None
-    """The name of the preset, if one was chosen."""
-    limit: int
-    """Maximum number of documents; 0 means all."""
-    batch_size: int
-    """Documents per batch; 0 means as many as the memory allows."""
+    generation: Generation | None  # none means the model's own ``generation_config``
+    preset: str | None  # the name of the preset, if one was chosen
+    limit: int  # maximum number of documents; 0 means all
+    batch_size: int  # documents per batch; 0 means as many as the memory allows
     task: str = TASKS[0]
     engine: str = AUTO
     precision: str = "fp32"
-    system: str = ""
-    """The written form of a system, if ``--set system=…`` gave one; empty: the run's own."""
+    system: str = ""  # the written form of a system, if ``--set system=…`` gave one; empty: the run's own
     only: tuple[str, ...] = ()
     """The search settings that were given for a model that was trained elsewhere; the others are its own. Empty: all of
     ``generation`` counts."""

@@ -27,8 +27,7 @@ from ngramloss.search.writer import Text, Writer
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.run_folder import RunFolder
 
-SEEN = 500
-"""Number of documents for which a run also saves what its objective sees."""
+SEEN = 500  # number of documents for which a run also saves what its objective sees
 
 
 def write_predictions(

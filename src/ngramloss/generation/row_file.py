@@ -32,14 +32,10 @@ class Output(NamedTuple):
     """Where the rows of a job go."""
 
     run: RunFolder
-    noun: str
-    """What the rows are, ``predictions`` or ``candidates``."""
-    key: str
-    """What a finished row has, besides its id."""
-    whole: Path
-    """The file of all rows."""
-    about: Path
-    """The file with the settings of the job."""
+    noun: str  # what the rows are, ``predictions`` or ``candidates``
+    key: str  # what a finished row has, besides its id
+    whole: Path  # the file of all rows
+    about: Path  # the file with the settings of the job
 
     @property
     def share(self) -> Path:
@@ -65,8 +61,7 @@ def processes() -> int:
 class Author(NamedTuple):
     """What writes the rows of examples."""
 
-    ids: Callable[[Sequence[Example]], list[list[int]]]
-    """Examples → the ids of their sources."""
+    ids: Callable[[Sequence[Example]], list[list[int]]]  # examples → the ids of their sources
     write: Callable[[Sequence[Example], Sequence[Sequence[int]]], list[dict[str, Any]]]
     """Examples and their ids → the row of each, without its id."""
     budget: Budget

@@ -20,12 +20,9 @@ from ngramloss.storage.run_folder import RunFolder, model_files, weight_files
 if TYPE_CHECKING:
     from ngramloss.search.writer import Writer
 
-IMPORTED_BY = os.getpid()
-"""The process that imported this file. Another one that has it in memory is a fork."""
-_WRITERS: dict[str, Writer] = {}
-"""The writer that this process has loaded."""
-ROWS = "rows"
-"""What stands for the name of a data set in the settings of a model that was trained elsewhere."""
+IMPORTED_BY = os.getpid()  # the process that imported this file. Another one that has it in memory is a fork
+_WRITERS: dict[str, Writer] = {}  # the writer that this process has loaded
+ROWS = "rows"  # what stands for the name of a data set in the settings of a model that was trained elsewhere
 
 
 class TextGenerator:

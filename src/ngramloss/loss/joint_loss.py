@@ -35,17 +35,14 @@ from ngramloss.loss.weights import current_weights, refresh_device_weights, weig
 from ngramloss.settings import nearest
 
 Count = int | float | Tensor
-Segments = Tensor | Packing | None
-"""The text of each position of packed rows, [B, T], or where the texts are."""
+Segments = Tensor | Packing | None  # the text of each position of packed rows, [B, T], or where the texts are
 
 
 class Loss(NamedTuple):
     """A joint loss with its parts."""
 
-    total: Tensor
-    """The weighted sum of the parts, with gradient: [], or [B] with ``reduction="none"``."""
-    parts: dict[str, Tensor]
-    """Each part by name, unweighted and detached, in the shape of the total."""
+    total: Tensor  # the weighted sum of the parts, with gradient: [], or [B] with ``reduction="none"``
+    parts: dict[str, Tensor]  # each part by name, unweighted and detached, in the shape of the total
 
 
 class JointLoss(torch.nn.Module):

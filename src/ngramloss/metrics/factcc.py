@@ -10,8 +10,7 @@ from ngramloss.metrics import pretrained
 from ngramloss.metrics.nli import Classifier, by_document, classifier, judge_signature, named_outputs
 from ngramloss.metrics.scores import Scores, check_lengths
 
-LONGEST = 512
-"""The most tokens of a document and a sentence together."""
+LONGEST = 512  # the most tokens of a document and a sentence together
 
 WORDS = {"correct": ("correct", "consistent"), "incorrect": ("incorrect", "inconsistent")}
 """Names of the two outputs in model configurations. The released one has none: there CORRECT is 0, INCORRECT 1."""

@@ -26,39 +26,25 @@ MEANS = {"rouge": ("rouge1", "rouge2", "rougeLsum")}
 """Metric → the scores whose mean is the gain. Of other metrics it is one score."""
 IN_PARTS = ("rouge", "bleu", "chrf")
 """Metrics that score each text on its own and in Python or Rust alone, so that processes can share the texts."""
-PART = 256
-"""Sources that a process scores at a time."""
-IN_PROCESS = 20_000
-"""Fewer texts are scored in this process: to start others takes longer."""
-TRIED = 2
-"""Examples on which a metric is tried before anything is generated."""
-READ = 100
-"""Examples whose references are looked at, whether the metric reads their letters."""
-CORRECT = "Correct its plugin, and run the same command again."
-"""What helps if the metric of a plugin fails."""
-LONGEST_SHOWN = 200
-"""Characters of a text in a message."""
-TOLERANCE = 1e-6
-"""How far rounding may take a score beyond 0 or 100."""
+PART = 256  # sources that a process scores at a time
+IN_PROCESS = 20_000  # fewer texts are scored in this process: to start others takes longer
+TRIED = 2  # examples on which a metric is tried before anything is generated
+READ = 100  # examples whose references are looked at, whether the metric reads their letters
+CORRECT = "Correct its plugin, and run the same command again."  # what helps if the metric of a plugin fails
+LONGEST_SHOWN = 200  # characters of a text in a message
+TOLERANCE = 1e-6  # how far rounding may take a score beyond 0 or 100
 
 
 class Gain(NamedTuple):
-    """What makes the gain of a candidate.
+    """What makes the gain of a candidate."""
 
-    Attributes:
-        metric: a name in ``METRICS``.
-        scores: the mean of these scores, which have 0 to 100, divided by 100, is the gain.
-        options: of the metric.
-        lines: texts are split into sentences, one per line, before they are scored; the language for the splitter, or
-            None if they are scored as they are.
-        key: the option or setting that names it, for messages.
-    """
-
-    metric: str
-    scores: tuple[str, ...]
-    options: dict[str, Any]
+    metric: str  # a name in ``METRICS``
+    scores: tuple[str, ...]  # the mean of these scores, which have 0 to 100, divided by 100, is the gain
+    options: dict[str, Any]  # of the metric
     lines: str | None = None
-    key: str = "--metric"
+    """Texts are split into sentences, one per line, before they are scored; the language for the splitter, or None if
+    they are scored as they are."""
+    key: str = "--metric"  # the option or setting that names it, for messages
 
     @property
     def settings(self) -> dict[str, Any]:

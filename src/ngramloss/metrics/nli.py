@@ -34,11 +34,9 @@ WORDS = {
 }
 """Names of the relations in model configurations, in lower case."""
 
-WINDOW = 64
-"""Documents scored together: their pairs are sorted by length into batches."""
+WINDOW = 64  # documents scored together: their pairs are sorted by length into batches
 
-LONG = 1 << 14
-"""Characters. If both texts of a pair are longer, they are shortened before they are tokenised."""
+LONG = 1 << 14  # characters. If both texts of a pair are longer, they are shortened before they are tokenised
 
 
 class Classifier(NamedTuple):

@@ -7,13 +7,10 @@ from itertools import pairwise
 
 from ngramloss.data.languages import normalised, token_pattern
 
-SENTENCES = 3
-"""The most sentences that the search takes, as in PreSumm."""
-_SMALL = 1e-8
-"""Keeps a division by 0 away, as in PreSumm."""
+SENTENCES = 3  # the most sentences that the search takes, as in PreSumm
+_SMALL = 1e-8  # keeps a division by 0 away, as in PreSumm
 
-Grams = tuple[set[str], set[tuple[str, str]]]
-"""The distinct words and pairs of neighbouring words of a text."""
+Grams = tuple[set[str], set[tuple[str, str]]]  # the distinct words and pairs of neighbouring words of a text
 
 
 def words(text: str) -> list[str]:

@@ -21,8 +21,7 @@ UNSPLIT = {
     "zh": tuple(name for name in SPACELESS if name != "Han"),
 }
 """Tokenizer of sacreBLEU → scripts without spaces that it does not split."""
-NOTED = 0.05
-"""From this share of letters in such scripts on, a note says so."""
+NOTED = 0.05  # from this share of letters in such scripts on, a note says so
 
 
 def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str = AUTO) -> Scores:

@@ -26,8 +26,7 @@ READ = ("config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map
 """Other files that can change scores."""
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
-PATIENCE = 5.0
-"""Seconds to wait for the hub's first answer."""
+PATIENCE = 5.0  # seconds to wait for the hub's first answer
 
 
 class Source(NamedTuple):

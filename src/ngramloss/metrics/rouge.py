@@ -19,10 +19,8 @@ PARTS = tuple(f"{name}_{part}" for name in NAMES for part in ("precision", "reca
 _DEFAULT = re.compile("[a-z0-9]+", re.IGNORECASE)
 TOKENS = {"default": _DEFAULT, "unicode": re.compile(r"\w+"), "characters": re.compile(r"\S"), "auto": _DEFAULT}
 """Name → approximately what a token is, to estimate memory; for auto in the text of :func:`rewritten`."""
-SCRIPT = "script"
-"""The option that chooses ``default`` or ``auto`` by the references, see :func:`tokens_of`."""
-SKIPPED = 0.005
-"""From this share of letters on that the default rules skip, a note says so."""
+SCRIPT = "script"  # the option that chooses ``default`` or ``auto`` by the references, see :func:`tokens_of`
+SKIPPED = 0.005  # from this share of letters on that the default rules skip, a note says so
 LARGEST = 500_000_000
 """The most tokens of a prediction times tokens of a reference: ROUGE-L needs 4 bytes for each pair."""
 

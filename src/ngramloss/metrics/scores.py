@@ -18,15 +18,11 @@ if TYPE_CHECKING:
 
 
 class Pooled(NamedTuple):
-    """A score of the whole corpus that is not the mean of its documents' scores, such as BLEU.
+    """A score of the whole corpus that is not the mean of its documents' scores, such as BLEU."""
 
-    Attributes:
-        statistics: the counts of each document, [documents, k].
-        combine: sums of statistics [..., k] → scores [...]. Scaling the sums must not change the score.
-    """
-
-    statistics: Numbers
+    statistics: Numbers  # the counts of each document, [documents, k]
     combine: Callable[[Any], Any]
+    """Sums of statistics [..., k] → scores [...]. Scaling the sums must not change the score."""
 
 
 class Scores(NamedTuple):

@@ -12,14 +12,10 @@ from typing import Any, TypeVar
 from ngramloss.output.console import logger
 from ngramloss.search.search import Search
 
-AHEAD = 512
-"""Documents that are tokenised at a time."""
-CPU_TOKENS = 8192
-"""Source tokens of a batch on a CPU, padding included. More of them did not make generation faster."""
-MOST_DOCUMENTS = 512
-"""Documents of a batch, however short they are."""
-SHARE = 0.5
-"""Of the free memory that a batch may need by our estimate, which is rough."""
+AHEAD = 512  # documents that are tokenised at a time
+CPU_TOKENS = 8192  # source tokens of a batch on a CPU, padding included. More of them did not make generation faster
+MOST_DOCUMENTS = 512  # documents of a batch, however short they are
+SHARE = 0.5  # of the free memory that a batch may need by our estimate, which is rough
 
 Document = TypeVar("Document")
 Text = TypeVar("Text")
@@ -27,19 +23,12 @@ Text = TypeVar("Text")
 
 @dataclass(frozen=True)
 class Budget:
-    """How much one batch may contain.
+    """How much one batch may contain."""
 
-    Attributes:
-        documents: their number; 0 means that ``tokens`` decides.
-        tokens: source tokens, padding included.
-        rest: tokens that are added to each source, for what a document needs whatever its length.
-        padded: source tokens, padding included and ``rest`` not.
-    """
-
-    documents: int = 0
-    tokens: float = inf
-    rest: int = 0
-    padded: float = inf
+    documents: int = 0  # their number; 0 means that ``tokens`` decides
+    tokens: float = inf  # source tokens, padding included
+    rest: int = 0  # tokens that are added to each source, for what a document needs whatever its length
+    padded: float = inf  # source tokens, padding included and ``rest`` not
 
     def allows(self, documents: int, longest: int) -> bool:
         """Whether a batch may have this number of documents, the longest of this number of tokens."""

@@ -16,26 +16,18 @@ from torch import Tensor
 from ngramloss.loss.stats import triton_is_installed
 from ngramloss.search.search import Search
 
-NEVER = -1e9
-"""A score below all others, as in ``generate``."""
+NEVER = -1e9  # A score below all others, as in ``generate``
 
 
 class Limits(NamedTuple):
-    """The settings of a search, with those that depend on the length or on tokens as tensors on its device.
+    """The settings of a search, with those that depend on the length or on tokens as tensors on its device."""
 
-    Attributes:
-        search: the settings.
-        penalties: a text's score is its log-probability divided by this, by its tokens after the start token, [L + 1].
-        ends: the end tokens, [ends].
-        banned: tokens that are never written, [banned].
-        before: tokens at the beginning of a text that belong to its prompt. Their n-grams may repeat.
-    """
-
-    search: Search
+    search: Search  # the settings
     penalties: Tensor
-    ends: Tensor
-    banned: Tensor
-    before: int
+    """A text's score is its log-probability divided by this, by its tokens after the start token, [L + 1]."""
+    ends: Tensor  # the end tokens, [ends]
+    banned: Tensor  # tokens that are never written, [banned]
+    before: int  # tokens at the beginning of a text that belong to its prompt. Their n-grams may repeat
 
 
 def limits(search: Search, device: torch.device) -> Limits:
@@ -145,20 +137,13 @@ def _rule_out_repeats(scores: Tensor, ids: Tensor, length: Tensor, n: int) -> No
 class Beams:
     """The state of a search over B sources with K beams each."""
 
-    ids: Tensor
-    """Texts that go on, [B, K, L]."""
-    scores: Tensor
-    """Their log-probabilities, [B, K]."""
-    ended_ids: Tensor
-    """The best texts that ended, best first, [B, K, L]."""
-    ended_scores: Tensor
-    """Their log-probabilities by length, [B, K]."""
-    has_ended: Tensor
-    """Whether there is such a text, [B, K]."""
-    can_improve: Tensor
-    """Whether a text that goes on may still be better than those that ended, [B, 1]."""
-    length: Tensor
-    """Tokens of the texts that go on, []."""
+    ids: Tensor  # texts that go on, [B, K, L]
+    scores: Tensor  # their log-probabilities, [B, K]
+    ended_ids: Tensor  # the best texts that ended, best first, [B, K, L]
+    ended_scores: Tensor  # their log-probabilities by length, [B, K]
+    has_ended: Tensor  # whether there is such a text, [B, K]
+    can_improve: Tensor  # whether a text that goes on may still be better than those that ended, [B, 1]
+    length: Tensor  # tokens of the texts that go on, []
 
     @classmethod
     def begin(cls, sources: int, beams: int, search: Search, device: torch.device) -> Beams:

@@ -32,21 +32,13 @@ MULTIPLE = 64
 
 
 class PaddedHead(NamedTuple):
-    """The output head of a model, with more rows than the vocabulary has.
+    """The output head of a model, with more rows than the vocabulary has."""
 
-    Attributes:
-        weight: [V', D].
-        bias: [V']; None if it is 0.
-        scale: multiplies the hidden states.
-        softcap: bounds the logits; None if nothing does.
-        vocabulary: the rows that count, V.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    scale: float
-    softcap: float | None
-    vocabulary: int
+    weight: Tensor  # [V', D]
+    bias: Tensor | None  # [V']; None if it is 0
+    scale: float  # multiplies the hidden states
+    softcap: float | None  # bounds the logits; None if nothing does
+    vocabulary: int  # the rows that count, V
 
     @torch.no_grad()
     def refresh(self, model: Any) -> None:
@@ -89,12 +81,9 @@ class Decoder:
         joined: linear layers that are computed together.
     """
 
-    heads: int
-    """That have keys and values."""
-    width: int
-    """Of a head."""
-    most_positions: int | None = None
-    """Of a prompt and its text together, if the model has no more."""
+    heads: int  # that have keys and values
+    width: int  # of a head
+    most_positions: int | None = None  # of a prompt and its text together, if the model has no more
 
     def __init__(
         self, model: Any, *, sources: int, beams: int, source_length: int, text_length: int, head: PaddedHead,
@@ -522,8 +511,7 @@ class CausalDecoder(Decoder):
         return (found + torch.einsum("bkhgt,bkhtd->bkhgd", weights[..., S:], texts[1])).flatten(2)
 
 
-CACHED = "ngramloss"
-"""The name of :func:`_cached_attention` for transformers."""
+CACHED = "ngramloss"  # the name of :func:`_cached_attention` for transformers
 
 
 def _cached_attention(

@@ -25,8 +25,7 @@ it and a part of ``GATED``, each behind a norm and added to its input; and feed-
 _ENCODERS = {"Bart": False, "Marian": False, "MBart": True, "Pegasus": True, "M2M100": True}
 ENCODER_LAYERS = {f"{name}EncoderLayer": norms_first for name, norms_first in _ENCODERS.items()}
 """Layers of an encoder, and whether norms stand before their parts; otherwise each stands behind a sum."""
-ENCODER_ATTENTION = [f"{name}Attention" for name in _ENCODERS]
-"""The attention of these layers."""
+ENCODER_ATTENTION = [f"{name}Attention" for name in _ENCODERS]  # the attention of these layers
 MOST_COPIED = 2**29
 """Bytes of weights that :class:`Joined` copies at most. The products of larger models take longer than a launch."""
 
@@ -89,19 +88,12 @@ def _weights(layers: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
 
 
 class Norm(NamedTuple):
-    """A norm of rows.
+    """A norm of rows."""
 
-    Attributes:
-        weight: [D].
-        bias: [D], if there is one.
-        eps: added to the mean square.
-        centred: whether the mean is subtracted first.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-    centred: bool
+    weight: Tensor  # [D]
+    bias: Tensor | None  # [D], if there is one
+    eps: float  # added to the mean square
+    centred: bool  # whether the mean is subtracted first
 
 
 def norm_of(module: Any) -> Norm | None:

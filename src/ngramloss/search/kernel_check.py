@@ -15,10 +15,8 @@ from ngramloss.search.beams import NEVER, Beams, Limits, advance_groups, greedy,
 from ngramloss.search.sampling import sampled
 from ngramloss.search.search import Search
 
-SOURCES, TOKENS = 2, 6
-"""Of the search that is compared."""
-MOST = 2**24
-"""Logits of a token, above which only two tokens are compared: drawing more would take seconds."""
+SOURCES, TOKENS = 2, 6  # of the search that is compared
+MOST = 2**24  # logits of a token, above which only two tokens are compared: drawing more would take seconds
 
 Advance = Callable[[Sequence[Beams], Tensor, Limits], Tensor]
 

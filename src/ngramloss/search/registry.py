@@ -22,33 +22,23 @@ from ngramloss.recipe import AUTO
 from ngramloss.settings import nearest
 from ngramloss.version import EXTRAS, installed
 
-STANDARD = "hf"
-"""The engine that all others are compared with."""
-COMMON = ("torch", "transformers")
-"""Packages that every engine needs."""
+STANDARD = "hf"  # the engine that all others are compared with
+COMMON = ("torch", "transformers")  # packages that every engine needs
 
 
 class Engine(NamedTuple):
-    """A way to search for texts.
+    """A way to search for texts."""
 
-    Attributes:
-        about: a description.
-        module: its file, as it is imported.
-        package: the package that it needs; its version is saved with the predictions.
-        precision: of the matrix products; empty: that of the model.
-        automatic: the type of device on which ``auto`` may choose it where texts are those of ``hf``; empty: nowhere.
-        has_groups: whether it can search with groups of beams.
-        in_torch: whether it computes with the weights of the torch model. Then validation can use it during training,
-            and torch knows how much memory it needs.
-    """
-
-    about: str
-    module: str
-    package: str
-    precision: str = ""
+    about: str  # a description
+    module: str  # its file, as it is imported
+    package: str  # the package that it needs; its version is saved with the predictions
+    precision: str = ""  # of the matrix products; empty: that of the model
     automatic: str = ""
-    has_groups: bool = False
+    """The type of device on which ``auto`` may choose it where texts are those of ``hf``; empty: nowhere."""
+    has_groups: bool = False  # whether it can search with groups of beams
     in_torch: bool = True
+    """Whether it computes with the weights of the torch model. Then validation can use it during training, and torch
+    knows how much memory it needs."""
 
     @property
     def version(self) -> str | None:

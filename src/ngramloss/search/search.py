@@ -23,30 +23,19 @@ HOW = {
 
 
 class Options(NamedTuple):
-    """What is asked of a search besides the settings of a recipe.
+    """What is asked of a search besides the settings of a recipe."""
 
-    Attributes:
-        texts: of each document; 0 means as many as there are beams.
-        sample: sample tokens instead of searching for the most probable text.
-        temperature: below 1, probable tokens become more probable.
-        top_p: sample only from the most probable tokens whose probabilities sum to this.
-        seed: of the random numbers.
-        groups: of beams that avoid each other's tokens.
-        diversity: what a token's log-probability loses for each beam of an earlier group that takes it.
-        rerank: what orders the texts, one of ``RERANK``; empty: the search.
-        beams: of the search, which then never samples; 0 means those of the recipe, or more if there are more texts;
-            None leaves all this to the recipe.
-    """
-
-    texts: int = 1
-    sample: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int = 0
-    groups: int = 1
-    diversity: float = 0.0
-    rerank: str = ""
+    texts: int = 1  # of each document; 0 means as many as there are beams
+    sample: bool = False  # sample tokens instead of searching for the most probable text
+    temperature: float = 1.0  # below 1, probable tokens become more probable
+    top_p: float = 1.0  # sample only from the most probable tokens whose probabilities sum to this
+    seed: int = 0  # of the random numbers
+    groups: int = 1  # of beams that avoid each other's tokens
+    diversity: float = 0.0  # what a token's log-probability loses for each beam of an earlier group that takes it
+    rerank: str = ""  # what orders the texts, one of ``RERANK``; empty: the search
     beams: int | None = None
+    """Of the search, which then never samples; 0 means those of the recipe, or more if there are more texts; None
+    leaves all this to the recipe."""
 
 
 def _named(name: str, default: Any, *, usual: bool = False) -> Any:
@@ -78,25 +67,16 @@ class Search:
     top_p: float = _named("top_p", 1.0)
     renormalize: bool = _named("renormalize_logits", False)
     """Whether the probabilities of the tokens that are still allowed are made to sum to 1."""
-    texts: int = _named("num_return_sequences", 1)
-    """Texts for each document."""
-    rerank: str = _named("rerank", None)
-    """What orders the texts of a document instead of the search, one of ``RERANK``."""
-    start: int | None
-    """The token that texts start with; None: the last token of each prompt."""
-    ends: tuple[int, ...]
-    """The tokens that end a text; usually one."""
+    texts: int = _named("num_return_sequences", 1)  # texts for each document
+    rerank: str = _named("rerank", None)  # what orders the texts of a document instead of the search, one of ``RERANK``
+    start: int | None  # the token that texts start with; None: the last token of each prompt
+    ends: tuple[int, ...]  # the tokens that end a text; usually one
     pad: int
-    first: int | None
-    """The token that must follow the start token."""
-    last: int | None
-    """The token that must be the last one of a text as long as ``max_length``."""
-    banned: tuple[int, ...]
-    """Tokens that are never written."""
-    seed: int | None
-    """Of the random numbers; None: not asked for."""
-    others: tuple[str, ...]
-    """Names of other settings that change texts."""
+    first: int | None  # the token that must follow the start token
+    last: int | None  # the token that must be the last one of a text as long as ``max_length``
+    banned: tuple[int, ...]  # tokens that are never written
+    seed: int | None  # of the random numbers; None: not asked for
+    others: tuple[str, ...]  # names of other settings that change texts
     counts_prompts: bool = False
     """Whether lengths count prompts, too, as ``max_length`` in the settings of a decoder-only model does."""
     changes: Mapping[str, Any] = field(default_factory=dict)

@@ -32,25 +32,15 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Writer:
-    """A model that writes the texts of sources by one search.
+    """A model that writes the texts of sources by one search."""
 
-    Attributes:
-        model: on its device.
-        tokenizer: the model's own.
-        shape: how sources are tokenised, and the language of the texts.
-        search: the settings of the search.
-        engine: what searches.
-        budget: how much one batch may contain.
-        has_lines: whether each sentence of a text is a line.
-    """
-
-    model: Any
-    tokenizer: Any
-    shape: Shape
-    search: Search
-    engine: engines.Loaded
-    budget: Budget
-    has_lines: bool = False
+    model: Any  # on its device
+    tokenizer: Any  # the model's own
+    shape: Shape  # how sources are tokenised, and the language of the texts
+    search: Search  # the settings of the search
+    engine: engines.Loaded  # what searches
+    budget: Budget  # how much one batch may contain
+    has_lines: bool = False  # whether each sentence of a text is a line
 
     def ids(self, sources: Sequence[str]) -> list[list[int]]:
         """The ids of sources, with their special tokens; of a decoder-only model, those of whole prompts."""

@@ -33,8 +33,7 @@ from ngramloss.loss.objectives.windows.soft import powers
 from ngramloss.loss.stats import token_stats
 from ngramloss.loss.terms import OBJECTIVES, Term
 
-Columns = Mapping[str, Any]
-"""Head of a column → its cells, as texts or as numbers, [1, rows]."""
+Columns = Mapping[str, Any]  # head of a column → its cells, as texts or as numbers, [1, rows]
 
 
 class Block(NamedTuple):
@@ -42,8 +41,7 @@ class Block(NamedTuple):
 
     table: list[list[str]]
     title: str = ""
-    sums: Sequence[list[str]] = ()
-    """A second table, for what the rows of the first add up to."""
+    sums: Sequence[list[str]] = ()  # A second table, for what the rows of the first add up to
 
 
 def decimal(value: float) -> str:

@@ -18,21 +18,14 @@ REFERENCE, WRONG = "#2f6db0", "#c0392b"
 
 
 class Push(NamedTuple):
-    """What each objective does to one word at one position.
+    """What each objective does to one word at one position."""
 
-    Attributes:
-        position: from 1.
-        word: the word.
-        role: ``both`` if the model predicts the reference's word, otherwise ``reference`` or ``predicted``.
-        probability: of the word.
-        by: the negative gradient of its logit, for each objective: above 0, a step of training raises the logit.
-    """
-
-    position: int
-    word: str
-    role: str
-    probability: float
+    position: int  # from 1
+    word: str  # the word
+    role: str  # ``both`` if the model predicts the reference's word, otherwise ``reference`` or ``predicted``
+    probability: float  # of the word
     by: list[float]
+    """The negative gradient of its logit, for each objective: above 0, a step of training raises the logit."""
 
 
 def pushes(

@@ -17,8 +17,7 @@ from ngramloss.loss.terms import OBJECTIVES
 from ngramloss.output.console import aligned
 from ngramloss.plugins import first_doc_line
 
-WIDTH = 100
-"""Approximate number of characters in a line."""
+WIDTH = 100  # approximate number of characters in a line
 
 
 def explain(

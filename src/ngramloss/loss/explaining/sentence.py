@@ -15,8 +15,7 @@ from ngramloss.errors import UserError
 from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import GIVEN, IGNORE_INDEX, CandidateStats, TokenStats, token_stats
 
-FILLER = "_"
-"""Replaces a missing word in a candidate. It has its own id and matches nothing, not even a real ``_``."""
+FILLER = "_"  # replaces a missing word in a candidate. It has its own id and matches nothing, not even a real ``_``
 
 _MISSING = {
     "twins": "two predictions of a model with different dropout, and a pair of sentences has one",
@@ -33,11 +32,9 @@ class Sentence(NamedTuple):
     confidence: list[float]
     labels: Tensor
     logits: Tensor
-    outputs: list[list[str]]
-    """The candidate and the others, which objectives that compare candidates read."""
+    outputs: list[list[str]]  # the candidate and the others, which objectives that compare candidates read
     output_ids: list[Tensor]
-    texts: CandidateStats | None = None
-    """The outputs under the model, if the objective reads them."""
+    texts: CandidateStats | None = None  # the outputs under the model, if the objective reads them
 
     @property
     def stats(self) -> TokenStats:

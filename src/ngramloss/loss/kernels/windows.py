@@ -21,8 +21,7 @@ from ngramloss.loss.objectives.windows.rewards import by_twin
 from ngramloss.loss.stats import IGNORE_INDEX, TokenStats
 
 LONGEST = 512
-MOST_N = 16
-"""Loops over n are unrolled, so compile time grows with n; above this limit the PyTorch formula runs."""
+MOST_N = 16  # loops over n are unrolled, so compile time grows with n; above this limit the PyTorch formula runs
 IGNORE = tl.constexpr(IGNORE_INDEX)
 
 
@@ -37,10 +36,8 @@ class Kernel(NamedTuple):
     placed: bool = False
     precise: bool = False
     released: bool = False
-    shared: bool = True
-    """Whether equal windows share one reward."""
-    twin: bool = False
-    """Whether the twin predicts the windows."""
+    shared: bool = True  # whether equal windows share one reward
+    twin: bool = False  # whether the twin predicts the windows
 
     def serves(self, stats: TokenStats, *, n: int) -> bool:
         """Whether the kernel supports rows and windows of this length."""
@@ -65,8 +62,7 @@ rewards_twin, gated_twin = rewards._replace(twin=True), gated._replace(twin=True
 class LabelKernel(NamedTuple):
     """A formula of the windows of the reference's tokens: ``soft`` with ``kappa``, or ``near`` with ``power``."""
 
-    power: float = 0.0
-    """Of ``near``, if it is not given; ``soft`` has none."""
+    power: float = 0.0  # of ``near``, if it is not given; ``soft`` has none
 
     def serves(self, stats: TokenStats, *, n: int) -> bool:
         """Whether the kernel supports rows and windows of this length."""

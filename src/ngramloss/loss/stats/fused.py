@@ -20,14 +20,11 @@ from ngramloss.loss.stats.token_stats import FAR_BELOW, TextIds
 IGNORE = tl.constexpr(IGNORE_INDEX)
 FAR = tl.constexpr(FAR_BELOW)
 MOST_APART = tl.constexpr(FARTHEST)
-CLOSE = tl.constexpr(0.25)
-"""Below this difference of two log-probabilities, eˣ − 1 − x is a polynomial."""
+CLOSE = tl.constexpr(0.25)  # below this difference of two log-probabilities, eˣ − 1 − x is a polynomial
 LOG2_E = tl.constexpr(1.4426950408889634)
 """exp2 of x times this is eˣ. On a GPU it takes a third of the operations that exp takes."""
-WIDE = tl.constexpr(8)
-"""Number of logits that a thread loads at once: 16 bytes of bf16."""
-ABSORB, DIFFERENTIATE = (128, 4), (1024, 4)
-"""Number of lanes or columns of a program, and of its warps."""
+WIDE = tl.constexpr(8)  # number of logits that a thread loads at once: 16 bytes of bf16
+ABSORB, DIFFERENTIATE = (128, 4), (1024, 4)  # number of lanes or columns of a program, and of its warps
 
 
 def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None = None) -> None:

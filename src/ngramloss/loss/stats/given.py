@@ -11,8 +11,7 @@ from ngramloss.errors import UserError
 from ngramloss.loss.stats.labels import IGNORE_INDEX
 from ngramloss.loss.stats.token_stats import TokenStats
 
-WEIGHTS = "weights"
-"""The weight of each label. No term asks for it; those that can read it do."""
+WEIGHTS = "weights"  # the weight of each label. No term asks for it; those that can read it do
 
 BESIDE_LABELS = ("lm_logp", WEIGHTS)
 """Statistics that come with the data: a number for each label, which travels beside ``labels`` in rows and batches.

@@ -29,27 +29,20 @@ from ngramloss.loss.terms.registry import TEMPERED, temperature_of
 ALIGNMENT = 128
 """Columns of a block are rounded up to a multiple of this: matrix units are several times slower on odd lengths."""
 
-SPARE = ALIGNMENT
-"""Extra columns after the block's, for scattered values that belong to another block or to padding."""
+SPARE = ALIGNMENT  # extra columns after the block's, for scattered values that belong to another block or to padding
 
-LEAN_BYTES = 2**27
-"""Approximate maximum size of a block of logits with ``memory="lean"``."""
+LEAN_BYTES = 2**27  # approximate maximum size of a block of logits with ``memory="lean"``
 
 
 class Running(NamedTuple):
     """Statistics of the columns read so far, [N] each; the last block turns them into those of the whole row."""
 
-    lse: Tensor
-    """The largest logit, then the log-sum-exp."""
-    best_logp: Tensor
-    """The sum of exp(logit − largest), then the log-probability of the best token."""
+    lse: Tensor  # the largest logit, then the log-sum-exp
+    best_logp: Tensor  # the sum of exp(logit − largest), then the log-probability of the best token
     best_token: Tensor
-    label_logp: Tensor
-    """The label's logit, then its log-probability."""
-    mean_logp: Tensor | None
-    """The sum of all logits, then the mean log-probability."""
-    entropy: Tensor | None
-    """The sum of exp(logit − largest)·(logit − largest), then the entropy."""
+    label_logp: Tensor  # the label's logit, then its log-probability
+    mean_logp: Tensor | None  # the sum of all logits, then the mean log-probability
+    entropy: Tensor | None  # the sum of exp(logit − largest)·(logit − largest), then the entropy
     tempered_lse: Tensor | None
     """The sum of exp((logit − largest) / temperature), then its log times the temperature, plus the largest."""
 
@@ -67,18 +60,14 @@ class Slopes(NamedTuple):
 class Block(NamedTuple):
     """The logits of the ids from ``start``, before bias and soft-cap, and the values needed to apply both."""
 
-    logits: Tensor
-    """[N, columns], of which the first ``width`` are real."""
-    space: Tensor
-    """Their memory, [N, columns + SPARE] if ``cross_logp`` is needed."""
+    logits: Tensor  # [N, columns], of which the first ``width`` are real
+    space: Tensor  # their memory, [N, columns + SPARE] if ``cross_logp`` is needed
     start: int
     width: int
     vocabulary: int
-    bias: Tensor | None
-    """Of this block's ids, [width]."""
+    bias: Tensor | None  # of this block's ids, [width]
     softcap: float | None
-    temperature: float | None = None
-    """Of ``tempered_lse``, after the soft-cap."""
+    temperature: float | None = None  # of ``tempered_lse``, after the soft-cap
 
     @property
     def first(self) -> bool:
@@ -97,10 +86,8 @@ class Taught(NamedTuple):
     block: Block
     compared: Compared
     temperature: float
-    by_kl: Tensor | None
-    """[N], None if there is none."""
-    by_reverse: Tensor | None
-    """[N], None if there is none."""
+    by_kl: Tensor | None  # [N], None if there is none
+    by_reverse: Tensor | None  # [N], None if there is none
 
 
 class Kernels(Protocol):

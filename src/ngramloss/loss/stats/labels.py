@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-IGNORE_INDEX = -100
-"""The label of a position that does not count: padding, or a masked prompt."""
+IGNORE_INDEX = -100  # the label of a position that does not count: padding, or a masked prompt
 
 NOT_FLATTENED = (
     " N-grams are read along rows, so do not flatten them: pass {0} and labels [B, T] without .view(-1, ...) or "

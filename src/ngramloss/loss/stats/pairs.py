@@ -10,19 +10,15 @@ from torch import Tensor
 
 from ngramloss.loss.stats.labels import IGNORE_INDEX
 
-FARTHEST = 1e30
-"""Logits of twins differ by at most this: 0 times an infinite difference would be NaN."""
+FARTHEST = 1e30  # logits of twins differ by at most this: 0 times an infinite difference would be NaN
 
 
 class Pairs(NamedTuple):
     """The positions of twins, and what a sweep adds up for them. Rows of logits are the N positions of a batch."""
 
-    rows: Tensor
-    """The two positions of each pair. Every position is in one pair, [2, M]."""
-    gap: Tensor
-    """Σ exp(logit − largest)·(difference − shift), then the mean difference from the twin's logits, [N]."""
-    kl: Tensor | None = None
-    """Half the symmetric divergence, [N]; none in the backward pass."""
+    rows: Tensor  # the two positions of each pair. Every position is in one pair, [2, M]
+    gap: Tensor  # Σ exp(logit − largest)·(difference − shift), then the mean difference from the twin's logits, [N]
+    kl: Tensor | None = None  # half the symmetric divergence, [N]; none in the backward pass
     slope: Tensor | None = None
     """The loss's gradient by the whole divergence of each pair, [M]; none in the forward pass."""
 

@@ -14,19 +14,15 @@ from ngramloss.loss.stats.token_stats import TextIds, TokenStats
 TEXTS, LENGTH, POSITIONS = 8, 32, 64
 """The number of texts, the longest length and the number of labels are rounded up to multiples of these, so that few
 shapes occur."""
-MOST_LABELLED = 0.9
-"""If a larger share of the positions has a label, gathering those that have one saves nothing."""
+MOST_LABELLED = 0.9  # if a larger share of the positions has a label, gathering those that have one saves nothing
 
 
 class Packing(NamedTuple):
     """Where the labels of each text of a packed batch are: S texts of at most U labels and gaps."""
 
-    position: Tensor
-    """Index into the B·T positions of the batch, 0 where there is none, [S, U]."""
-    labels: Tensor
-    """The text's labels, ``IGNORE_INDEX`` in gaps and after its end, [S, U]."""
-    owner: Tensor
-    """The text that each label of the batch belongs to, −1 where there is none, [B, T]."""
+    position: Tensor  # index into the B·T positions of the batch, 0 where there is none, [S, U]
+    labels: Tensor  # the text's labels, ``IGNORE_INDEX`` in gaps and after its end, [S, U]
+    owner: Tensor  # the text that each label of the batch belongs to, −1 where there is none, [B, T]
 
     @property
     def texts(self) -> TextIds:
@@ -44,8 +40,7 @@ class Labelled(NamedTuple):
 
     positions: Tensor | None
     """Indices into the B·T positions of the batch, −1 where there is none, [N]; None if nearly all have a label."""
-    packed: Packing | None
-    """None if every row is one text, with labels at most of its positions."""
+    packed: Packing | None  # none if every row is one text, with labels at most of its positions
 
 
 def labelled(labels: Tensor, segments: Tensor | None = None) -> Labelled:

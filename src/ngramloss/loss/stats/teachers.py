@@ -12,8 +12,7 @@ from ngramloss.errors import UserError
 from ngramloss.loss.stats.labels import IGNORE_INDEX
 from ngramloss.loss.stats.pairs import FARTHEST
 
-NEAR = 10.0
-"""Below this difference of two log-probabilities, their divergence is computed from the difference alone."""
+NEAR = 10.0  # below this difference of two log-probabilities, their divergence is computed from the difference alone
 
 
 class Teacher(NamedTuple):
@@ -48,14 +47,10 @@ class Teacher(NamedTuple):
 class Compared(NamedTuple):
     """What a sweep has found of a model and its teacher in the columns read so far, [N] each."""
 
-    lse: Tensor
-    """Log-sum-exp of the model's logits at the temperature."""
-    teacher_lse: Tensor
-    """Log-sum-exp of the teacher's."""
-    kl: Tensor | None
-    """KL(q‖p), with p the model and q the teacher."""
-    reverse_kl: Tensor | None
-    """KL(p‖q)."""
+    lse: Tensor  # log-sum-exp of the model's logits at the temperature
+    teacher_lse: Tensor  # log-sum-exp of the teacher's
+    kl: Tensor | None  # KL(q‖p), with p the model and q the teacher
+    reverse_kl: Tensor | None  # KL(p‖q)
 
 
 def needed_teacher(

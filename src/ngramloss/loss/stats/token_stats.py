@@ -14,11 +14,9 @@ from ngramloss.loss.stats.pairs import twin_kl, twin_rows, twin_tokens
 from ngramloss.loss.stats.teachers import Teacher, divergences, needed_teacher
 from ngramloss.loss.terms.registry import TEACHER_STATISTICS, TWIN_STATISTICS, temperature_of
 
-LARGEST_VOCABULARY = 2**31
-"""Two ids are packed into one int64 where n-grams are compared."""
+LARGEST_VOCABULARY = 2**31  # two ids are packed into one int64 where n-grams are compared
 
-TOP = 20
-"""How many of the most probable tokens ``top_entropy`` reads."""
+TOP = 20  # how many of the most probable tokens ``top_entropy`` reads
 
 FAR_BELOW = -1000.0
 """Differences from the largest logit are at least this where they are multiplied by their exponential. It is 0 there in
@@ -31,10 +29,8 @@ LOGITS_ONLY = frozenset({"top_entropy"})
 class TextIds(NamedTuple):
     """The texts of a packed batch, for ``cross_logp``. Without packing every row is a text."""
 
-    labels: Tensor
-    """The reference ids of each text, [S, U]."""
-    owner: Tensor
-    """The text of each position, −1 where there is none, [B, T]."""
+    labels: Tensor  # the reference ids of each text, [S, U]
+    owner: Tensor  # the text of each position, −1 where there is none, [B, T]
 
 
 class TokenStats(NamedTuple):

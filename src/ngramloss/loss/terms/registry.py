@@ -106,17 +106,14 @@ CANDIDATE_STATISTICS = frozenset({"token_logp", "greedy", "greedy_cross_logp", "
 """Optional statistics of candidates. A formula that needs one of them reads candidates; one that needs ``greedy`` reads
 the model's own greedy text, and no other does."""
 
-OWN_TEXT = ("greedy", "token_logp")
-"""What the variants ``:student`` need: the greedy text and its log-probabilities."""
+OWN_TEXT = ("greedy", "token_logp")  # what the variants ``:student`` need: the greedy text and its log-probabilities
 
 TEMPERED = "tempered_lse"
 """The optional statistic at a temperature, which is a part of what a formula needs: ``tempered_lse=2.0``."""
 
-START = "keep"
-"""The objective whose teacher is the model itself before training."""
+START = "keep"  # the objective whose teacher is the model itself before training
 
-MOST_N = 1024
-"""The largest n: summaries and translations are shorter, and a reference shorter than n gives no gradient."""
+MOST_N = 1024  # the largest n: summaries and translations are shorter, and a reference shorter than n gives no gradient
 
 ONE_TOKEN = "a reward for single tokens repeats what cross-entropy does. Use matches(1), or raise n."
 

@@ -24,8 +24,7 @@ from ngramloss.settings import nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-FP32_MAX, FP32_TINY = (2 - 2**-23) * 2.0**127, 2.0**-126
-"""The largest and the smallest normal number of fp32."""
+FP32_MAX, FP32_TINY = (2 - 2**-23) * 2.0**127, 2.0**-126  # the largest and the smallest normal number of fp32
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,14 @@ class Part:
     """``(stats, labels) → [B]``; of candidates ``(candidates) → [B]``, or ``(candidates, labels) → [B]`` with n."""
     weight: float
     per: Literal["sequence", "token"]
-    kernel: str = ""
-    """``module:name`` of a kernel that computes the same on a GPU, if there is one."""
-    schedule: Schedule | None = None
-    """How the weight depends on the progress of training, if it does."""
+    kernel: str = ""  # ``module:name`` of a kernel that computes the same on a GPU, if there is one
+    schedule: Schedule | None = None  # how the weight depends on the progress of training, if it does
     reads: Literal["tokens", "candidates"] = "tokens"
     """Whether the function takes TokenStats and labels, or CandidateStats."""
     by_position: bool = False
     """Whether it is a plain sum over positions, also of packed rows. Other functions get one text a row."""
-    needs: frozenset[str] = frozenset()
-    """The optional statistics that it reads."""
-    reads_labels: bool = True
-    """Whether the function takes the labels. Functions of candidates without n do not."""
+    needs: frozenset[str] = frozenset()  # the optional statistics that it reads
+    reads_labels: bool = True  # whether the function takes the labels. Functions of candidates without n do not
 
 
 @dataclass(frozen=True)

@@ -20,20 +20,13 @@ Write = Callable[..., list[list[list[int]]]]
 
 
 class Loaded(NamedTuple):
-    """An engine with its model.
+    """An engine with its model."""
 
-    Attributes:
-        name: of the engine.
-        precision: in which it computes.
-        write: sources → the ids of the texts of each, best first.
-        note: which engine it is and why, or how its texts differ from those of ``hf``; empty if there is nothing to
-            say.
-    """
-
-    name: str
-    precision: str
-    write: Write
+    name: str  # of the engine
+    precision: str  # in which it computes
+    write: Write  # sources → the ids of the texts of each, best first
     note: str = ""
+    """Which engine it is and why, or how its texts differ from those of ``hf``; empty if there is nothing to say."""
 
     @property
     def facts(self) -> dict[str, str]:

@@ -25,10 +25,8 @@ from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import cache_folder
 from ngramloss.version import installed
 
-FORMAT = 1
-"""Part of the cache key: increased when the same model is converted in another way."""
-TOLERANCE = 1e-3
-"""The largest difference of a log-probability after the conversion; rounding gives about 1e-5."""
+FORMAT = 1  # part of the cache key: increased when the same model is converted in another way
+TOLERANCE = 1e-3  # the largest difference of a log-probability after the conversion; rounding gives about 1e-5
 FAMILIES: dict[str, dict[str, bool]] = {
     "bart": {"normalize_before": False, "normalize_embedding": True},
     "mbart": {"normalize_before": True, "normalize_embedding": True},

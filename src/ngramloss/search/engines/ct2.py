@@ -19,8 +19,7 @@ from ngramloss.models.attached.heads import has_encoder
 from ngramloss.search.engines.conversion import FAMILIES, converted
 from ngramloss.search.search import Search
 
-COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
-"""What CTranslate2 calls a precision."""
+COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}  # what CTranslate2 calls a precision
 NO_PENALTY = 1e-9
 """In place of a length penalty of 0, with which CTranslate2 would end a search earlier. It changes no score in fp32."""
 MARGIN, ROUNDED = 3, 8
@@ -223,15 +222,10 @@ class _Ended(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """A search that is needed to know the texts of a source.
+    """A search that is needed to know the texts of a source."""
 
-    Attributes:
-        steps: tokens to search for.
-        passed: ``hf`` is known not to stop at or before this token.
-    """
-
-    steps: int
-    passed: int = 0
+    steps: int  # tokens to search for
+    passed: int = 0  # ``hf`` is known not to stop at or before this token
 
 
 def _best_with_late_stop(translator: Any, search: Search, words: list[list[str]]) -> list[list[list[str]]]:

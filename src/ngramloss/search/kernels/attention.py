@@ -18,15 +18,10 @@ if TYPE_CHECKING:
 
 
 class PromptAttention(NamedTuple):
-    """Attention to a prompt alone, to be joined with attention to the text behind it.
+    """Attention to a prompt alone, to be joined with attention to the text behind it."""
 
-    Attributes:
-        means: of the values, [B, K, H · d], in fp32; 0 if nothing is attended to.
-        sums: the log-sum-exp of the scores, [B, K, H].
-    """
-
-    means: Tensor
-    sums: Tensor
+    means: Tensor  # of the values, [B, K, H · d], in fp32; 0 if nothing is attended to
+    sums: Tensor  # the log-sum-exp of the scores, [B, K, H]
 
 
 def attend_to_text(

@@ -12,12 +12,9 @@ from ngramloss.loss.stats import CandidateStats
 class Ranked(NamedTuple):
     """The candidates of each row in falling order of gain. Those that are absent come last, with a score of 0."""
 
-    score: Tensor
-    """f = logp / length^alpha, with gradient, [B, K]."""
-    order: Tensor
-    """The place of each candidate in the statistics, [B, K]."""
-    number: Tensor
-    """How many candidates a row has, [B]."""
+    score: Tensor  # f = logp / length^alpha, with gradient, [B, K]
+    order: Tensor  # the place of each candidate in the statistics, [B, K]
+    number: Tensor  # how many candidates a row has, [B]
 
 
 def ranked(stats: CandidateStats, *, alpha: float) -> Ranked:

@@ -15,12 +15,9 @@ from ngramloss.loss.stats import IGNORE_INDEX, CandidateStats
 class Credits(NamedTuple):
     """The credit of each token of the samples."""
 
-    credit: Tensor
-    """The share of the windows over the token that are credited, 0 if there is none, [B, K, T]."""
-    mean: Tensor
-    """The mean over samples of the mean over their tokens, [B]."""
-    share: Tensor
-    """What a token counts in such a mean: 1 / (K · T_k), 0 where there is none, [B, K, T]."""
+    credit: Tensor  # the share of the windows over the token that are credited, 0 if there is none, [B, K, T]
+    mean: Tensor  # the mean over samples of the mean over their tokens, [B]
+    share: Tensor  # what a token counts in such a mean: 1 / (K · T_k), 0 where there is none, [B, K, T]
 
 
 def credit(stats: CandidateStats, labels: Tensor, *, n: tuple[int, ...]) -> Tensor:

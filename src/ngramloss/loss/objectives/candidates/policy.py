@@ -6,8 +6,7 @@ from torch import Tensor
 
 from ngramloss.loss.stats import CandidateStats
 
-TINY = 1e-6
-"""Added to the standard deviation that divides an advantage."""
+TINY = 1e-6  # added to the standard deviation that divides an advantage
 
 
 def policy(stats: CandidateStats, *, baseline: str = "mean", scale: str = "none", alpha: float = 0.0) -> Tensor:

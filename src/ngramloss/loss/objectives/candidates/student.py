@@ -103,10 +103,8 @@ def covered(stats: CandidateStats, labels: Tensor, *, n: int) -> Tensor:
 class BagWindows(NamedTuple):
     """The reference's windows along the own text, [B, S] each."""
 
-    expected: Tensor
-    """B(g) of the window's n-gram."""
-    amount: Tensor
-    """The amount by which it lowers the loss."""
+    expected: Tensor  # B(g) of the window's n-gram
+    amount: Tensor  # the amount by which it lowers the loss
 
 
 def found(stats: CandidateStats, labels: Tensor, *, n: int) -> BagWindows:

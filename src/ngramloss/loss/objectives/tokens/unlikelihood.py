@@ -8,8 +8,7 @@ from torch import Tensor
 from ngramloss.loss.objectives.tokens.weighted import over_tokens
 from ngramloss.loss.stats import IGNORE_INDEX, TokenStats
 
-LEAST = 1e-5
-"""The lower limit of 1 − p, as in the authors' code."""
+LEAST = 1e-5  # the lower limit of 1 − p, as in the authors' code
 
 
 def unlikelihood(stats: TokenStats, labels: Tensor) -> Tensor:

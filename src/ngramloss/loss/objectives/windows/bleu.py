@@ -9,8 +9,7 @@ from ngramloss.loss.objectives import ngrams
 from ngramloss.loss.objectives.windows.bag import placements
 from ngramloss.loss.stats import TokenStats
 
-FLOOR = 1e-12
-"""Lower limit of the clipped share of each n in the geometric mean."""
+FLOOR = 1e-12  # lower limit of the clipped share of each n in the geometric mean
 
 
 def bleu(stats: TokenStats, labels: Tensor, *, n: tuple[int, ...]) -> Tensor:

@@ -13,12 +13,9 @@ from ngramloss.loss.stats import TokenStats
 class Earned(NamedTuple):
     """The rewards of a candidate's windows, [B, S] each."""
 
-    hit: Tensor
-    """Whether the window matched."""
-    copies: Tensor
-    """How many windows share the reward of its n-gram."""
-    amount: Tensor
-    """The amount by which it lowers the loss."""
+    hit: Tensor  # whether the window matched
+    copies: Tensor  # how many windows share the reward of its n-gram
+    amount: Tensor  # the amount by which it lowers the loss
 
 
 def matches(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:

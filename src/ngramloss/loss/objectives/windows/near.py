@@ -14,10 +14,8 @@ from ngramloss.loss.stats import TokenStats
 class Nearness(NamedTuple):
     """The reference's windows, [B, S] each."""
 
-    probability: Tensor
-    """The probability of the window, 0 if it is not real."""
-    weight: Tensor
-    """How nearly it is predicted, from 0 to 1; without gradient."""
+    probability: Tensor  # the probability of the window, 0 if it is not real
+    weight: Tensor  # how nearly it is predicted, from 0 to 1; without gradient
 
 
 def near(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> Tensor:
