@@ -77,9 +77,8 @@ class TextGenerator:
     def __call__(self, rows: Any) -> Any:
         """The rows with a new column of generated texts. A blank text gets an empty one.
 
-        Args:
-            rows: columns by name, each a list or a NumPy array; or a pandas DataFrame. What is returned is of the same
-                kind.
+        ``rows``: columns by name, each a list or a NumPy array; or a pandas DataFrame. What is returned is of the same
+        kind.
         """
         pandas = sys.modules.get("pandas")  # a caller with a DataFrame has imported it
         is_frame = pandas is not None and isinstance(rows, pandas.DataFrame)

@@ -86,11 +86,8 @@ def metric_of(name: str, key: str = "--metric") -> str:
 def gain_of(name: str, options: Mapping[str, Any], *, lines: str | None = None, key: str = "--metric") -> Gain:
     """The gain by a metric, or by one score of a metric.
 
-    Args:
-        name: of a metric, such as ``rouge`` or ``chrf``, or of a score, such as ``rouge2``.
-        options: of the metric.
-        lines: as in :class:`Gain`.
-        key: likewise.
+    ``name``: of a metric, such as ``rouge`` or ``chrf``, or of a score, such as ``rouge2``. ``lines``: as in
+    :class:`Gain`. ``key``: likewise.
 
     Raises:
         UserError: there is no such metric or score, it lacks something, or its values are not gains.

@@ -96,11 +96,8 @@ def probabilities(
     Repeated pairs are computed once. Pairs of similar length share a batch, padded on the right. A pair longer than
     ``classifier.longest`` loses tokens from the end of its longer text, one at a time.
 
-    Args:
-        classifier: the model.
-        pairs: premise and hypothesis; either may be empty.
-        batch_size: pairs per batch. It changes scores only by rounding, about 1e-7.
-        known: pairs that are already computed. New pairs are added to it.
+    ``pairs``: premise and hypothesis; either may be empty. ``batch_size``: pairs per batch. It changes scores only by
+    rounding, about 1e-7. ``known``: pairs that are already computed. New pairs are added to it.
     """
     import torch
 
@@ -130,12 +127,7 @@ def by_document(
 ) -> Iterator[list[tuple[float, ...]]]:
     """The :func:`probabilities` of each document's pairs. Raises if one is not finite.
 
-    Args:
-        judge: the model.
-        documents: the pairs of each.
-        metric: for messages.
-        batch_size: pairs per batch.
-        progress: called with the number of documents done since the last call.
+    ``documents``: the pairs of each. ``batch_size``: pairs per batch.
     """
     known: dict[Pair, tuple[float, ...]] = {}
     left = enumerate(documents)

@@ -34,10 +34,7 @@ def greedy_oracle(sentences: Sequence[str], references: Sequence[str], *, most: 
     sentences the first is taken. They compare with one reference, and words are what CoreNLP and ``[a-zA-Z0-9]`` leave;
     here any script has words.
 
-    Args:
-        sentences: of the document; there may be none.
-        references: one or more.
-        most: sentences to take at most.
+    ``sentences``: of the document; there may be none. ``references``: one or more. ``most``: sentences to take at most.
 
     Returns:
         Their places in ascending order. Empty if no sentence shares a word with a reference.

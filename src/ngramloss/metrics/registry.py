@@ -308,12 +308,8 @@ def compute_scores(
 ) -> Scores:
     """Call a metric, and check what it returns.
 
-    Args:
-        name: of the metric.
-        texts: those that metrics may read; it gets those that it does.
-        options: of the metric.
-        documents: how many there are.
-        progress: called with the number of documents done since the last call, if the metric reports it.
+    ``texts``: those that metrics may read; it gets those that it does. ``documents``: how many there are. ``progress``:
+    called with the number of documents done since the last call, if the metric reports it.
 
     Raises:
         Absent: the metric lacks something.

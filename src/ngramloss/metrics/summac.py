@@ -124,9 +124,8 @@ def summac(
 def zero_shot(image: Tensor, *, contradiction: bool = True) -> float:
     """The mean over summary sentences of the highest entailment minus the highest contradiction, −1 to 1.
 
-    Args:
-        image: probabilities in the order of ``RELATIONS``, [document sentences, summary sentences, 3].
-        contradiction: whether to subtract the contradiction.
+    ``image``: probabilities in the order of ``RELATIONS``, [document sentences, summary sentences, 3].
+    ``contradiction``: whether to subtract the contradiction.
     """
     highest = image.amax(0)  # [S, 3]
     against = highest[:, 1] if contradiction else 0.0
@@ -146,8 +145,7 @@ def histograms(entailment: Tensor) -> Tensor:
 
     ``numpy.histogram(entailment[:, j], bins=EDGES)[0]``, for every j.
 
-    Args:
-        entailment: probabilities, [document sentences, summary sentences].
+    ``entailment``: probabilities, [document sentences, summary sentences].
     """
     import torch
 

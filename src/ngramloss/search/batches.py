@@ -41,10 +41,8 @@ class Budget:
 def budget_for(model: Any, searches: Sequence[Search], batch_size: int) -> Budget:
     """The documents that were asked for; otherwise tokens, from the free memory, on a CPU not more than is fast.
 
-    Args:
-        model: a Hugging Face encoder-decoder.
-        searches: the settings of all searches of a batch, one after the other.
-        batch_size: documents of a batch; 0 means as many as the memory allows.
+    ``searches``: the settings of all searches of a batch, one after the other. ``batch_size``: documents of a batch; 0
+    means as many as the memory allows.
     """
     if batch_size:
         return Budget(documents=batch_size)

@@ -42,14 +42,14 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and triton_is_installed()
 
 
-class Continuations(NamedTuple):
+class Choices(NamedTuple):
     """The best tokens that may follow each text, in any order, [B, K, C], and their log-probabilities, [B, K, C]."""
 
     tokens: Tensor
     logp: Tensor
 
 
-def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count: int, less: Tensor | None) -> Continuations:
+def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count: int, less: Tensor | None) -> Choices:
     """The best tokens that may follow each text. The logits are changed in place.
 
     Without ``renormalize``, probabilities are those before any token was ruled out, as in ``generate``.
@@ -76,7 +76,7 @@ def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count
         only = torch.full_like(logp, -torch.inf)                         # [B · K, C]
         only[:, 0] = 0.0
         logp, tokens = only.where(is_here, logp), tokens.masked_fill(is_here, token)
-    return Continuations(*(each.view(*logits.shape[:2], -1) for each in (tokens, logp)))
+    return Choices(*(each.view(*logits.shape[:2], -1) for each in (tokens, logp)))
 
 
 def _forced(length: Tensor, search: Search) -> Iterator[tuple[int, Tensor]]:
@@ -99,11 +99,8 @@ def _top(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 def rule_out(scores: Tensor, ids: Tensor, length: Tensor, given: Limits) -> None:
     """Set the scores of tokens that may not follow to −∞, in place.
 
-    Args:
-        scores: of the next tokens, [N, V].
-        ids: the texts so far, [N, L].
-        length: how many tokens of each count, [].
-        given: the rules.
+    ``scores``: of the next tokens, [N, V]. ``ids``: the texts so far, [N, L]. ``length``: how many tokens of each
+    count, [].
     """
     search = given.search
     if has_kernels(scores.device):
@@ -209,11 +206,8 @@ def greedy(logits: Tensor) -> Tensor:
 def advance(beams: Beams, logits: Tensor, given: Limits, *, less: Tensor | None = None) -> Tensor:
     """Add a token to each beam. Returns the beam that each of the new ones continues, [B, K].
 
-    Args:
-        beams: the state; changed in place.
-        logits: of the next tokens, [B, K, V]; changed in place.
-        given: the rules.
-        less: as in :func:`options`.
+    ``beams``: the state; changed in place. ``logits``: of the next tokens, [B, K, V]; changed in place. ``less``: as in
+    :func:`options`.
     """
     search, K = given.search, logits.shape[1]
     kept = max(2, 1 + len(search.ends)) * K                              # enough to go on if K of them end
@@ -240,10 +234,8 @@ def advance_groups(groups: Sequence[Beams], logits: Tensor, given: Limits) -> Te
     before that has just taken it: Vijayakumar et al. (2018), *Diverse Beam Search*. One group is plain beam search. A
     group that is done goes on, and its tokens still count, though its further texts are not kept.
 
-    Args:
-        groups: the states of G groups; changed in place.
-        logits: of the next tokens, [B, K, V], with K/G beams of each group in turn; changed in place.
-        given: the rules.
+    ``groups``: the states of G groups; changed in place. ``logits``: of the next tokens, [B, K, V], with K/G beams of
+    each group in turn; changed in place.
 
     Returns:
         The beam that each of the new ones continues, [B, K].

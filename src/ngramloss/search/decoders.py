@@ -133,9 +133,7 @@ class Decoder:
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens after these, [B, K, V].
 
-        Args:
-            tokens: the newest token of each text, [B, K].
-            position: its position, [].
+        ``tokens``: the newest token of each text, [B, K]. ``position``: its position, [].
         """
         raise NotImplementedError
 

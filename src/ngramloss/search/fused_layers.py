@@ -35,8 +35,7 @@ class Joined:
 
     Layers of another class, with hooks or with a forward of somebody else stay as they are.
 
-    Args:
-        groups: of layers that read the same input.
+    ``groups``: of layers that read the same input.
     """
 
     def __init__(self, groups: Iterable[Sequence[Any]] = ()) -> None:
@@ -117,11 +116,7 @@ def normed(hidden: Tensor, module: Module, *, has_kernels: bool) -> Tensor:
 def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool) -> tuple[Tensor, Tensor]:
     """A sum and its norm: ``hidden + part`` and ``module(hidden + part)``, [..., D] each.
 
-    Args:
-        hidden: [..., D].
-        part: as many rows, or one.
-        module: the norm.
-        has_kernels: whether Triton may be used.
+    ``hidden``: [..., D]. ``part``: as many rows, or one. ``has_kernels``: whether Triton may be used.
     """
     norm = norm_of(module) if has_kernels else None
     if norm is None or not norm.weight.dtype == hidden.dtype == part.dtype:
@@ -135,10 +130,8 @@ def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool) ->
 def fused_forwards(model: Any, joined: Joined, *, reads_sources: bool = False) -> dict[Module, Callable[..., Any]]:
     """What may take the place of ``forward``, by module. Who replaced one has reasons, so it stays.
 
-    Args:
-        model: whose modules they are.
-        joined: linear layers that are computed together.
-        reads_sources: whether whole sources are read, by the attention of PyTorch; otherwise one token at a time.
+    ``model``: whose modules they are. ``reads_sources``: whether whole sources are read, by the attention of PyTorch;
+    otherwise one token at a time.
     """
     found: dict[Module, Callable[..., Any]] = {}
     attended: Callable[..., Any] = _attended_by_sources if reads_sources else _attended

@@ -24,11 +24,8 @@ Advance = Callable[[Sequence[Beams], Tensor, Limits], Tensor]
 def kernels_agree(search: Search, vocabulary: int, device: torch.device, *, advance: Advance = advance_groups) -> bool:
     """Whether the kernels choose what PyTorch's operations choose.
 
-    Args:
-        search: its settings.
-        vocabulary: how many tokens there are.
-        device: where the kernels run.
-        advance: what adds a token to all beams there.
+    ``vocabulary``: how many tokens there are. ``device``: where the kernels run. ``advance``: what adds a token to all
+    beams there.
     """
     generator = torch.Generator().manual_seed(0)
     places = torch.device("cpu"), device

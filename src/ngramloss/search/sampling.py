@@ -14,11 +14,8 @@ from ngramloss.search.search import Search
 def text_seeds(search: Search, sources: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> Tensor:
     """A seed for each text, from the source, its number and the seed of the search, or one of its own, [B, texts].
 
-    Args:
-        search: has the seed, and the number of texts.
-        sources: ids.
-        seeds: one for each source, instead of that of the search. With different ones, equal sources have different
-            samples.
+    ``seeds``: one for each source, instead of that of the search. With different ones, equal sources have different
+    samples.
     """
     tails = [repr([0, *source])[2:-1] for source in sources]  # ", 5, 6": to write a source takes longer than to hash it
     digests = [

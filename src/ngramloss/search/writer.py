@@ -53,9 +53,7 @@ class Writer:
     def write(self, ids: Sequence[Ids], **more: Any) -> list[list[Text]]:
         """The texts of each source of one batch, best first.
 
-        Args:
-            ids: of the sources.
-            more: what else the model reads of them, as tensors by name, which only the engine ``hf`` takes.
+        ``more``: what else the model reads of them, as tensors by name, which only the engine ``hf`` takes.
         """
         hypotheses = self.engine.write(ids, **more)
         if self.search.rerank == PROBABILITY:  # by mbr, texts are reranked when all are there
@@ -68,10 +66,7 @@ class Writer:
     def best(self, ids: Sequence[Ids], *, what: str = "writing", unit: str = "documents") -> list[str]:
         """The best text of each source, in order, however many there are.
 
-        Args:
-            ids: of the sources.
-            what: the work, for the progress.
-            unit: what the sources are called there.
+        ``what``: the work, for the progress. ``unit``: what the sources are called there.
         """
         found = [""] * len(ids)
         order = sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True)

@@ -28,9 +28,8 @@ class CannotCapture(RuntimeError):
 def capture(function: Callable[[], Result], *, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Warm a function up and record it. Returns the graph, and the result, which each replay overwrites.
 
-    Args:
-        function: must not wait for the device.
-        pool: the memory of the graph. Graphs that never run at the same time share it.
+    ``function``: must not wait for the device. ``pool``: the memory of the graph. Graphs that never run at the same
+    time share it.
     """
     warm_up(function)
     return record(function, pool=pool)

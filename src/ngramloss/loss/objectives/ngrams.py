@@ -86,9 +86,7 @@ def ids(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
     most doubles in each round: log₂ n rounds, each O(T log T). N-gram ids are below the number of windows in a row.
     Token ids must be below 2³¹ in size. Windows over padding get an id too: mask them with :func:`real`.
 
-    Args:
-        sequences: token ids, [B, T] each.
-        n: length of the windows.
+    ``sequences``: token ids, [B, T] each. ``n``: length of the windows.
 
     Returns:
         One tensor of n-gram ids for each sequence, [B, S].

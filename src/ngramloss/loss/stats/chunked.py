@@ -178,10 +178,8 @@ def _at(pairs: Pairs, index: slice) -> Pairs:
 def _pair_gradients(logits: list[Tensor], lse: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     """The gradient of the divergence by the logits of both rows: s·((p − q) + p·(z − z' − E_p[z − z'])).
 
-    Args:
-        logits: of both rows, [R, width] each.
-        lse: of both rows, [2, R].
-        pairs: whose gap is that of these rows, [2, R].
+    ``logits``: of both rows, [R, width] each. ``lse``: of both rows, [2, R]. ``pairs``: whose gap is that of these
+    rows, [2, R].
     """
     assert pairs.slope is not None
     gap = _gap(*logits).clamp_(-FARTHEST, FARTHEST)                      # [R, width]

@@ -37,11 +37,8 @@ def with_given(stats: TokenStats, labels: Tensor, given: Mapping[str, Tensor | N
     Shape and dtype are always checked, values like those of labels: immediately on a CPU in eager mode, and otherwise
     by an assertion on the device, which never makes the host wait.
 
-    Args:
-        stats: of the logits.
-        labels: [B, T], ``IGNORE_INDEX`` where they do not count.
-        given: names of :data:`GIVEN` → log-probabilities, [B, T], and ``weights`` → numbers, [B, T], in any dtype; None
-            is none.
+    ``stats``: of the logits. ``labels``: [B, T], ``IGNORE_INDEX`` where they do not count. ``given``: names of
+    :data:`GIVEN` → log-probabilities, [B, T], and ``weights`` → numbers, [B, T], in any dtype; None is none.
 
     Example:
         >>> from ngramloss.loss.stats import token_stats

@@ -89,10 +89,7 @@ def twin_kl(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
     With δ the difference of the logits this is ½ Σ (p − q)(δ − c) for any c. Sums of each row's own logits would
     cancel where the two agree; with c the difference of the log-sum-exps all addends are at least 0.
 
-    Args:
-        logits: fp32 or better, [B, T, V].
-        labels: reference ids, [B, T].
-        rows: of :func:`twin_rows`, [2, M].
+    ``logits``: fp32 or better, [B, T, V]. ``labels``: reference ids, [B, T]. ``rows``: of :func:`twin_rows`, [2, M].
     """
     flat = logits.flatten(0, 1)                                          # [N, V]
     own, twin = flat[rows[0]], flat[rows[1]]                             # [M, V] each
@@ -108,9 +105,7 @@ def twin_kl(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
 def twin_tokens(best_token: Tensor, rows: Tensor) -> Tensor:
     """The most probable token of each position's twin, [B, T].
 
-    Args:
-        best_token: of each position, [B, T].
-        rows: of :func:`twin_rows`, [2, M].
+    ``best_token``: of each position, [B, T]. ``rows``: of :func:`twin_rows`, [2, M].
     """
     flat = best_token.flatten()                                          # [N]
     return flat.index_copy(0, rows.flatten(), flat[rows.flip(0).flatten()]).view_as(best_token)   # [B, T]

@@ -49,9 +49,7 @@ def labelled(labels: Tensor, segments: Tensor | None = None) -> Labelled:
     In fine-tuning a decoder-only model, prompts have no labels. Only the positions that have one need the head, and
     objectives are faster on short rows.
 
-    Args:
-        labels: as in :func:`packing`.
-        segments: as in :func:`packing`; without them every row is one text.
+    ``labels``: as in :func:`packing`. ``segments``: as in :func:`packing`; without them every row is one text.
 
     Example:
         >>> positions, packed = labelled(torch.tensor([[-100] * 98 + [5, 6]]))
@@ -68,9 +66,8 @@ def packing(labels: Tensor, segments: Tensor) -> Packing | None:
     labels, with one gap where unlabelled positions separate two of them: no n-gram spans it. Labels with a negative
     segment belong to no text.
 
-    Args:
-        labels: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count; at least one position.
-        segments: integers, [B, T]; equal neighbours belong together.
+    ``labels``: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count; at least one position. ``segments``:
+    integers, [B, T]; equal neighbours belong together.
 
     Example:
         >>> labels, segments = torch.tensor([[5, 6, 7, -100, 8]]), torch.tensor([[0, 0, 1, 1, 1]])
@@ -116,9 +113,8 @@ def _indices(place: Tensor, size: int) -> Tensor:
 def at_positions(rows: Tensor, positions: Tensor) -> Tensor:
     """What was computed at some positions of a batch. Its gradient is added up, not sorted as by indexing.
 
-    Args:
-        rows: hidden states, logits or anything else, [B, T, …].
-        positions: indices among the B·T positions, in any shape.
+    ``rows``: hidden states, logits or anything else, [B, T, …]. ``positions``: indices among the B·T positions, in any
+    shape.
     """
     chosen = rows.flatten(0, 1).index_select(0, positions.to(rows.device).flatten())   # [N, …]
     return chosen.view(*positions.shape, *rows.shape[2:])
@@ -162,9 +158,8 @@ def boundaries(segments: Tensor) -> Tensor:
 def turns(labels: Tensor, segments: Tensor | None = None) -> Tensor:
     """Segments in which every run of labels is a text of its own, such as the turns of an assistant, [B, T].
 
-    Args:
-        labels: aligned with the predictions, [B, T].
-        segments: also begin a text where these do; a negative one stays negative, [B, T].
+    ``labels``: aligned with the predictions, [B, T]. ``segments``: also begin a text where these do; a negative one
+    stays negative, [B, T].
 
     Example:
         >>> turns(torch.tensor([[-100, 5, 6, -100, 7]]))

@@ -99,12 +99,8 @@ def divergences(
 ) -> dict[str, Tensor]:
     """``teacher_kl``, KL(q‖p), and ``teacher_reverse_kl``, KL(p‖q), whichever are needed, [B, T] each.
 
-    Args:
-        logits: of the model, p, fp32 or better, [B, T, V].
-        other: of the teacher, q, [B, T, V].
-        labels: [B, T].
-        temperature: divides both.
-        needs: names of statistics.
+    ``logits``: of the model, p, fp32 or better, [B, T, V]. ``other``: of the teacher, q, [B, T, V]. ``temperature``:
+    divides both.
     """
     own, given = logits / temperature, other.to(logits.dtype) / temperature   # [B, T, V] each
     lse, teacher_lse = own.logsumexp(-1, keepdim=True), given.logsumexp(-1, keepdim=True)   # [B, T, 1] each
@@ -131,10 +127,7 @@ def excess(of: Tensor, to: Tensor, ratio: Tensor) -> Tensor:
     Their sum is the divergence, because Σ a·eˣ = Σ b = 1 = Σ a. Where a and b nearly agree, a·x alone would cancel.
     An error of the log-sum-exps, which moves every x alike, changes the sum only in second order.
 
-    Args:
-        of: a.
-        to: b.
-        ratio: x.
+    ``of``: a. ``to``: b. ``ratio``: x.
     """
     near = ratio.clamp(-NEAR, NEAR)
     return (of * (near.expm1() - near)).where(ratio.abs() < NEAR, to - of - of * ratio)

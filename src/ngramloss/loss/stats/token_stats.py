@@ -183,9 +183,7 @@ def rows_as_texts(labels: Tensor) -> TextIds:
 def cross_labels(labels: Tensor, texts: TextIds) -> Tensor:
     """The reference ids of each position's text, ``IGNORE_INDEX`` if either position does not count.
 
-    Args:
-        labels: [N], or in any other shape.
-        texts: with the owner in the same shape.
+    ``labels``: [N], or in any other shape. ``texts``: with the owner in the same shape.
 
     Returns:
         [N, U].

@@ -39,10 +39,8 @@ def load(name: str, model: Any, search: Search) -> Loaded:
 
     For groups of beams, ``auto`` is the engine that has them.
 
-    Args:
-        name: a name in ``ENGINES``, or ``auto``.
-        model: a Hugging Face encoder-decoder, on its device.
-        search: its search settings.
+    ``name``: a name in ``ENGINES``, or ``auto``. ``model``: a Hugging Face encoder-decoder, on its device. ``search``:
+    its search settings.
 
     Raises:
         UserError: the named engine cannot run here, or cannot search with these settings.
@@ -69,9 +67,7 @@ def load_in_training(name: str, model: Any, search: Search) -> Loaded:
 def check_groups(name: str, model_type: str | None = None) -> None:
     """Raise if an engine, or for ``auto`` every engine, has no groups of beams for this kind of model.
 
-    Args:
-        name: a name in ``ENGINES``, or ``auto``.
-        model_type: the kind of the model, if it is known.
+    ``name``: a name in ``ENGINES``, or ``auto``. ``model_type``: the kind of the model, if it is known.
     """
     able = engines_with_groups()
     if name != AUTO and name not in able:

@@ -44,8 +44,7 @@ layer before attention and feed-forward, or after; and after the embeddings."""
 def converted(model: Any) -> Path:
     """The folder of the converted model: the one in the cache, or a new one.
 
-    Args:
-        model: a Hugging Face encoder-decoder, in fp32.
+    ``model``: a Hugging Face encoder-decoder, in fp32.
 
     Raises:
         UserError: the model cannot be converted, or the disk is full. Nothing is left in the cache.

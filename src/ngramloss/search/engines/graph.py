@@ -295,10 +295,8 @@ def found(
 
     When half of the sources are done, the others continue in a smaller search.
 
-    Args:
-        searcher_of: a number of sources → a search with room for them, of this length.
-        sources: ids, each not longer than there is room for.
-        seeds: of the sources' samples, if these do not have that of the search.
+    ``searcher_of``: a number of sources → a search with room for them, of this length. ``sources``: ids, each not
+    longer than there is room for. ``seeds``: of the sources' samples, if these do not have that of the search.
     """
     searcher, rows = searcher_of(len(sources)), list(range(len(sources)))
     texts: list[list[list[int]]] = [[]] * len(sources)

@@ -330,9 +330,8 @@ def _gated(gate, up, found, gate_stride, up_stride, F, WIDTH: tl.constexpr):
 def rotate(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate queries and keys by their positions, in place: the first half of each head with the second.
 
-    Args:
-        queries, keys: [B, K, heads · d], of any number of heads each. Rows may be parts of longer ones.
-        cos, sin: of the angle of each position, [B, K, d], or of those that all rows have, [1, K, d].
+    ``queries`` and ``keys``: [B, K, heads · d], of any number of heads each. Rows may be parts of longer ones. ``cos``
+    and ``sin``: of the angle of each position, [B, K, d], or of those that all rows have, [1, K, d].
     """
     (B, K, _), (_, _, d) = queries.shape, cos.shape
     heads = queries.shape[2] // d, keys.shape[2] // d

@@ -28,8 +28,7 @@ LOWEST = tl.constexpr(-(2**63))  # the key of what is not there
 class Sweep:
     """What one sweep over the logits of N rows leaves: enough to find the best tokens without another one.
 
-    Args:
-        logits: [N, V]; rows may be further apart than V.
+    ``logits``: [N, V]; rows may be further apart than V.
     """
 
     def __init__(self, logits: Tensor) -> None:

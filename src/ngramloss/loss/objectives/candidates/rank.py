@@ -49,10 +49,9 @@ def costs(stats: CandidateStats, *, margin: float = 0.001, alpha: float = 2.0) -
 def pair_costs(score: Tensor, number: Tensor, *, margin: float) -> Tensor:
     """What each pair of scores adds to the ranking sum, 0 if i ≥ j or one is absent, [B, K, K].
 
-    Args:
-        score: of the candidates of each row, in falling order of gain, [B, K]; those that are absent come last.
-        number: how many candidates a row has, [B].
-        margin: by how much a candidate should score higher than the next one.
+    ``score``: of the candidates of each row, in falling order of gain, [B, K]; those that are absent come last.
+    ``number``: how many candidates a row has, [B]. ``margin``: by how much a candidate should score higher than the
+    next one.
     """
     place = torch.arange(score.shape[-1], device=score.device)           # [K]
     distance = place - place.unsqueeze(-1)                               # [K, K]
