@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple, Never
+from typing import Any, Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from ngramloss.loss.stats import (
 from ngramloss.loss.terms.parser import parse
 from ngramloss.loss.terms.registry import CANDIDATE_STATISTICS, START, TEACHER_STATISTICS, TWIN_STATISTICS
 from ngramloss.loss.terms.term import Part, Term, check_names, refuse_unweighted, teacher_temperature
-from ngramloss.loss.weights import current_weights, refresh_device_weights, weights_on_device
+from ngramloss.loss.weights import refresh_weights, share_now, weights_on_device
 from ngramloss.settings import nearest
 
 Count = int | float | Tensor
@@ -113,11 +113,7 @@ class JointLoss(torch.nn.Module):
     def __repr__(self) -> str:
         return f'JointLoss("{self}")'
 
-    def forward(
-        self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
-        candidates: CandidateStats | None = None, segments: Segments = None, teacher: Teacher | Tensor | None = None,
-        **given: Tensor | None,
-    ) -> Tensor:
+    def forward(self, logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """Compute the loss from logits [B, T, V] and labels [B, T].
 
         Args:
@@ -139,10 +135,7 @@ class JointLoss(torch.nn.Module):
                 ``weights``, 0 or more. A token's value is multiplied by its weight; an n-gram has the mean weight of
                 its tokens. Denominators stay counts. Terms that cannot weight tokens raise an error.
         """
-        return self.with_parts(
-            logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates,
-            segments=segments, teacher=teacher, **given,
-        ).total
+        return self.with_parts(logits, labels, **options).total
 
     def with_parts(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
@@ -155,18 +148,11 @@ class JointLoss(torch.nn.Module):
             logits, labels, needs=self.needs, check=self.check, texts=packed and packed.texts,
             teacher=self._checked_teacher(teacher),
         )
+        counts = {"num_tokens": num_tokens, "num_sequences": num_sequences}
         stats = self._with_given(stats, labels, given)
-        return self.from_stats(
-            stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
-        )
+        return self.from_stats(stats, labels, **counts, candidates=candidates, packed=packed)
 
-    def from_hidden(
-        self, hidden: Tensor, head: torch.nn.Linear | Tensor, labels: Tensor, *,
-        bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
-        num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
-        segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
-        teacher: Teacher | Tensor | None = None, **given: Tensor | None,
-    ) -> Tensor:
+    def from_hidden(self, hidden: Tensor, head: torch.nn.Linear | Tensor, labels: Tensor, **options: Any) -> Tensor:
         """Compute the loss from hidden states [B, T, D] and the output head: the same value as from its logits.
 
         Args:
@@ -180,11 +166,7 @@ class JointLoss(torch.nn.Module):
                 also finds the segments. In fine-tuning a decoder-only model most positions have no label.
             low_rank: further columns of the weight, [V, r], as in ``token_stats_from_hidden``.
         """
-        return self.from_hidden_with_parts(
-            hidden, head, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
-            num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
-            low_rank=low_rank, teacher=teacher, **given,
-        ).total
+        return self.from_hidden_with_parts(hidden, head, labels, **options).total
 
     def from_hidden_with_parts(
         self, hidden: Tensor, head: torch.nn.Linear | Tensor, labels: Tensor, *,
@@ -202,10 +184,9 @@ class JointLoss(torch.nn.Module):
             backend=self.backend, memory=self.memory, texts=packed and packed.texts, positions=positions,
             low_rank=low_rank, teacher=self._checked_teacher(teacher),
         )
+        counts = {"num_tokens": num_tokens, "num_sequences": num_sequences}
         stats = self._with_given(stats, labels, given)
-        return self.from_stats(
-            stats, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates, packed=packed
-        )
+        return self.from_stats(stats, labels, **counts, candidates=candidates, packed=packed)
 
     def from_stats(
         self, stats: TokenStats, labels: Tensor, *,
@@ -216,8 +197,12 @@ class JointLoss(torch.nn.Module):
 
         Statistics of packed rows have the ``cross_logp`` of their texts. Weights of tokens are a field of them.
         """
-        self._refuse_missing(stats)
-        self._refuse_weights(stats)
+        for name in GIVEN:
+            if name in self.needs and getattr(stats, name) is None:
+                term = next(term for term in self.terms if name in term.needs)
+                raise UserError(f"{term.names[0]} reads {GIVEN[name]}.")
+        if stats.weights is not None:
+            refuse_unweighted(self.terms)
         labels = labels.long()                                           # [B, T]
         if not torch.compiler.is_compiling():
             self.refresh_weights()
@@ -303,11 +288,11 @@ class JointLoss(torch.nn.Module):
     @property
     def weights(self) -> tuple[float, ...]:
         """The weight of each part now. Those with a schedule depend on :attr:`progress`."""
-        return current_weights(self.parts, self.progress)
+        return tuple(part.weight * share_now(part, self.progress) for part in self.parts)
 
     def refresh_weights(self) -> None:
         """Send the weights of the parts again if they have changed. A trainer calls this before it replays a graph."""
-        refresh_device_weights(self)
+        refresh_weights(self)
 
     @property
     def needs_candidates(self) -> bool:
@@ -328,11 +313,6 @@ class JointLoss(torch.nn.Module):
     def needs_own_text(self) -> bool:
         """Whether a term reads the model's own greedy text, such as ``precision(2):student``."""
         return "greedy" in self.candidate_needs
-
-    @property
-    def needs_baseline(self) -> bool:
-        """Whether a term compares gains with that of the greedy text: ``policy(baseline=greedy)``."""
-        return "baseline" in self.candidate_needs
 
     @property
     def needs_twins(self) -> bool:
@@ -380,13 +360,6 @@ class JointLoss(torch.nn.Module):
                                 "that does, such as margin for lm_logp.")
         return with_given(stats, labels, given)
 
-    def _refuse_missing(self, stats: TokenStats) -> None:
-        """Raise if a term reads what only can be given, and was not."""
-        for name in GIVEN:
-            if name in self.needs and getattr(stats, name) is None:
-                term = next(term for term in self.terms if name in term.needs)
-                raise UserError(f"{term.names[0]} reads {GIVEN[name]}.")
-
     def _checked_teacher(self, teacher: Teacher | Tensor | None) -> Teacher | None:
         """The teacher at the objective's temperature. Raises if it is missing or unwanted."""
         if teacher is None and self.needs_teacher:
@@ -416,17 +389,6 @@ class JointLoss(torch.nn.Module):
             raise UserError(f"candidates were given, but no term of {str(self)!r} reads them: add rank, risk or "
                             "prefer to the objective, or leave the candidates out.")
         candidates = checked_candidates(candidates)
-        self._refuse_missing_of_candidates(candidates, labels)
-        if len(candidates.logp) != len(labels):
-            raise UserError(f"candidates must have one row for each row of the labels: got {len(candidates.logp)} rows "
-                            f"of candidates and {len(labels)} of labels.")
-        if packed is not None:
-            raise UserError(f"{str(self)!r} compares candidates of a row, and packed rows have several texts. Leave "
-                            "segments out, with one text in each row, or leave out the terms that compare candidates.")
-        return candidates
-
-    def _refuse_missing_of_candidates(self, candidates: CandidateStats, labels: Tensor) -> None:
-        """Raise if a term reads what these candidates do not have."""
         for part in self.parts:
             for need in sorted(part.needs & CANDIDATE_STATISTICS):
                 if getattr(candidates, need) is None:
@@ -435,11 +397,13 @@ class JointLoss(torch.nn.Module):
         if cross is not None and cross.shape[-1] != labels.shape[-1]:
             raise ValueError(f"candidates: `greedy_cross_logp` must be [B, T, U] with the U of the labels, "
                              f"{labels.shape[-1]}, got {list(cross.shape)}.")
-
-    def _refuse_weights(self, stats: TokenStats) -> None:
-        """Raise if tokens have weights, and a term cannot weight them."""
-        if stats.weights is not None:
-            refuse_unweighted(self.terms)
+        if len(candidates.logp) != len(labels):
+            raise UserError(f"candidates must have one row for each row of the labels: got {len(candidates.logp)} rows "
+                            f"of candidates and {len(labels)} of labels.")
+        if packed is not None:
+            raise UserError(f"{str(self)!r} compares candidates of a row, and packed rows have several texts. Leave "
+                            "segments out, with one text in each row, or leave out the terms that compare candidates.")
+        return candidates
 
     def refuse_terms_of_logits(self, by: str) -> None:
         """Raise if a term needs all logits of a position at once; ``by`` names what has only the hidden states."""

@@ -1,8 +1,7 @@
-"""the parts of a loss and the progress of training → their weights now, as numbers and as a tensor on each device."""
+"""a part of a loss and the progress of training → the share of its weight; weights as a tensor on each device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -21,13 +20,8 @@ _sent = WeakKeyDictionary()
 """
 
 
-def current_weights(parts: Sequence[Part], progress: float | None) -> tuple[float, ...]:
-    """The weight of each part at this progress. Raises if a part has a schedule and the progress is not known."""
-    return tuple(part.weight * _share(part, progress) for part in parts)
-
-
-def _share(part: Part, progress: float | None) -> float:
-    """The share of its weight that a part has now."""
+def share_now(part: Part, progress: float | None) -> float:
+    """The share of its weight that a part has. Raises if it has a schedule and the progress is not known."""
     if part.schedule is None:
         return 1.0
     if torch.compiler.is_compiling():
@@ -57,7 +51,7 @@ def weights_on_device(loss_fn: JointLoss, dtype: torch.dtype, device: torch.devi
     return sent[dtype, device][1]
 
 
-def refresh_device_weights(loss_fn: JointLoss) -> None:
+def refresh_weights(loss_fn: JointLoss) -> None:
     """Overwrite the tensors of :func:`weights_on_device` where the weights have changed."""
     weights = loss_fn.weights
     for key, (before, tensor) in _sent.get(loss_fn, {}).items():

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Collection
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -109,8 +110,8 @@ def token_stats_from_hidden(
         stats = token_stats(logits, labels, needs=needs, texts=texts, twins=twins, teacher=compared)
     else:
         stats = head.sweep(
-            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs,
-            kernels=_kernels(name), lean=memory == "lean", texts=texts, low_rank=low_rank, twins=twins,
+            hidden, weight, labels, bias=bias, scale=scale, softcap=softcap, needs=needs, lean=memory == "lean",
+            kernels=import_module(f"ngramloss.loss.stats.{name}"), texts=texts, low_rank=low_rank, twins=twins,
             teacher=compared,
         )
     return stats if positions is None else _spread(positions, stats, shape)
@@ -180,16 +181,6 @@ def triton_is_installed() -> bool:
 
 def _interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _kernels(name: str) -> head.Kernels:
-    if name == "fused":
-        from ngramloss.loss.stats import fused
-
-        return fused
-    from ngramloss.loss.stats import chunked
-
-    return chunked
 
 
 def _check_head(

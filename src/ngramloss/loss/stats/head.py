@@ -6,8 +6,10 @@ their gradient, and two products turn that into the gradients of hidden states a
 is one block, kept from forward to backward. With ``memory="lean"`` there are many, and the backward pass computes each
 block again.
 
-``absorb`` and ``differentiate`` have two implementations with the same result: plain PyTorch in slices of rows
-(:mod:`chunked`) and Triton kernels (:mod:`fused`).
+The kernels, ``absorb``, ``differentiate`` and theirs for ``cross_logp`` and a teacher, are a module: plain PyTorch in
+slices of rows (:mod:`chunked`), or Triton with the same result (:mod:`fused`). Labels and the texts' owner are [N],
+``cross_logp`` is [N, U]. With ``pairs`` each position is read together with its twin, with ``taught`` together with the
+teacher's. A token that occurs twice in a reference is written twice, with the same number, so no atomics are needed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,43 +93,10 @@ class Taught(NamedTuple):
     by_reverse: Tensor | None  # [N], None if there is none
 
 
-class Kernels(Protocol):
-    """The operations on a block. Labels and the texts' owner are [N]; ``cross_logp`` is [N, U].
-
-    With ``pairs``, each position is read together with its twin; with ``taught``, together with the teacher's.
-    """
-
-    def absorb(self, block: Block, labels: Tensor, running: Running, pairs: Pairs | None = None) -> None:
-        """Add the block to the running statistics."""
-
-    def absorb_cross(self, block: Block, labels: Tensor, texts: TextIds, lse: Tensor, cross_logp: Tensor) -> None:
-        """Write the reference tokens' logits of this block to ``cross_logp``; after the last block, take logs."""
-
-    def absorb_teacher(
-        self, block: Block, other: Block, labels: Tensor, compared: Compared, temperature: float
-    ) -> None:
-        """Add the same block of the model's and of the teacher's logits to their divergences."""
-
-    def differentiate(
-        self, block: Block, labels: Tensor, stats: Running, slopes: Slopes, pairs: Pairs | None = None,
-        taught: Taught | None = None,
-    ) -> None:
-        """Overwrite the block's logits with their gradient, and rows or columns that are not real with 0."""
-
-    def differentiate_cross(
-        self, block: Block, labels: Tensor, texts: TextIds, stats: Running, slopes: Slopes, cross_logp: Tensor,
-        by_cross: Tensor, pairs: Pairs | None = None, taught: Taught | None = None,
-    ) -> None:
-        """Overwrite the gradient of the logits that ``cross_logp`` read with their full gradient, rounded once.
-
-        A token that occurs twice in a reference is written twice, with the same number, so no atomics are needed.
-        """
-
-
 class SweepSettings(NamedTuple):
     """The settings of one pass over the vocabulary."""
 
-    kernels: Kernels
+    kernels: ModuleType
     lean: bool
     differentiable: bool
     needs: frozenset[str]
@@ -137,11 +107,10 @@ class SweepSettings(NamedTuple):
 
 def sweep(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
-    needs: Collection[str], kernels: Kernels, lean: bool, texts: TextIds | None = None, low_rank: Tensor | None = None,
-    twins: Tensor | None = None, teacher: Teacher | None = None,
+    needs: Collection[str], kernels: ModuleType, lean: bool, texts: TextIds | None = None,
+    low_rank: Tensor | None = None, twins: Tensor | None = None, teacher: Teacher | None = None,
 ) -> TokenStats:
-    """Compute the statistics, with their gradient, in one pass over the vocabulary. ``twins`` are those of twin_rows.
-    """
+    """Compute the statistics, with their gradient, in one pass over the vocabulary. ``twins``: of twin_rows."""
     # Read is_grad_enabled here: inside forward() it is always off, and every parameter seems to need a gradient.
     plan = SweepSettings(
         kernels, lean, torch.is_grad_enabled(), frozenset(needs), scale, softcap, temperature_of(needs)

@@ -80,6 +80,12 @@ class TokenStats(NamedTuple):
     tempered_lse: Tensor | None = None
     """Log-sum-exp at a temperature τ, in the size of the logits: τ · lse(z / τ), [B, T]."""
 
+    def need(self, name: str, whose: str, written: str = "") -> Tensor:
+        """An optional statistic. Raises if it was not computed; ``whose`` formula reads it."""
+        if (found := getattr(self, name)) is None:
+            raise ValueError(f"{whose} needs `{name}`: compute the stats with needs=('{written or name}',).")
+        return found  # type: ignore[no-any-return]
+
 
 def token_stats(
     logits: Tensor, labels: Tensor, *, needs: Collection[str] = (), check: bool = False, texts: TextIds | None = None,

@@ -124,246 +124,209 @@ _length_exponent = partial(
 _FORMULAS, _KERNELS = "ngramloss.loss.objectives", "ngramloss.loss.kernels.windows"
 _SHOWN = "ngramloss.loss.explaining.blocks"
 
+
+def _entry(
+    module: str, about: str | Mapping[str, str], *, shown: str | None = None, kernels: Iterable[str] = (), **more: Any
+) -> Objective:
+    """An entry of our own: variants have the name of the formula, an underscore and their own name.
+
+    ``module`` is where the formula is, if that has another name ``module:formula``. ``about`` has a line for each
+    variant, ``kernels`` those with one. ``shown`` explains it, by default a function of its name; empty: nothing does.
+    """
+    about = {"": about} if isinstance(about, str) else about
+    module, _, name = module.partition(":")
+    name = name or module.rpartition(".")[2]
+    paths = {"student": f"{_FORMULAS}.candidates.student:{name}_student"}
+    variants = {variant: paths.get(variant, f"{_FORMULAS}.{module}:{name}_{variant}") for variant in about if variant}
+    explained = {"": f"{_SHOWN}:{name if shown is None else shown}"} if shown != "" else {}
+    explained |= {variant: f"{_SHOWN}:{name}_{variant}" for variant in paths.keys() & variants.keys()}
+    own = {variant: f"{_KERNELS}:{'_'.join(filter(None, (name, variant)))}" for variant in kernels}
+    return Objective(
+        f"{_FORMULAS}.{module}:{name}", variants, about=about, kernels=own, explained=explained, **more
+    )
+
+
+_of_tokens = partial(_entry, least_n=None, per="token", by_position=True, weighted=True)
+_of_candidates = partial(_entry, least_n=None, reads="candidates")
+
 _BUILTIN = {
-    "ce": Objective(
-        f"{_FORMULAS}.tokens.ce:ce", least_n=None, per="token", by_position=True,
+    "ce": _of_tokens(
+        "tokens.ce", "Cross-entropy: negative log-likelihood of the reference tokens.",
         options={
             "smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing"),
             "temperature": Setting(1.0, above=0, most=1000, help="divides the logits; the loss is multiplied by it"),
         },
         option_needs={"smoothing": "mean_logp", "temperature": f"{TEMPERED}={{}}"},
-        weighted=True,
-        explained={"": f"{_SHOWN}:ce"},
-        about={"": "Cross-entropy: negative log-likelihood of the reference tokens."},
     ),
-    "matches": Objective(
-        f"{_FORMULAS}.windows.matches:matches",
+    "matches": _entry(
+        "windows.matches",
         {
-            "released": f"{_FORMULAS}.windows.matches:matches_released",
-            "student": f"{_FORMULAS}.candidates.student:matches_student",
-        },
-        variant_needs={"student": OWN_TEXT},
-        kernels={"": f"{_KERNELS}:matches", "released": f"{_KERNELS}:matches_released"},
-        weighted=True,
-        explained={"": f"{_SHOWN}:matches", "student": f"{_SHOWN}:matches_student"},
-        about={
             "": "One minus the mean probability of n-grams found anywhere in the reference.",
             "released": "As matches, but for n of 3 or more only the first three matched windows of an n-gram count.",
             "student": "As matches, on the model's own greedy text instead of the forced path. Reads candidates.",
         },
+        variant_needs={"student": OWN_TEXT}, kernels=("", "released"), weighted=True,
     ),
-    "rewards": Objective(
-        f"{_FORMULAS}.windows.rewards:rewards", {"twin": f"{_FORMULAS}.windows.rewards:rewards_twin"},
-        least_n=2, why_least=ONE_TOKEN, variant_needs={"twin": ("twin_token",)},
-        kernels={"": f"{_KERNELS}:rewards", "twin": f"{_KERNELS}:rewards_twin"},
-        explained={"": f"{_SHOWN}:rewards"},
-        about={
+    "rewards": _entry(
+        "windows.rewards",
+        {
             "": "One minus the mean probability of n-grams at their own position in the reference.",
             "twin": "As rewards, where the twin with another dropout predicts the n-gram. Needs twins.",
         },
-        weighted=True,
+        least_n=2, why_least=ONE_TOKEN, variant_needs={"twin": ("twin_token",)}, kernels=("", "twin"), weighted=True,
     ),
-    "precision": Objective(
-        f"{_FORMULAS}.windows.precision:precision",
+    "precision": _entry(
+        "windows.precision",
         {
-            "released": f"{_FORMULAS}.windows.precision:precision_released",
-            "student": f"{_FORMULAS}.candidates.student:precision_student",
-        },
-        variant_needs={"student": OWN_TEXT},
-        kernels={"": f"{_KERNELS}:precision", "released": f"{_KERNELS}:precision_released"},
-        explained={"": f"{_SHOWN}:precision", "student": f"{_SHOWN}:precision_student"},
-        about={
             "": "P-P2: minus the share of the predicted n-grams, counted by probability, that the reference covers.",
             "released": "As precision, but an n-gram's count is its probability at its last occurrence only.",
             "student": "GS4NMT: as precision, on the model's own greedy text. Reads candidates.",
         },
+        variant_needs={"student": OWN_TEXT}, kernels=("", "released"),
     ),
-    "bag": Objective(
-        f"{_FORMULAS}.windows.bag:bag",
+    "bag": _entry(
+        "windows.bag",
         {
-            "released": f"{_FORMULAS}.windows.bag:bag_released",
-            "original": f"{_FORMULAS}.windows.bag:bag_original",
-            "student": f"{_FORMULAS}.candidates.student:bag_student",
-        },
-        needs=("cross_logp",), variant_needs={"student": (*OWN_TEXT, "greedy_cross_logp")},
-        explained={"": f"{_SHOWN}:bag", "student": f"{_SHOWN}:bag_student"},
-        about={
             "": "BoN: one minus half the share of the reference's n-grams that the model expects.",
             "released": "Minus the mean over the reference's n-grams of their expected counts, each at most 1.",
             "original": "The L1 distance of the two bags of n-grams, as Shao et al. (2020) scale it.",
             "student": "BoN-NAT: the same distance at the positions of the model's own greedy text. Reads candidates.",
         },
+        needs=("cross_logp",), variant_needs={"student": (*OWN_TEXT, "greedy_cross_logp")},
     ),
-    "bleu": Objective(
-        f"{_FORMULAS}.windows.bleu:bleu", joint=True, needs=("cross_logp",),
-        explained={"": f"{_SHOWN}:bleu"},
-        about={"": "Minus the geometric mean over n of the expected clipped n-gram precision."},
+    "bleu": _entry(
+        "windows.bleu", "Minus the geometric mean over n of the expected clipped n-gram precision.",
+        joint=True, needs=("cross_logp",),
     ),
-    "lcs": Objective(
-        f"{_FORMULAS}.windows.lcs:lcs", least_n=None, needs=("cross_logp",),
-        explained={"": f"{_SHOWN}:lcs"},
-        about={"": "Minus the log of the soft longest common subsequence, as a share of the reference."},
+    "lcs": _entry(
+        "windows.lcs", "Minus the log of the soft longest common subsequence, as a share of the reference.",
+        least_n=None, needs=("cross_logp",),
     ),
-    "eisl": Objective(
-        f"{_FORMULAS}.windows.eisl:eisl", needs=("cross_logp",),
-        explained={"": f"{_SHOWN}:eisl"},
-        about={"": "Negative log-likelihood of each reference n-gram at the position that the model prefers."},
+    "eisl": _entry(
+        "windows.eisl", "Negative log-likelihood of each reference n-gram at the position that the model prefers.",
+        needs=("cross_logp",),
     ),
-    "soft": Objective(
-        f"{_FORMULAS}.windows.soft:soft", kernels={"": f"{_KERNELS}:soft"},
+    "soft": _entry(
+        "windows.soft", "One minus the mean probability of the reference's n-grams, predicted or not.",
+        kernels=("",), weighted=True,
         options={
             "kappa": Setting(
                 None, float, above=0, most=MOST_N, help="exponent of a window's mean probability; n if not given"
             ),
         },
-        weighted=True,
-        explained={"": f"{_SHOWN}:soft"},
-        about={"": "One minus the mean probability of the reference's n-grams, predicted or not."},
     ),
-    "gated": Objective(
-        f"{_FORMULAS}.windows.gated:gated", {"twin": f"{_FORMULAS}.windows.gated:gated_twin"},
-        variant_needs={"twin": ("twin_token",)},
-        kernels={"": f"{_KERNELS}:gated", "twin": f"{_KERNELS}:gated_twin"},
-        explained={"": f"{_SHOWN}:gated"},
-        about={
+    "gated": _entry(
+        "windows.gated",
+        {
             "": "One minus the mean probability of n-grams at their own position, each copy counted.",
             "twin": "As gated, where the twin with another dropout predicts the n-gram. Needs twins.",
         },
-        weighted=True,
+        variant_needs={"twin": ("twin_token",)}, kernels=("", "twin"), weighted=True,
     ),
-    "near": Objective(
-        f"{_FORMULAS}.windows.near:near", kernels={"": f"{_KERNELS}:near"},
+    "near": _entry(
+        "windows.near", "As soft, but each n-gram is weighted by how nearly it is predicted.",
+        kernels=("",), weighted=True,
         options={"power": Setting(4.0, least=0, most=MOST_N, help="discount of n-grams not predicted; 0 is soft")},
-        weighted=True,
-        explained={"": f"{_SHOWN}:near"},
-        about={"": "As soft, but each n-gram is weighted by how nearly it is predicted."},
     ),
-    "convex": Objective(
-        f"{_FORMULAS}.tokens.convex:convex", least_n=None, per="token",
+    "convex": _entry(
+        "tokens.convex", "Convex learning: minus a power of the sequence's mean probability, weighted by length.",
+        least_n=None, per="token",
         options={"order": Setting(1.0, above=0, most=MOST_N, help="exponent of the sequence's mean probability")},
-        explained={"": f"{_SHOWN}:convex"},
-        about={"": "Convex learning: minus a power of the sequence's mean probability, weighted by length."},
     ),
-    "dft": Objective(
-        f"{_FORMULAS}.tokens.dft:dft", least_n=None, per="token", by_position=True,
-        weighted=True,
-        explained={"": f"{_SHOWN}:weighted"},
-        about={"": "Dynamic fine-tuning: cross-entropy with each token weighted by its probability."},
+    "dft": _of_tokens(
+        "tokens.dft", "Dynamic fine-tuning: cross-entropy with each token weighted by its probability.",
+        shown="weighted",
     ),
-    "tailr": Objective(
-        f"{_FORMULAS}.tokens.tailr:tailr", least_n=None, per="token", by_position=True,
+    "tailr": _of_tokens(
+        "tokens.tailr", "TaiLr: cross-entropy with unlikely tokens discounted, after the total variation distance.",
         options={
             "gamma": Setting(0.8, least=0, most=1, help="discount of unlikely tokens; 0 is cross-entropy"),
             "min_weight": Setting(0.2, least=0, most=1, help="smallest weight of a token"),
         },
-        weighted=True,
-        explained={"": f"{_SHOWN}:weighted"},
-        about={"": "TaiLr: cross-entropy with unlikely tokens discounted, after the total variation distance."},
+        shown="weighted",
     ),
-    "mixce": Objective(
-        f"{_FORMULAS}.tokens.mixce:mixce", least_n=None, per="token", by_position=True,
+    "mixce": _of_tokens(
+        "tokens.mixce", "MixCE: a mixture of cross-entropy and approximate reverse cross-entropy.",
         options={"eta": Setting(0.5, least=0, most=1, help="share of cross-entropy; the rest is its reverse")},
-        weighted=True,
-        explained={"": f"{_SHOWN}:weighted"},
-        about={"": "MixCE: a mixture of cross-entropy and approximate reverse cross-entropy."},
+        shown="weighted",
     ),
-    "unlikelihood": Objective(
-        f"{_FORMULAS}.tokens.unlikelihood:unlikelihood", least_n=None, per="token", needs=("cross_logp",),
-        weighted=True,
-        explained={"": f"{_SHOWN}:unlikelihood"},
-        about={"": "Penalty for the probability of tokens that occurred earlier in the reference."},
+    "unlikelihood": _entry(
+        "tokens.unlikelihood", "Penalty for the probability of tokens that occurred earlier in the reference.",
+        least_n=None, per="token", needs=("cross_logp",), weighted=True,
     ),
-    "focal": Objective(
-        f"{_FORMULAS}.tokens.focal:focal", least_n=None, per="token", by_position=True, weighted=True,
+    "focal": _of_tokens(
+        "tokens.focal", "Focal loss: cross-entropy that counts less where the reference token is probable already.",
         options={"gamma": Setting(2.0, least=0, most=100, help="how much less a probable token counts; 0 is ce")},
-        explained={"": f"{_SHOWN}:weighted"},
-        about={"": "Focal loss: cross-entropy that counts less where the reference token is probable already."},
+        shown="weighted",
     ),
-    "eaft": Objective(
-        f"{_FORMULAS}.tokens.eaft:eaft", {"released": f"{_FORMULAS}.tokens.eaft:eaft_released"},
-        least_n=None, per="token", by_position=True,
-        options={"alpha": Setting(1.0, least=0, most=10, help="exponent of the weight")},
-        needs=("entropy",), variant_needs={"released": ("top_entropy",)},
-        weighted=True,
-        explained={"": f"{_SHOWN}:eaft"},
-        about={
+    "eaft": _of_tokens(
+        "tokens.eaft",
+        {
             "": "Cross-entropy in which a position counts more the less certain the model is there.",
             "released": "As eaft, but with the entropy of the 20 most probable tokens. Only from logits.",
         },
+        options={"alpha": Setting(1.0, least=0, most=10, help="exponent of the weight")},
+        needs=("entropy",), variant_needs={"released": ("top_entropy",)},
     ),
-    "margin": Objective(
-        f"{_FORMULAS}.tokens.margin:margin", least_n=None, per="token", by_position=True, needs=("lm_logp",),
-        weighted=True,
+    "margin": _of_tokens(
+        "tokens.margin", "FES: penalty for tokens that a language model of the targets finds as likely. Reads one.",
         options={"power": Setting(5, least=1, most=MOST_N, help="exponent of the margin, which keeps its sign")},
-        about={"": "FES: penalty for tokens that a language model of the targets finds as likely. Reads one."},
+        needs=("lm_logp",), shown="",
     ),
-    "future": Objective(
-        f"{_FORMULAS}.tokens.future:future", least_n=None, per="token", by_position=True, needs=("future_logp",),
-        weighted=True,
+    "future": _of_tokens(
+        "tokens.future", "ProphetNet: cross-entropy of the streams that look further ahead. Only for a ProphetNet.",
         options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
-        option_needs={"smoothing": "future_mean_logp"},
-        about={"": "ProphetNet: cross-entropy of the streams that look further ahead. Only for a ProphetNet."},
+        option_needs={"smoothing": "future_mean_logp"}, needs=("future_logp",), shown="",
     ),
-    "rdrop": Objective(
-        f"{_FORMULAS}.pairs.rdrop:rdrop", least_n=None, per="token", by_position=True, needs=("twin_kl",),
-        weighted=True,
-        about={"": "R-Drop: divergence of two predictions with different dropout. Needs twins."},
+    "rdrop": _of_tokens(
+        "pairs.rdrop", "R-Drop: divergence of two predictions with different dropout. Needs twins.",
+        needs=("twin_kl",), shown="",
     ),
-    "distill": Objective(
-        f"{_FORMULAS}.pairs.distill:distill", least_n=None, per="token", by_position=True, needs=("teacher_kl",),
-        weighted=True,
+    "distill": _of_tokens(
+        "pairs.distill", "Distillation: divergence of the model from a teacher's predictions. Needs a teacher.",
         options={"temperature": Setting(1.0, above=0, most=1000, help="divides the logits of model and teacher")},
-        about={"": "Distillation: divergence of the model from a teacher's predictions. Needs a teacher."},
+        needs=("teacher_kl",), shown="",
     ),
-    START: Objective(
-        f"{_FORMULAS}.pairs.distill:keep", {"reverse": f"{_FORMULAS}.pairs.distill:keep_reverse"}, least_n=None,
-        per="token", by_position=True, needs=("teacher_kl",), variant_needs={"reverse": ("teacher_reverse_kl",)},
-        weighted=True,
-        about={
+    START: _of_tokens(
+        "pairs.distill:keep",
+        {
             "": "Divergence of the model from what it predicted before training, KL(start‖model).",
             "reverse": "As keep, in the other direction, KL(model‖start).",
         },
+        needs=("teacher_kl",), variant_needs={"reverse": ("teacher_reverse_kl",)}, shown="",
     ),
-    "rank": Objective(
-        f"{_FORMULAS}.candidates.rank:rank", least_n=None, reads="candidates",
+    "rank": _of_candidates(
+        "candidates.rank", "BRIO: penalty where a worse candidate scores as high as a better one. Reads candidates.",
         options={
             "margin": Setting(0.001, least=0, most=1000, help="how much higher a candidate should score than the next"),
             "alpha": _length_exponent(2.0),
         },
-        explained={"": f"{_SHOWN}:rank"},
-        about={"": "BRIO: penalty where a worse candidate scores as high as a better one. Reads candidates."},
     ),
-    "risk": Objective(
-        f"{_FORMULAS}.candidates.risk:risk", least_n=None, reads="candidates",
+    "risk": _of_candidates(
+        "candidates.risk", "Minimum risk training: one minus the expected gain of the candidates. Reads candidates.",
         options={"sharpness": Setting(0.005, least=0, most=1000, help="exponent of the candidates' probabilities")},
-        explained={"": f"{_SHOWN}:risk"},
-        about={"": "Minimum risk training: one minus the expected gain of the candidates. Reads candidates."},
     ),
-    "prefer": Objective(
-        f"{_FORMULAS}.candidates.prefer:prefer", least_n=None, reads="candidates",
+    "prefer": _of_candidates(
+        "candidates.prefer", "CPO, SimPO: contrast of the best candidate with the worst one. Reads candidates.",
         options={
             "beta": Setting(0.1, above=0, most=1000, help="how much a difference of scores counts"),
             "alpha": _length_exponent(0.0),
             "margin": Setting(0.0, least=0, most=1000, help="by how much beta times the difference should exceed 0"),
         },
-        explained={"": f"{_SHOWN}:prefer"},
-        about={"": "CPO, SimPO: contrast of the best candidate with the worst one. Reads candidates."},
     ),
-    "policy": Objective(
-        f"{_FORMULAS}.candidates.policy:policy", least_n=None, reads="candidates",
+    "policy": _of_candidates(
+        "candidates.policy", "Policy gradient: log-probability of each sample times its advantage. Reads candidates.",
         options={
             "baseline": Setting("mean", choices=("mean", "others", "greedy"), help="what a gain is compared with"),
             "scale": Setting("none", choices=("none", "std"), help="what divides the difference"),
             "alpha": _length_exponent(0.0),
         },
         option_needs={"baseline=greedy": "baseline"},
-        explained={"": f"{_SHOWN}:policy"},
-        about={"": "Policy gradient: log-probability of each sample times its advantage. Reads candidates."},
     ),
-    "credit": Objective(
-        f"{_FORMULAS}.candidates.credit:credit", joint=True, reads="candidates", needs=("token_logp",),
-        explained={"": f"{_SHOWN}:credit"},
-        about={"": "Policy gradient with credit for each token: its n-grams found in the reference. Reads candidates."},
+    "credit": _entry(
+        "candidates.credit",
+        "Policy gradient with credit for each token: its n-grams found in the reference. Reads candidates.",
+        joint=True, reads="candidates", needs=("token_logp",),
     ),
 }
 

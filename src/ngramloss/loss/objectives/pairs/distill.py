@@ -32,7 +32,7 @@ def distill(stats: TokenStats, labels: Tensor, *, temperature: float = 1.0) -> T
         ...         temperature=2.0)
         tensor([1.3113])
     """
-    return temperature**2 * _summed(stats, labels, "teacher_kl")   # [B]
+    return temperature**2 * over_tokens(stats, labels, stats.need("teacher_kl", "distill"))   # [B]
 
 
 def keep(stats: TokenStats, labels: Tensor) -> Tensor:
@@ -40,16 +40,9 @@ def keep(stats: TokenStats, labels: Tensor) -> Tensor:
 
     Arguments are those of :func:`distill`; the start is the teacher.
     """
-    return _summed(stats, labels, "teacher_kl")               # [B]
+    return over_tokens(stats, labels, stats.need("teacher_kl", "keep"))  # [B]
 
 
 def keep_reverse(stats: TokenStats, labels: Tensor) -> Tensor:
     r"""As :func:`keep`, in the other direction, KL(p‖q), which punishes most what the start excludes, [B]."""
-    return _summed(stats, labels, "teacher_reverse_kl")   # [B]
-
-
-def _summed(stats: TokenStats, labels: Tensor, name: str) -> Tensor:
-    divergence: Tensor | None = getattr(stats, name)                     # [B, T]
-    if divergence is None:
-        raise ValueError(f"this objective needs `{name}`: compute the stats with needs=('{name}',) and a teacher.")
-    return over_tokens(stats, labels, divergence)                        # [B]
+    return over_tokens(stats, labels, stats.need("teacher_reverse_kl", "keep:reverse"))   # [B]

@@ -31,6 +31,4 @@ def rdrop(stats: TokenStats, labels: Tensor) -> Tensor:
         >>> rdrop(token_stats(logits, labels, needs=("twin_kl",)), labels)
         tensor([0.3808, 0.3808])
     """
-    if stats.twin_kl is None:
-        raise ValueError("rdrop needs `twin_kl`: compute the stats of twins with needs=('twin_kl',).")
-    return over_tokens(stats, labels, stats.twin_kl)                     # [B]
+    return over_tokens(stats, labels, stats.need("twin_kl", "rdrop"))    # [B]

@@ -38,13 +38,8 @@ def ce(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0, temperature
     """
     logp = stats.label_logp                                              # [B, T]
     if smoothing:
-        if stats.mean_logp is None:
-            raise ValueError("ce with smoothing needs `mean_logp`: compute the stats with needs=('mean_logp',).")
-        logp = (1 - smoothing) * logp + smoothing * stats.mean_logp      # [B, T]
+        logp = (1 - smoothing) * logp + smoothing * stats.need("mean_logp", "ce with smoothing")   # [B, T]
     if temperature == 1:
         return over_tokens(stats, labels, -logp)
-    if stats.tempered_lse is None:
-        raise ValueError("ce with a temperature needs `tempered_lse`: compute the stats with "
-                         f"needs=('tempered_lse={temperature}',).")
-    cost = stats.tempered_lse - stats.lse - logp                         # [B, T]
-    return over_tokens(stats, labels, cost)                              # [B]
+    tempered = stats.need("tempered_lse", "ce with a temperature", f"tempered_lse={temperature}")   # [B, T]
+    return over_tokens(stats, labels, tempered - stats.lse - logp)       # [B]

@@ -36,9 +36,7 @@ def eaft(stats: TokenStats, labels: Tensor, *, alpha: float = 1.0) -> Tensor:
         >>> eaft(even, labels) / torch.tensor(20.0).log()
         tensor([2.])
     """
-    if stats.entropy is None:
-        raise ValueError("eaft needs `entropy`: compute the stats with needs=('entropy',).")
-    return weighted_ce(stats, labels, (stats.entropy / log(20)) ** alpha)   # [B]
+    return weighted_ce(stats, labels, (stats.need("entropy", "eaft") / log(20)) ** alpha)   # [B]
 
 
 def eaft_released(stats: TokenStats, labels: Tensor, *, alpha: float = 1.0) -> Tensor:
@@ -46,6 +44,4 @@ def eaft_released(stats: TokenStats, labels: Tensor, *, alpha: float = 1.0) -> T
 
     The authors' published code does this. It needs all logits at once: not from hidden states.
     """
-    if stats.top_entropy is None:
-        raise ValueError("eaft:released needs `top_entropy`: compute the stats with needs=('top_entropy',).")
-    return weighted_ce(stats, labels, (stats.top_entropy / 3) ** alpha)   # [B]
+    return weighted_ce(stats, labels, (stats.need("top_entropy", "eaft:released") / 3) ** alpha)   # [B]

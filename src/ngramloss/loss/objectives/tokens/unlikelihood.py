@@ -40,9 +40,7 @@ def unlikelihood(stats: TokenStats, labels: Tensor) -> Tensor:
 
 def penalties(stats: TokenStats, labels: Tensor) -> Tensor:
     """What the token of position u costs at position t, 0 where it is not penalised, [B, T, T]."""
-    if stats.cross_logp is None:
-        raise ValueError("unlikelihood needs `cross_logp`: compute the stats with needs=('cross_logp',).")
-    probability = stats.cross_logp.exp().clamp_max(1 - LEAST)            # [B, T, T]
+    probability = stats.need("cross_logp", "unlikelihood").exp().clamp_max(1 - LEAST)   # [B, T, T]
     return -(-probability).log1p().where(negatives(labels), 0.0)         # [B, T, T]
 
 

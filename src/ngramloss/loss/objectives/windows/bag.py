@@ -65,8 +65,6 @@ def expected(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 def placements(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Probability of the n-gram of reference window u at window t, 0 where either is not real, [B, S, S]."""
-    if stats.cross_logp is None:
-        raise ValueError("bag and bleu need `cross_logp`: compute the stats with needs=('cross_logp',).")
     real = ngrams.real(labels, n)                                        # [B, S]
-    probability = ngrams.diagonal_sums(stats.cross_logp, n).exp()        # [B, S, S]
+    probability = ngrams.diagonal_sums(stats.need("cross_logp", "bag, as bleu,"), n).exp()        # [B, S, S]
     return probability.where(real.unsqueeze(2) & real.unsqueeze(1), 0.0)   # [B, S, S]

@@ -37,10 +37,8 @@ def eisl(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 def preferred(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Σ_t softmax_t(A(u)) · A_t(u) of each reference window, 0 if it is not real, [B, S]."""
-    if stats.cross_logp is None:
-        raise ValueError("eisl needs `cross_logp`: compute the stats with needs=('cross_logp',).")
     real = ngrams.real(labels, n)                                        # [B, S]
-    fit = (ngrams.diagonal_sums(stats.cross_logp, n) / float(n)).clamp_min(-1e30)   # [B, S, S]
+    fit = (ngrams.diagonal_sums(stats.need("cross_logp", "eisl"), n) / float(n)).clamp_min(-1e30)   # [B, S, S]
     outside = ~real.unsqueeze(2)                                         # [B, S, 1]
     share = fit.masked_fill(outside, torch.finfo(fit.dtype).min).softmax(1)   # [B, S, S]
     return (share * fit.masked_fill(outside, 0.0)).sum(1).where(real, 0.0)   # [B, S]

@@ -32,11 +32,9 @@ def lcs(stats: TokenStats, labels: Tensor) -> Tensor:
         >>> lcs(token_stats(sure, reference, needs=("cross_logp",)), reference).neg().exp()   # 5 7 5, of four
         tensor([0.7500])
     """
-    if stats.cross_logp is None:
-        raise ValueError("lcs needs `cross_logp`: compute the stats with needs=('cross_logp',).")
     real = labels != IGNORE_INDEX                                        # [B, T]
     both = real.unsqueeze(2) & real.unsqueeze(1)                         # [B, T, T]
-    diagonals = _skewed(stats.cross_logp.exp().where(both, 0.0))         # [2T-1, B, T]
+    diagonals = _skewed(stats.need("cross_logp", "lcs").exp().where(both, 0.0))         # [2T-1, B, T]
     before = previous = torch.zeros_like(stats.lse)                      # [B, T]
     for probability in diagonals:                                        # [B, T]
         longer = F.pad(before, (1, 0))[:, :-1] + 1                       # [B, T]

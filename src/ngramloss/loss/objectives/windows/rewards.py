@@ -45,9 +45,7 @@ def by_twin(stats: TokenStats) -> TokenStats:
 
     Its log-probability in this row is read only where it is correct, and there it is that of the label.
     """
-    if stats.twin_token is None:
-        raise ValueError("a twin's gate needs `twin_token`: compute the stats of twins with needs=('twin_token',).")
-    return stats._replace(best_token=stats.twin_token, best_logp=stats.label_logp)
+    return stats._replace(best_token=stats.need("twin_token", "a twin's gate"), best_logp=stats.label_logp)
 
 
 def placed(stats: TokenStats, labels: Tensor, *, n: int) -> Earned:
