@@ -197,7 +197,9 @@ def _write(
         finish: called in the first process, after its own predictions.
     """
     output, settings = predictions_in(run), {**settings, **data_facts(work, split), "versions": versions(settings)}
-    references = "".join(row_file.line(_reference_row(example)) for example in split.readable)
+    references = "".join(
+        row_file.line({"id": each.id, **_reference(each), "document": each.source}) for each in split.readable
+    )
     # What is reranked is not kept as it was written.
     if not row_file.begin(output, settings, references="" if utility else references):
         return run.predictions
@@ -219,10 +221,8 @@ def _write(
     return run.predictions
 
 
-def _reference_row(example: Example) -> dict[str, Any]:
-    """What is saved of a document beside its prediction."""
-    reference = {"reference": list(example.references) or example.target} if example.target else {}
-    return {"id": example.id, **reference, "document": example.source}
+def _reference(example: Example) -> dict[str, Any]:
+    return {"reference": list(example.references) or example.target} if example.target else {}
 
 
 def _write_seen(writer: Writer, run: RunFolder, examples: Sequence[Example]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Never
+from typing import Literal, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -113,7 +113,11 @@ class JointLoss(torch.nn.Module):
     def __repr__(self) -> str:
         return f'JointLoss("{self}")'
 
-    def forward(self, logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    def forward(
+        self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
+        candidates: CandidateStats | None = None, segments: Segments = None, teacher: Teacher | Tensor | None = None,
+        **given: Tensor | None,
+    ) -> Tensor:
         """Compute the loss from logits [B, T, V] and labels [B, T].
 
         Args:
@@ -135,7 +139,10 @@ class JointLoss(torch.nn.Module):
                 ``weights``, 0 or more. A token's value is multiplied by its weight; an n-gram has the mean weight of
                 its tokens. Denominators stay counts. Terms that cannot weight tokens raise an error.
         """
-        return self.with_parts(logits, labels, **options).total
+        return self.with_parts(
+            logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates,
+            segments=segments, teacher=teacher, **given,
+        ).total
 
     def with_parts(
         self, logits: Tensor, labels: Tensor, *, num_tokens: Count | None = None, num_sequences: Count | None = None,
@@ -152,7 +159,13 @@ class JointLoss(torch.nn.Module):
         stats = self._with_given(stats, labels, given)
         return self.from_stats(stats, labels, **counts, candidates=candidates, packed=packed)
 
-    def from_hidden(self, hidden: Tensor, head: torch.nn.Linear | Tensor, labels: Tensor, **options: Any) -> Tensor:
+    def from_hidden(
+        self, hidden: Tensor, head: torch.nn.Linear | Tensor, labels: Tensor, *,
+        bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None,
+        num_tokens: Count | None = None, num_sequences: Count | None = None, candidates: CandidateStats | None = None,
+        segments: Segments = None, positions: Tensor | None = None, low_rank: Tensor | None = None,
+        teacher: Teacher | Tensor | None = None, **given: Tensor | None,
+    ) -> Tensor:
         """Compute the loss from hidden states [B, T, D] and the output head: the same value as from its logits.
 
         Args:
@@ -166,7 +179,11 @@ class JointLoss(torch.nn.Module):
                 also finds the segments. In fine-tuning a decoder-only model most positions have no label.
             low_rank: further columns of the weight, [V, r], as in ``token_stats_from_hidden``.
         """
-        return self.from_hidden_with_parts(hidden, head, labels, **options).total
+        return self.from_hidden_with_parts(
+            hidden, head, labels, bias=bias, scale=scale, softcap=softcap, num_tokens=num_tokens,
+            num_sequences=num_sequences, candidates=candidates, segments=segments, positions=positions,
+            low_rank=low_rank, teacher=teacher, **given,
+        ).total
 
     def from_hidden_with_parts(
         self, hidden: Tensor, head: torch.nn.Linear | Tensor, labels: Tensor, *,

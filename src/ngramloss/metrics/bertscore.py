@@ -279,16 +279,8 @@ def _encoder(name: str, layer: int | None, device: str | None) -> Encoder:
     model = model.get_encoder() if hasattr(model, "encoder") and hasattr(model, "decoder") else model
     longest = pretrained.longest_input(model, tokenizer)
     _cut(model, layer)
-    return Encoder(
-        pretrained.placed(model, device, "bertscore"), tokenizer, layer, longest, _is_byte_level(tokenizer), source
-    )
-
-
-def _is_byte_level(tokenizer: Any) -> bool:
-    from tokenizers import pre_tokenizers
-
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return backend is not None and isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel)
+    spaced = type(getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)).__name__ == "ByteLevel"
+    return Encoder(pretrained.placed(model, device, "bertscore"), tokenizer, layer, longest, spaced, source)
 
 
 def _chosen_layer(name: str, layer: int | None, config: Any) -> int:

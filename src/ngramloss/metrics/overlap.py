@@ -116,7 +116,9 @@ def _pooled_scores(
     check_lengths(references=references, predictions=predictions)
     counted = cache(metric._extract_reference_info)  # candidates of one source have equal references: counted once
     metric._extract_reference_info = lambda golds: counted(tuple(golds))
-    extracted = metric._extract_corpus_statistics(list(predictions), _streams(references))  # counts references too
+    most = max((len(golds) for golds in references), default=1)  # None: a document with fewer references
+    streams = [[golds[index] if index < len(golds) else None for golds in references] for index in range(most)]
+    extracted = metric._extract_corpus_statistics(list(predictions), streams)  # counts references too
     statistics = np.array(extracted, dtype=np.float64)  # [N, k]
     values = [sentence._compute_score_from_stats(row).score for row in extracted]  # what sentence_score computes
 
@@ -126,9 +128,3 @@ def _pooled_scores(
         return np.array(flat).reshape(rows.shape[:-1])
 
     return Scores({name: values}, f"{name}|{metric.get_signature()}", {name: Pooled(statistics, combine)})
-
-
-def _streams(references: Sequence[Sequence[str]]) -> list[list[Any]]:
-    """References as sacreBLEU expects them: the first of every document, then the second; None where there is none."""
-    most = max((len(golds) for golds in references), default=1)
-    return [[golds[index] if index < len(golds) else None for golds in references] for index in range(most)]

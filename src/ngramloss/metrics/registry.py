@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +94,8 @@ VITC = "tals/albert-xlarge-vitaminc-mnli"
 """The hub id of SummaC's usual model. Here, as :mod:`ngramloss.metrics.nli` is imported only to run it."""
 
 _HERE = "ngramloss.metrics"
+_of_texts = partial(Metric, packages=("sacrebleu",), extra="score")
+_of_model = partial(Metric, packages=("transformers",), extra="hf")
 
 _BATCH = Setting(32, least=1, most=2**16, help="texts or pairs of texts per batch")
 _DEVICE = Setting(None, kind=str, help="device, such as cpu or cuda:1; by default the GPU if there is one")
@@ -137,12 +140,10 @@ _BUILTIN = {
         },
         notes=f"{_HERE}.rouge:notes",
     ),
-    "bleu": Metric(
+    "bleu": _of_texts(
         f"{_HERE}.overlap:bleu",
         about="Corpus BLEU by sacreBLEU; for one document, sacreBLEU's sentence BLEU.",
         scores={"bleu": Score("BLEU", "n-grams of the prediction that are in the reference")},
-        packages=("sacrebleu",),
-        extra="score",
         options={
             "tokenize": Setting(
                 "auto", help="tokenizer of sacreBLEU, such as 13a, intl, zh or ja-mecab; auto chooses by script"
@@ -150,12 +151,10 @@ _BUILTIN = {
         },
         notes=f"{_HERE}.overlap:bleu_notes",
     ),
-    "chrf": Metric(
+    "chrf": _of_texts(
         f"{_HERE}.overlap:chrf",
         about="Corpus chrF by sacreBLEU; with chrf.word_order=2 it is chrF++.",
         scores={"chrf": Score("chrF", "character n-grams shared with the reference")},
-        packages=("sacrebleu",),
-        extra="score",
         options={"word_order": Setting(0, least=0, most=10, help="longest word n-grams that also count; 2 is chrF++")},
     ),
     "shape": Metric(
@@ -177,7 +176,7 @@ _BUILTIN = {
         packages=("numpy",),
         extra="score",
     ),
-    "bertscore": Metric(
+    "bertscore": _of_model(
         f"{_HERE}.bertscore:bertscore",
         about="BERTScore: precision, recall and F as Zhang et al. (2020) and bert-score 0.3.13 define them.",
         scores={
@@ -189,8 +188,6 @@ _BUILTIN = {
             ),
             "bertscore": Score("BERTScore", "harmonic mean of BERTScore's precision and recall"),
         },
-        packages=("transformers",),
-        extra="hf",
         usual="roberta-large",
         options={
             "model": Setting(kind=str, help="folder or hub id of the model"),
@@ -217,7 +214,7 @@ _BUILTIN = {
             "limit": Setting(0, least=0, help="read only the first vectors of the file, this many; 0 reads all"),
         },
     ),
-    "summac": Metric(
+    "summac": _of_model(
         f"{_HERE}.summac:summac",
         reads=("documents", "predictions"),
         about="SummaC (Laban et al., 2022): how consistent each summary is with its document.",
@@ -225,8 +222,6 @@ _BUILTIN = {
             "summac_conv": Score("SummaC-Conv", "probability that the summary is consistent with its document"),
             "summac_zs": Score("SummaC-ZS", "entailment of the summary's sentences minus their contradiction"),
         },
-        packages=("transformers",),
-        extra="hf",
         usual=VITC,
         options={
             "model": Setting("vitc", help="NLI model: vitc, mnli, anli, a folder or a hub id"),
@@ -242,7 +237,7 @@ _BUILTIN = {
         },
         notes=f"{_HERE}.summac:notes",
     ),
-    "factcc": Metric(
+    "factcc": _of_model(
         f"{_HERE}.factcc:factcc",
         reads=("documents", "predictions"),
         about="FactCC (Kryściński et al., 2020): how factually consistent a summary's sentences are.",
@@ -250,8 +245,6 @@ _BUILTIN = {
             "factcc": Score("FactCCX", "mean probability that a sentence of the summary is correct"),
             "factcc_share": Score("FactCCX, sentences ≥ 50%", "sentences that the classifier calls correct"),
         },
-        packages=("transformers",),
-        extra="hf",
         options={
             "model": Setting(kind=str, help="folder or hub id of FactCC or FactCCX"),
             "splitter": _SPLITTER,
@@ -261,13 +254,11 @@ _BUILTIN = {
         },
         notes=f"{_HERE}.factcc:notes",
     ),
-    "logprob": Metric(
+    "logprob": _of_model(
         "ngramloss.metrics.logprob:logprob",
         reads=("documents", "predictions"),
         about="Mean log-probability of a text's tokens under a model, given its document; as in BARTScore.",
         scores={"logprob": Score("Log-prob", "mean log-probability of a token, given the document", decimals=3)},
-        packages=("transformers",),
-        extra="hf",
         options={
             "model": Setting(kind=str, help="folder or hub id of an encoder-decoder or a decoder-only model"),
             "prompt": Setting("", help="template with {source} for a decoder-only model, or chat"),

@@ -103,6 +103,8 @@ def summac(
         raise UserError(f"document_sentences must be 1 or more, got {document_sentences}.")
     metric = f"summac_{form}"
     pretrained.packages("summac")
+    import torch
+
     conv = _weights(weights) if form == "conv" else None
     judge = nli(model, metric="summac", labels=labels, device=device)
     sources = [split[:document_sentences] for split in _sentences(documents, splitter, language)]
@@ -114,7 +116,8 @@ def summac(
     scores = []
     found = by_document(judge, pairs, metric=metric, batch_size=batch_size, progress=progress)
     for rows, summary in zip(found, summaries, strict=True):
-        image = _image(rows, len(summary))
+        size = (-1, len(summary), 3) if rows else (1, 1, 3)  # one pair of probabilities 0 if there are none
+        image = torch.tensor(rows or [(0.0, 0.0, 0.0)], dtype=torch.float64).view(size)
         scores.append(100 * (convolved(image, conv) if conv else zero_shot(image, contradiction=contradiction)))
     own = {"weights": fingerprint([Path(weights)])} if weights and conv else {"contradiction": contradiction}
     read = {"shortest": SHORTEST, "sentences": document_sentences}
@@ -164,14 +167,6 @@ def notes(
 def _sentences(texts: Sequence[str], splitter: str, language: str) -> list[list[str]]:
     split = split_many(texts, splitter, language=language)
     return [[piece for piece in pieces if len(piece) >= SHORTEST] for pieces in split]
-
-
-def _image(rows: Sequence[tuple[float, ...]], sentences: int) -> Tensor:
-    """Probabilities of a document's pairs, [document sentences, summary sentences, 3], 0 if there are none."""
-    import torch
-
-    flat = torch.tensor(rows or [(0.0, 0.0, 0.0)], dtype=torch.float64)
-    return flat.view(-1, sentences, 3) if rows else flat.view(1, 1, 3)
 
 
 def _weights(path: Path | None) -> Conv:

@@ -75,7 +75,9 @@ class Sentence(NamedTuple):
         real = tokens != IGNORE_INDEX  # [K, T']
         per_token = logp[: tokens.shape[-1]].expand(len(tokens), -1, -1)  # [K, T', V]
         token_logp = per_token.gather(-1, tokens.clamp_min(0).unsqueeze(-1)).squeeze(-1).where(real, 0.0)  # [K, T']
-        gain = torch.tensor([_f1(words, self.reference) for words in self.outputs], dtype=logp.dtype)  # [K]
+        common = ((Counter(words) & Counter(self.reference)).total() for words in self.outputs)
+        shares = [2 * n / (len(words) + len(self.reference)) for n, words in zip(common, self.outputs, strict=True)]
+        gain = torch.tensor(shares, dtype=logp.dtype)  # [K]
         if loss_fn.needs_own_text:  # the candidate, once more, after all outputs
             tokens, token_logp, gain = (torch.cat([values, values[:1]]) for values in (tokens, token_logp, gain))
         own = torch.arange(len(tokens)) >= len(self.outputs)  # [K]
@@ -83,10 +85,6 @@ class Sentence(NamedTuple):
         cross = logp[: tokens.shape[-1], self.labels[0]]  # [T', T]
         found = (token_logp.sum(-1), length, gain, gain[0], own, tokens, token_logp, cross)
         return CandidateStats(*(values[None] for values in found))
-
-
-def _f1(words: list[str], reference: list[str]) -> float:
-    return 2 * (Counter(words) & Counter(reference)).total() / (len(words) + len(reference))
 
 
 def raise_if_not_compared(others: Sequence[str], objectives: Sequence[JointLoss]) -> None:

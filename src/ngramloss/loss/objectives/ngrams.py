@@ -152,7 +152,13 @@ def earlier(ids: Tensor, *, where: Tensor) -> Tensor:
 def _numbered(keys: Tensor) -> Tensor:
     """A number below N for each of the N keys of a row; numbers are equal exactly if the keys are."""
     flat = keys.flatten(1)                                               # [B, N]
-    return (_first_equal(flat) if _compares_pairs(flat) else _dense_rank(flat)).view_as(keys)
+    N = flat.shape[1]
+    if _compares_pairs(flat):
+        equal = flat.unsqueeze(2) == flat.unsqueeze(1)                   # [B, N, N]
+        return torch.arange(N, device=keys.device).where(equal, N).amin(-1).view_as(keys)
+    ordered, order = flat.sort(dim=-1)                                   # [B, N] each
+    fresh = F.pad((ordered[:, 1:] != ordered[:, :-1]).long(), (1, 0))[:, :N]   # [B, N]
+    return torch.zeros_like(flat).scatter(-1, order, fresh.cumsum(-1)).view_as(keys)
 
 
 MOST_KEYS_IN_PAIRS, MOST_PAIRS = 1024, 2**26
@@ -167,15 +173,3 @@ def _compares_pairs(keys: Tensor) -> bool:
     """
     short = 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS and keys.numel() * keys.shape[1] <= MOST_PAIRS
     return keys.device.type != "cpu" and short
-
-
-def _dense_rank(keys: Tensor) -> Tensor:
-    ordered, order = keys.sort(dim=-1)                                   # [B, N] each
-    fresh = F.pad((ordered[:, 1:] != ordered[:, :-1]).long(), (1, 0))[:, : keys.shape[1]]   # [B, N]
-    return torch.zeros_like(keys).scatter(-1, order, fresh.cumsum(-1))   # [B, N]
-
-
-def _first_equal(keys: Tensor) -> Tensor:
-    index = torch.arange(keys.shape[1], device=keys.device)              # [N]
-    equal = keys.unsqueeze(2) == keys.unsqueeze(1)                       # [B, N, N]
-    return index.where(equal, keys.shape[1]).amin(-1)                    # [B, N]

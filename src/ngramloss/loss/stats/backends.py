@@ -153,7 +153,7 @@ def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "aut
     if backend != "auto":
         if backend not in BACKENDS:
             raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}.")
-        if backend == "fused" and (why_not := _why_not_fused(device, dtype, interpreted=_interpreting())):
+        if backend == "fused" and (why_not := _why_not_fused(device, dtype, by_name=True)):
             raise ValueError(f"backend='fused' cannot run here: {why_not}. Use backend='auto'.")
         return Choice(backend, "requested by name")
     if torch.compiler.is_compiling():
@@ -163,8 +163,8 @@ def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "aut
     return Choice("fused", f"{device.type} and Triton are available")
 
 
-def _why_not_fused(device: torch.device, dtype: torch.dtype, *, interpreted: bool = False) -> str | None:
-    if device.type == "cpu" and not interpreted:
+def _why_not_fused(device: torch.device, dtype: torch.dtype, *, by_name: bool = False) -> str | None:
+    if device.type == "cpu" and not (by_name and os.environ.get("TRITON_INTERPRET") == "1"):
         return "a cpu has no Triton"
     if not triton_is_installed():
         return "Triton is not installed (pip install 'ngramloss[kernels]')"
@@ -177,10 +177,6 @@ def _why_not_fused(device: torch.device, dtype: torch.dtype, *, interpreted: boo
 def triton_is_installed() -> bool:
     """Whether Triton is installed. Checked once, because it searches the file system."""
     return find_spec("triton") is not None
-
-
-def _interpreting() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _check_head(

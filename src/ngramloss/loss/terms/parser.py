@@ -116,7 +116,8 @@ class _Reader:
     def value(self) -> float | str:
         if self.tokens[0].kind == "name":   # the term knows which words there are
             return self.word("a word")
-        return (-1 if self.take("-") else 1) * _as_number(self.number("a number"))
+        sign, text = -1 if self.take("-") else 1, self.number("a number")
+        return sign * (int(text) if text.isdecimal() and len(text) < 1000 else float(text))
 
     def whole(self) -> int:
         sign = -1 if self.take("-") else 1
@@ -152,8 +153,3 @@ class _Reader:
     def pointed(self, at: int) -> str:
         line = self.written.replace("\n", " ").replace("\t", " ")
         return f"  {line}\n  {' ' * at}^"
-
-
-def _as_number(text: str) -> float:
-    """An int if the text is a whole number, otherwise a float."""
-    return int(text) if text.isdecimal() and len(text) < 1000 else float(text)
