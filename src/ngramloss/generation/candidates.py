@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from ngramloss.data import Example, in_part
@@ -295,17 +296,13 @@ def summary(path: Path, count: int) -> Summary:
     rows = list(read_candidates(path).rows.values())
     of_sources = [values for _, values in rows]
     lacks = [count - len(values) for values in of_sources if len(values) < count]
-
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
-
     return Summary(
         len(rows),
-        mean([len(values) for values in of_sources]),
-        mean([max(values) for values in of_sources]),
-        mean([mean(values) for values in of_sources]),
-        mean([min(values) for values in of_sources]),
-        mean([values[0] for values in of_sources]),
+        fmean([len(values) for values in of_sources]),
+        fmean([max(values) for values in of_sources]),
+        fmean([fmean(values) for values in of_sources]),
+        fmean([min(values) for values in of_sources]),
+        fmean([values[0] for values in of_sources]),
         sum(len(set(values)) == 1 for values in of_sources if len(values) > 1),
         len(lacks),
         sum(lacks),

@@ -76,7 +76,6 @@ def write_texts(
     """Write the texts that a function makes as predictions, or continue a stopped job. Returns their path.
 
     Args:
-        work: the job.
         folder: created if it does not exist.
         write: examples → texts; gets some of the documents at a time.
         facts: what else could change the texts, besides the model's name and the data.
@@ -186,14 +185,10 @@ def _write(
     """Write settings, references, or documents alone if there are none, and predictions. Returns their path.
 
     Args:
-        work: the job.
-        split: its documents.
-        run: the folder.
         settings: everything that could change the predictions, except for the data.
         examples: the documents, as the author reads them.
         author: what writes the predictions.
         has_sentences: whether texts are split into sentences.
-        utility: what reranks them.
         finish: called in the first process, after its own predictions.
     """
     output, settings = predictions_in(run), {**settings, **data_facts(work, split), "versions": versions(settings)}

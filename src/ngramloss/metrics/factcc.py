@@ -48,14 +48,10 @@ def factcc(
     * A summary without sentences scores 0. An empty document is scored like any other.
 
     Args:
-        documents: the source texts.
-        predictions: their summaries.
         model: a folder or hub id of a BERT with two outputs: FactCC, or FactCCX as it was released.
         splitter: see ``ngramloss.data.sentences``.
         language: for the splitter; ``auto`` chooses by script.
-        batch_size: sentences per batch.
         device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
-        progress: called with the number of documents done since the last call.
     """
     check_lengths(documents=documents, predictions=predictions)
     judge = _judge(model, device)

@@ -13,8 +13,16 @@ from ngramloss.data import Example
 from ngramloss.data.languages import language_of
 from ngramloss.data.sentences import processors, sentences
 from ngramloss.errors import UserError
-from ngramloss.metrics.on_examples import notes_on_references, references_of, scores_on
-from ngramloss.metrics.registry import METRICS, checked_options, missing_options, score_owners, scores_of
+from ngramloss.metrics.registry import (
+    METRICS,
+    checked_options,
+    missing_options,
+    notes_on_references,
+    references_of,
+    score_owners,
+    scores_of,
+    scores_on,
+)
 from ngramloss.metrics.scores import Absent
 from ngramloss.output.progress import Progress
 from ngramloss.settings import nearest
@@ -137,7 +145,6 @@ def gains_of(
     Several references are used as the metric does: ROUGE takes the best of them, BLEU and chrF count n-grams of all.
 
     Args:
-        gain: the metric.
         examples: with their references.
         texts: the candidates of each.
         processes: how many share the texts; None means one for each processor, if there are many texts.

@@ -45,9 +45,7 @@ def logprob(
         prefix: text before the document, for an encoder-decoder such as T5.
         max_source: most tokens of a document or prompt; fewer if the model has fewer positions.
         max_target: most tokens of a text; the rest is not scored.
-        batch_size: documents per batch.
         device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
-        progress: called with the number of documents done since the last call.
     """
     check_lengths(documents=documents, predictions=predictions)
     transformers = pretrained.packages("logprob")

@@ -28,8 +28,6 @@ def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tok
     """Corpus BLEU. A document's score is its sentence BLEU with sacreBLEU's smoothing.
 
     Args:
-        references: one or more for each document.
-        predictions: one for each document.
         tokenize: a tokenizer of sacreBLEU, or ``auto``: :func:`tokenizer_of` the references. The signature names it.
 
     Example:

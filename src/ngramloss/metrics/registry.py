@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
+from ngramloss.data import Example
 from ngramloss.errors import UserError
 from ngramloss.metrics.scores import Scores, check_scores
 from ngramloss.plugins import Registry, call, first_doc_line, load_function
@@ -346,3 +347,31 @@ def missing_options(name: str, given: Mapping[str, Any]) -> list[str]:
         for option, described in METRICS.entry(name).options.items()
         if described.required and option not in given
     ]
+
+
+def scores_on(name: str, examples: Sequence[Example], texts: Sequence[str], options: Mapping[str, Any]) -> Scores:
+    """The scores of texts that were generated for these examples.
+
+    Raises as :func:`compute_scores`.
+    """
+    return compute_scores(name, _read(examples, texts), options, documents=len(examples))
+
+
+def notes_on_references(name: str, examples: Sequence[Example], options: Mapping[str, Any]) -> list[str]:
+    """Sentences about references that a metric does not read well with these options."""
+    return METRICS[name].notes_on(_read(examples, [example.target for example in examples]), options)
+
+
+def references_of(example: Example) -> list[str]:
+    """Its references: several, or its target."""
+    return list(example.references) or [example.target]
+
+
+def _read(examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:
+    """What a metric may read."""
+    return {
+        "ids": [example.id for example in examples],
+        "documents": [example.source for example in examples],
+        "references": [references_of(example) for example in examples],
+        "predictions": list(texts),
+    }

@@ -41,8 +41,6 @@ def rouge(
     references.
 
     Args:
-        references: one or more for each document.
-        predictions: one for each document.
         stemmer: compare Porter stems, as most published scores do. Only words of a–z are stemmed.
         sentences: how Lsum splits sentences: ``newline``, or a splitter such as ``pysbd``.
         tokens: ``script`` is :func:`tokens_of` the references, which the signature names; ``default`` keeps only a–z
@@ -98,15 +96,7 @@ def notes(
     language: str,
     **_: object,
 ) -> list[str]:
-    """Sentences about texts that these options do not read well.
-
-    Args:
-        references: one or more for each document.
-        predictions: of any number of systems.
-        tokens: as in :func:`rouge`.
-        sentences: as in :func:`rouge`.
-        language: as in :func:`rouge`.
-    """
+    """Sentences about texts that these options do not read well."""
     texts = [*(text for golds in references for text in golds), *predictions]
     found = []
     if (tokens_of(references) if tokens == SCRIPT else tokens) == "default":

@@ -82,8 +82,6 @@ def summac(
       the weight of one sentence. Nothing else depends on them beyond rounding.
 
     Args:
-        documents: the source texts.
-        predictions: their summaries.
         model: ``vitc``, ``mnli``, ``anli``, a hub id, or a folder. The published weights are for ``vitc``.
         form: ``conv``, or ``zs``, which needs no weights.
         weights: for Conv, the published ``summac_conv_vitc_sent_perc_e.bin``, or .safetensors with the same names.
@@ -94,7 +92,6 @@ def summac(
         labels: the meanings of the model's outputs in order, if its configuration lacks them.
         batch_size: pairs of sentences per batch.
         device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
-        progress: called with the number of documents done since the last call.
     """
     check_lengths(documents=documents, predictions=predictions)
     if form not in FORMS:

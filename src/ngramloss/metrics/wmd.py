@@ -88,15 +88,12 @@ def wmd(
     as in gensim, so distances are between 0 and 2.
 
     Args:
-        references: one or more texts for each document.
-        predictions: one text for each document.
         vectors: a file in word2vec's text format (``.txt``, ``.vec``; also GloVe and fastText, with or without the line
             ``count dimensions``) or binary format (``.bin``), optionally with ``.gz``. The file is streamed: only
             vectors of words that occur are kept.
         stop_words: words to ignore: "none", or "english", the list in this file.
         normalise: whether to divide each vector by its length.
         limit: read only this many vectors of the file, which are usually sorted by frequency. 0 reads all.
-        progress: called with the number of documents done since the last call.
 
     Returns:
         ``wmd``, and ``wmd_known``: the percentage of the words of prediction and references that have a vector, stop

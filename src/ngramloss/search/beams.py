@@ -58,7 +58,6 @@ def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count
         logits: of the next tokens, [B, K, V].
         ids: the texts so far, [B, K, L].
         length: how many tokens of each count, [].
-        given: the rules.
         count: how many tokens are wanted for each text.
         less: tokens that lose ``diversity`` of their log-probability, once for each time that they occur, [B, n].
     """

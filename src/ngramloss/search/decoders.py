@@ -73,12 +73,9 @@ class Decoder:
 
     Args:
         model: of a kind in ``DECODERS``.
-        sources: the number of sources, B.
         beams: texts of each source, K.
         source_length: tokens of a source with padding, S.
         text_length: the greatest length of a text, L.
-        head: the model's head.
-        joined: linear layers that are computed together.
     """
 
     heads: int  # that have keys and values
@@ -91,7 +88,7 @@ class Decoder:
     ) -> None:
         self.model, self.decoder, self.head, self.joined = model, model.get_decoder(), head, joined or Joined()
         self.beams, self.text_length = beams, text_length
-        layers, dtype, device = len(self.layers()), model.dtype, model.device
+        layers, dtype, device = len(self._layers()), model.dtype, model.device
         texts = layers, sources * beams, self.heads, text_length, self.width
         self.has_kernels = has_kernels(device)
         # For kernels, they lie as a product over all heads of a token leaves them.
@@ -107,17 +104,17 @@ class Decoder:
         self.positions = torch.arange(text_length, device=device)        # [L]
         self.own = torch.arange(beams, device=device).view(1, -1, 1).expand(sources, -1, text_length)    # [B, K, L]
         self.origin = self.own.clone()                                   # [B, K, L]
-        self.forwards = fused_forwards(self.reader(), self.joined, reads_sources=True) if self.has_kernels else {}
+        self.forwards = fused_forwards(self._reader(), self.joined, reads_sources=True) if self.has_kernels else {}
 
     @classmethod
-    def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
+    def _joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
         """Linear layers that read the same input."""
         yield from ()
 
     def refresh(self) -> None:
         """Compute again what depends on the weights alone: a model in training has changed them."""
 
-    def reader(self) -> Any:
+    def _reader(self) -> Any:
         """What reads the sources."""
         return self.model.get_encoder()
 
@@ -160,14 +157,14 @@ class Decoder:
             for layer, before in zip(mine, theirs, strict=True):   # one at a time: a copy of all would need much memory
                 layer[:count].copy_(before.index_select(0, sources))
 
-    def layers(self) -> Any:
+    def _layers(self) -> Any:
         """The layers of the decoder."""
         raise NotImplementedError
 
     def _read(self, ids: Tensor, mask: Tensor) -> None:
         """Put keys and values of the sources into the caches."""
-        hidden = self.reader()(input_ids=ids, attention_mask=mask).last_hidden_state     # [B, S, D]
-        for index, (keys, values) in enumerate(self.source_projections()):
+        hidden = self._reader()(input_ids=ids, attention_mask=mask).last_hidden_state     # [B, S, D]
+        for index, (keys, values) in enumerate(self._source_projections()):
             if self.has_kernels:
                 for layer, cache in zip((keys, values), self.stored, strict=True):
                     fused_layers.write_product(layer, hidden, cache[index].flatten(2))
@@ -180,7 +177,7 @@ class Decoder:
         self.source_values[index].copy_(values)
         return self.source_keys[index], self.source_values[index]
 
-    def source_projections(self) -> Iterator[tuple[Module, Module]]:
+    def _source_projections(self) -> Iterator[tuple[Module, Module]]:
         """For each layer, what makes keys and values of an encoder's output."""
         raise NotImplementedError
 
@@ -204,7 +201,6 @@ class Decoder:
         """Attention of the newest tokens to the texts so far, which keep their keys and values, [B, K, H · d].
 
         Args:
-            index: of the layer.
             queries, keys, values: of the newest tokens, [B, K, H · d].
             position: of the newest tokens, [].
             scale: multiplies the products of queries and keys.
@@ -258,18 +254,15 @@ class BartDecoder(Decoder):
         self.norms_first = model.config.model_type in ("mbart", "pegasus", "m2m_100")
         self.table = self._positions()                                   # [L, D]
 
-    def layers(self) -> Any:
-        """The layers of the decoder."""
+    def _layers(self) -> Any:
         return self.decoder.layers
 
-    def source_projections(self) -> Iterator[tuple[Module, Module]]:
-        """For each layer, what makes keys and values of a source."""
+    def _source_projections(self) -> Iterator[tuple[Module, Module]]:
         for layer in self.decoder.layers:
             yield layer.encoder_attn.k_proj, layer.encoder_attn.v_proj
 
     @classmethod
-    def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
-        """Linear layers that read the same input."""
+    def _joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
         for layer in (*model.get_decoder().layers, *model.get_encoder().layers):
             yield layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
 
@@ -345,24 +338,21 @@ class T5Decoder(Decoder):
             if bias is not None:
                 bias.copy_(now)
 
-    def layers(self) -> Any:
-        """The layers of the decoder."""
+    def _layers(self) -> Any:
         return self.decoder.block
 
-    def source_projections(self) -> Iterator[tuple[Module, Module]]:
-        """For each layer, what makes keys and values of a source."""
+    def _source_projections(self) -> Iterator[tuple[Module, Module]]:
         for block in self.decoder.block:
             yield block.layer[1].EncDecAttention.k, block.layer[1].EncDecAttention.v
 
     @classmethod
-    def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
-        """Linear layers that read the same input."""
+    def _joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
         for block in model.get_decoder().block:
             own = block.layer[0].SelfAttention
             yield own.q, own.k, own.v
 
     def _biases(self) -> list[Any]:
-        return [self._bias(block.layer[0].SelfAttention) for block in self.layers()]
+        return [self._bias(block.layer[0].SelfAttention) for block in self._layers()]
 
     def _bias(self, attention: Any) -> Tensor | None:
         """The bias of each position to each other, [L, H, L]; None if the layer uses that of the first."""
@@ -422,20 +412,17 @@ class CausalDecoder(Decoder):
         AttentionInterface.register(CACHED, _cached_attention)
 
     @classmethod
-    def joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
-        """Linear layers that read the same input."""
+    def _joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
         for module in model.get_decoder().modules():
             if type(module).__name__ in ROTARY:
                 yield module.q_proj, module.k_proj, module.v_proj
             elif type(module).__name__ in GATED:
                 yield module.gate_proj, module.up_proj
 
-    def layers(self) -> Any:
-        """Something for each layer."""
+    def _layers(self) -> Any:
         return range(self.model.config.num_hidden_layers)
 
-    def reader(self) -> Any:
-        """What reads the prompts."""
+    def _reader(self) -> Any:
         return self.decoder
 
     def _read(self, ids: Tensor, mask: Tensor) -> None:
@@ -471,7 +458,6 @@ class CausalDecoder(Decoder):
         """Attention of the newest tokens to their prompt and to the texts so far, [B, K, G · H · d].
 
         Args:
-            index: of the layer.
             queries: of the newest tokens, [B, K, H · G · d]. G of them share a key.
             keys, values: of the newest tokens, [B, K, H · d].
             position: of the newest tokens in their texts, [].
@@ -538,7 +524,7 @@ DECODERS: dict[str, type[Decoder]] = (
 
 def joined(model: Any) -> Joined:
     """Linear layers of a model that are computed together; on a CPU there are none."""
-    return Joined(DECODERS[model.config.model_type].joinable(model) if has_kernels(model.device) else ())
+    return Joined(DECODERS[model.config.model_type]._joinable(model) if has_kernels(model.device) else ())
 
 
 def random_ids(model: Any, rows: int, *lengths: int) -> list[Tensor]:

@@ -33,8 +33,6 @@ def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search, *, ha
 
     Args:
         scores: of the next tokens, −∞ for those that may not follow, [N, V].
-        seeds: of each text, [N].
-        length: tokens so far, [].
         search: temperature, top_k and top_p.
         has_kernels: whether a kernel may draw; all tensors are on a GPU then. It serves neither top_k nor top_p.
     """

@@ -18,7 +18,7 @@ from ngramloss.data import Example
 from ngramloss.data.languages import normalised, token_pattern
 from ngramloss.errors import UserError
 from ngramloss.metrics.gains import Gain, gain_of, gains_of
-from ngramloss.metrics.on_examples import notes_on_references
+from ngramloss.metrics.registry import notes_on_references
 from ngramloss.metrics.rouge import NAMES as ROUGE
 
 Texts = Sequence[str]

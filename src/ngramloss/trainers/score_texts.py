@@ -13,8 +13,7 @@ from ngramloss.data import from_rows
 from ngramloss.data.prompts import prompt_of
 from ngramloss.data.tokens import Shape, prompt_ids
 from ngramloss.errors import UserError
-from ngramloss.metrics.on_examples import notes_on_references, scores_on
-from ngramloss.metrics.registry import checked_options
+from ngramloss.metrics.registry import checked_options, notes_on_references, scores_on
 from ngramloss.metrics.scores import Absent, corpus_score
 from ngramloss.models.attached.callers import put_first
 from ngramloss.models.attached.heads import adds_tokens, bare

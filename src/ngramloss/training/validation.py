@@ -16,7 +16,7 @@ from ngramloss.data.batches.padding import Pad
 from ngramloss.data.data_sets import has_several_sentences
 from ngramloss.data.tokens import Shape
 from ngramloss.errors import UserError
-from ngramloss.metrics.on_examples import notes_on_references, scores_on
+from ngramloss.metrics.registry import notes_on_references, scores_on
 from ngramloss.metrics.scores import Absent, corpus_score
 from ngramloss.models.attached.adapted_heads import evaluating
 from ngramloss.models.attached.attach import aligned_labels, attached_loss, last_parts

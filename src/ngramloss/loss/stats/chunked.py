@@ -263,8 +263,6 @@ def _by_teacher(own: Tensor, taught: Taught, rows: slice | Tensor, *, given: Ten
 
     Args:
         own: the model's logits, [R, width].
-        taught: of all rows.
-        rows: which of them.
         given: the teacher's logits, if they are not the whole block of these rows, [R, width].
     """
     _, compared, temperature, by_kl, by_reverse = taught

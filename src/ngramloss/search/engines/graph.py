@@ -153,11 +153,7 @@ class Searcher:
     On a GPU, one token of all beams is captured as a CUDA graph at the first use.
 
     Args:
-        model: a Hugging Face model.
-        search: its settings.
-        sources: the number of sources, B.
         length: tokens of a source with padding, S.
-        head: the model's head, if it is at hand.
         layers: its linear layers that are computed together, if any are.
         pool: returns the memory of the graph, see :func:`ngramloss.loss.kernels.graphs.shared_pool`; None: its own.
     """

@@ -137,9 +137,6 @@ def sample(logits: Tensor, seeds: Tensor, length: Tensor, *, temperature: float)
 
     Args:
         logits: of the next tokens, −∞ for those that may not follow, [N, V]; rows may be further apart than V.
-        seeds: of each text, [N].
-        length: tokens so far, [].
-        temperature: divides the logits.
     """
     (N, V), blocks = logits.shape, triton.cdiv(logits.shape[1], NOISY)
     best = torch.empty(N, blocks, dtype=torch.long, device=logits.device)    # [N, blocks]
@@ -178,7 +175,6 @@ def rule_out(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, swee
         logits: of the next tokens, [N, V].
         ids: the texts so far, [N, L].
         length: how many tokens of each count, [].
-        given: the rules.
         sweep: over these logits, if there was one; it is kept up to date but for the sums.
     """
     search, (N, V) = given.search, logits.shape

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -78,7 +76,7 @@ def bag_student(stats: CandidateStats, labels: Tensor, *, n: int) -> Tensor:
     Returns:
         Losses in [0, 1]. 1 and no gradient if the text or the reference is shorter than n, or if there is no own text.
     """
-    return 1 - found(stats, labels, n=n).amount.sum(-1)                  # [B]
+    return 1 - found(stats, labels, n=n)[1].sum(-1)                      # [B]
 
 
 def matched(stats: CandidateStats, labels: Tensor, *, n: int) -> Earned:
@@ -100,15 +98,8 @@ def covered(stats: CandidateStats, labels: Tensor, *, n: int) -> Tensor:
     return clipped_shares(tokens, logp, reference, real=real, of_reference=of_reference, n=n)   # [B, S]
 
 
-class BagWindows(NamedTuple):
-    """The reference's windows along the own text, [B, S] each."""
-
-    expected: Tensor  # B(g) of the window's n-gram
-    amount: Tensor  # the amount by which it lowers the loss
-
-
-def found(stats: CandidateStats, labels: Tensor, *, n: int) -> BagWindows:
-    """What the windows of the reference earn in :func:`bag_student`: their shares of their n-grams'."""
+def found(stats: CandidateStats, labels: Tensor, *, n: int) -> tuple[Tensor, Tensor]:
+    """B(g) of each window of the reference, and what it earns in :func:`bag_student`, its share of its n-gram's."""
     assert stats.greedy_cross_logp is not None
     tokens, _ = stats.own_text()                                         # [B, T]
     counts = (tokens != IGNORE_INDEX).unsqueeze(2) & (labels != IGNORE_INDEX).unsqueeze(1)   # [B, T, U]
@@ -120,7 +111,7 @@ def found(stats: CandidateStats, labels: Tensor, *, n: int) -> BagWindows:
     expected = probability.where(real.unsqueeze(2) & of_reference.unsqueeze(1), 0.0).sum(1)   # [B, S]
     windows = (real.sum(-1) + of_reference.sum(-1)).clamp_min(1).unsqueeze(-1)   # [B, 1]
     bounded = torch.minimum(expected, copies.to(expected.dtype))         # [B, S]
-    return BagWindows(expected, (2 * bounded / (copies * windows)).where(of_reference, 0.0))
+    return expected, (2 * bounded / (copies * windows)).where(of_reference, 0.0)
 
 
 def _aligned(stats: CandidateStats, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from ngramloss.loss.objectives import ngrams
 from ngramloss.loss.stats import TokenStats
-
-
-class Nearness(NamedTuple):
-    """The reference's windows, [B, S] each."""
-
-    probability: Tensor  # the probability of the window, 0 if it is not real
-    weight: Tensor  # how nearly it is predicted, from 0 to 1; without gradient
 
 
 def near(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> Tensor:
@@ -49,11 +40,11 @@ def near(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> Te
     return ngrams.missed(stats, labels, weight * probability / windows, n=n)   # [B]
 
 
-def nearness(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> Nearness:
-    """The windows of :func:`near`."""
+def nearness(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> tuple[Tensor, Tensor]:
+    """The probability of each window of :func:`near`, 0 if it is not real, and its weight, without gradient."""
     logp = ngrams.sums(stats.label_logp, n)                              # [B, S]
     probability = logp.exp().where(ngrams.real(labels, n), 0.0)          # [B, S]
     if power == 0:                                                       # 0 · −inf is NaN
-        return Nearness(probability, torch.ones_like(probability))
+        return probability, torch.ones_like(probability)
     gap = logp - ngrams.sums(stats.best_logp, n)                         # [B, S]
-    return Nearness(probability, (power * gap).exp().detach())
+    return probability, (power * gap).exp().detach()
