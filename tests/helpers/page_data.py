@@ -85,9 +85,8 @@ def cases(ids, references, documents, texts, scores):
             for system_texts in texts
         ]
     described = {name: {**scores_of("rouge"), **scores_of("shape"), **scores_of("wmd")}[name] for name in scores}
-    return Cases(
-        ids, references, texts, described, scores, [len(words_of(golds[0])) for golds in references], documents
-    )
+    lengths = [len(words_of(golds[0])) for golds in references]
+    return Cases(ids, references, texts, described, scores, lengths, [[] for _ in texts], documents)
 
 
 def log(seed, steps=60):

@@ -296,47 +296,6 @@ def test_nothing_in_json_can_end_its_element():
     assert json.loads(text) == HOSTILE
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda cases: {"texts": cases.texts[:3]}, "texts of 3 systems, and there are 4"),
-        (
-            lambda cases: {"texts": [*cases.texts[:2], cases.texts[2][:5], cases.texts[3]]},
-            "6 ids and 5 texts of 'm2': there must be one for each id",
-        ),
-        (lambda cases: {"references": cases.references[:5]}, "6 ids and 5 references"),
-        (lambda cases: {"reference_words": cases.reference_words[:5]}, "6 ids and 5 lengths of references"),
-        (lambda cases: {"documents": cases.documents[:5]}, "6 ids and 5 documents"),
-        (
-            lambda cases: {"scores": {**cases.scores, "rouge1": cases.scores["rouge1"][:3]}},
-            "rouge1 of 3 systems, and there are 4",
-        ),
-        (
-            lambda cases: {
-                "scores": {**cases.scores, "rouge1": [cases.scores["rouge1"][0][:5], *cases.scores["rouge1"][1:]]}
-            },
-            "6 ids and 5 rouge1 of 'lead'",
-        ),
-        (lambda cases: {"scores": {"rouge1": cases.scores["rouge1"]}}, "cases has no words"),
-        (lambda cases: {"cut_off": [[], [], [0]]}, "cut_off of 3 systems, and there are 4"),
-        (lambda cases: {"cut_off": [[], [], [0], []]}, "'m2' has texts that are cut off and no most_tokens"),
-        (lambda cases: {"described": {"words": SCORES["words"]}}, "cases has no rouge1, or no description of it"),
-    ],
-)
-def test_cases_that_do_not_fit_together_are_refused(change, message):
-    report = sample(6)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        replace(report, cases=replace(report.cases, **change(report.cases)))
-
-
-@pytest.mark.parametrize("part", ["systems", "seeds", "paper", "ablations"])
-def test_a_row_without_one_of_the_scores_is_refused(part):
-    report = replace(sample(0), seeds=seeded(0).seeds)
-    other = {"systems": (), "seeds": (), "paper": None, "ablations": ()} | {part: getattr(report, part)}
-    with pytest.raises(ValueError, match="has no new: give None where there is no value"):
-        replace(report, scores={**SCORES, "new": Score("New")}, cases=None, **other)
-
-
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -221,22 +221,17 @@ def _labels(result: Result) -> list[str]:
 
 
 def _system(result: Result, index: int, label: str, group: str) -> ReportSystem:
-    name, run = result.names[index], result.runs[index]
-    values = {name: scores[index] for name, scores in result.scores.items()}
-    most = result.cut_off[index].most or None
+    run, values = result.runs[index], {name: scores[index] for name, scores in result.scores.items()}
+    most, audit = result.cut_off[index].most or None, result.audit[index]
+    plain = ReportSystem(result.names[index], label, values, group=group, most_tokens=most, audit=audit)
     if run is None:
-        return ReportSystem(name, label, values, group=group, most_tokens=most, audit=result.audit[index])
+        return plain
     settings = {"written by": provenance.written_by(run), "recipe": run.recipe, "generation": run.generation}
-    return ReportSystem(
-        name,
-        label,
-        values,
+    return dataclasses.replace(
+        plain,
         is_baseline=run.is_baseline,
         objective=run.label if run.recipe else None,
-        group=group,
         docs_per_second=provenance.docs_per_second(run.folder) if run.own else None,
-        most_tokens=most,
-        audit=result.audit[index],
         used=provenance.used(run.folder) if run.recipe else [],
         settings=flat({key: value for key, value in settings.items() if value}),
         forced=_forced(run) if run.recipe else {},
@@ -327,24 +322,12 @@ def _cases(result: Result, texts: Aligned, references: Sequence[Sequence[str]]) 
             described[name] = scores_of("shape")[name]
             columns[name] = [values[name] for values in shapes]
     scores = {
-        name: [[_rounded(value, described[name].decimals) for value in system] for system in systems]
+        name: [[round(x, described[name].decimals) if isfinite(x) else None for x in system] for system in systems]
         for name, systems in columns.items()
     }
-    return Cases(
-        texts.task.ids,
-        references,
-        texts.texts,
-        described,
-        scores,
-        [len(words_of(first)) for first, *_ in references],
-        texts.task.documents,
-        [list(system.documents) for system in result.cut_off],
-    )
-
-
-def _rounded(value: float, decimals: int) -> float | None:
-    plain = number(value)
-    return None if plain is None else round(plain, decimals)
+    words = [len(words_of(first)) for first, *_ in references]
+    cut_off = [list(system.documents) for system in result.cut_off]
+    return Cases(texts.task.ids, references, texts.texts, described, scores, words, cut_off, texts.task.documents)
 
 
 def _forced(run: Provenance) -> dict[str, TeacherForced]:

@@ -14,7 +14,7 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.registry import Score
 from ngramloss.recipe import WORDS
 from ngramloss.report import blocks, charts, drawing, tables
-from ngramloss.report.record import Cases, Report, ReportSystem
+from ngramloss.report.record import Report, ReportSystem
 from ngramloss.scoring.significance import TESTS, in_words
 from ngramloss.storage.files import write_whole
 
@@ -42,12 +42,9 @@ def check(folder: Path, option: str) -> None:
     """Raise if a page could not be written to a folder, which an option names, before much work is done for it."""
     check_packages()
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise UserError(f"cannot write the page to {folder}: {existing} is a file. Choose another {option}.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(
-            f"cannot write the page to {folder}: no permission to write to {existing}. Choose another {option}."
-        )
+    why = "" if os.access(existing, os.W_OK | os.X_OK) else f"no permission to write to {existing}"
+    if why := why if existing.is_dir() else f"{existing} is a file":
+        raise UserError(f"cannot write the page to {folder}: {why}. Choose another {option}.")
 
 
 def check_packages() -> None:
@@ -99,7 +96,7 @@ def rendered(template: str, scripts: Sequence[str], facts: Any, *, folder: Path 
     text = environment.get_template(template).render(
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         script=script,
-        script_hash=_hash(script),
+        script_hash="sha256-" + b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),
         facts=escaped(facts),
         **shown,
     )
@@ -168,13 +165,8 @@ def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
     cases, systems = report.cases, report.systems
     facts: dict[str, Any] = {
         "systems": [
-            {
-                "name": system.name,
-                "label": system.label,
-                "objective": system.objective,
-                "mostTokens": system.most_tokens,
-            }
-            for system in systems
+            {"name": each.name, "label": each.label, "objective": each.objective, "mostTokens": each.most_tokens}
+            for each in systems
         ],
         "pair": _pair(systems),
         "text": WORDS[report.task].text,
@@ -188,34 +180,20 @@ def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
         return {}, facts
     packed = {
         "ids": blocks.pack(list(cases.ids)),
-        "marks": blocks.pack(
-            {"empty": cases.empty, "cutOff": [list(indices) for indices in cases.cut_off or [()] * len(systems)]}
-        ),
+        "marks": blocks.pack({"empty": cases.empty, "cutOff": cases.cut_off}),
     }
     packed |= {f"texts-{index}": block for index, block in enumerate(blocks.pack_texts(cases.references, cases.texts))}
-    for index, (name, score, values) in enumerate(_case_scores(cases)):
+    scores = [(name, cases.described[name], values) for name, values in cases.scores.items()]
+    # The length of the reference belongs to no system.
+    words = ("reference words", Score("words of the reference", better="neither"), [cases.reference_words])
+    for index, (name, score, values) in enumerate([*scores, words]):
         encoded = blocks.encode_scores(values)
         packed[f"figure-{index}"] = encoded.codes
-        facts["figures"].append(
-            {
-                "name": name,
-                "label": score.label,
-                "low": encoded.low,
-                "lower": score.better == "lower",
-                "ranks": score.better != "neither",
-                "digits": score.decimals,
-                "decimals": encoded.decimals,
-                "systems": len(values),
-            }
-        )
+        about = {"name": name, "label": score.label, "digits": score.decimals, "systems": len(values)}
+        about |= {"lower": score.better == "lower", "ranks": score.better != "neither"}
+        facts["figures"].append({**about, "low": encoded.low, "decimals": encoded.decimals})
     forced = [system.forced for system in systems if system.forced]
     return packed | {f"seen-{index}": blocks.pack_forced(cases) for index, cases in enumerate(forced)}, facts
-
-
-def _case_scores(cases: Cases) -> list[tuple[str, Score, Sequence[Sequence[float | None]]]]:
-    """Every score of cases, and last the length of the reference, which belongs to no system."""
-    scores = [(name, cases.described[name], values) for name, values in cases.scores.items()]
-    return [*scores, ("reference words", Score("words of the reference", better="neither"), [cases.reference_words])]
 
 
 def _pair(systems: Sequence[ReportSystem]) -> list[int]:
@@ -230,7 +208,3 @@ def panel_facts(panel: charts.Panel) -> dict[str, Any]:
     """What the script reads of a panel."""
     series = [{"run": curve.run, "part": curve.part, "x": curve.x, "y": curve.y} for curve in panel.series]
     return {"box": panel.box, "steps": panel.steps, "series": series}
-
-
-def _hash(script: str) -> str:
-    return "sha256-" + b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

@@ -1,8 +1,8 @@
-"""scores, texts and logs of systems → the record that the page is made of, checked when it is made."""
+"""scores, texts and logs of systems → the record that the page is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ngramloss.metrics.registry import Score
@@ -33,8 +33,7 @@ class ReportSystem:
     values: Mapping[str, CorpusScore]  # By the names of all scores of the report
     is_baseline: bool = False
     objective: str | None = None  # None where the system was not trained, or the report does not know with what
-    group: str = ""
-    """The label of the runs that differ in their seed alone, of which this is one; empty for a system on its own."""
+    group: str = ""  # The label of the runs that differ in their seed alone, of which this is one, if it is
     docs_per_second: float | None = None  # In training
     most_tokens: int | None = None  # The most tokens that a text may have. A text with this many may be cut off.
     audit: Sequence[str] = ()
@@ -102,14 +101,11 @@ class Cases:
     ids: Sequence[str]
     references: Sequence[Sequence[str]]  # One or more for each case
     texts: Sequence[Sequence[str]]  # Of each system
-    described: Mapping[str, Score]
-    """The scores of cases. ``LENGTH`` is among them, and ``NOVELTY`` where there are documents."""
-    scores: Mapping[str, Sequence[Sequence[float | None]]]
-    """For each of them the values of each system; None where a case has no value."""
+    described: Mapping[str, Score]  # The scores of cases: also ``LENGTH``, and ``NOVELTY`` where there are documents
+    scores: Mapping[str, Sequence[Sequence[float | None]]]  # Of each system; None where a case has no value
     reference_words: Sequence[int]  # Words of the first reference
+    cut_off: Sequence[Sequence[int]]  # For each system, the indices of cases whose text has ``most_tokens``
     documents: Sequence[str | None] | None = None
-    cut_off: Sequence[Sequence[int]] | None = None
-    """For each system, the indices of cases whose text has ``most_tokens``; None where that is not known."""
 
     @property
     def empty(self) -> list[list[int]]:
@@ -128,60 +124,15 @@ class Report:
     task: str = TASKS[0]  # What the texts are, such as summaries; the page calls them by its words
     scores: Mapping[str, Score] = field(default_factory=dict)  # In the order of the columns
     systems: Sequence[ReportSystem] = ()
-    seeds: Sequence[Seeds] = ()
-    """A row for each system, which is its ``group``, if some have several runs; otherwise empty."""
+    seeds: Sequence[Seeds] = ()  # A row for each system, which is its ``group``, if some have several runs
     seed_notes: Sequence[str] = ()  # What the tests over seeds compare, and which systems have none
     verdicts: Sequence[str] = ()  # Which systems are better and worse than the first, by the tests over documents
     signatures: Mapping[str, str] = field(default_factory=dict)  # By metric
     absent: Mapping[str, str] = field(default_factory=dict)  # Metric → why it could not run
+    # Metric → sentences about texts that its options do not read well
     metric_notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Metric → sentences about texts that its options do not read well."""
     deviations: Sequence[str] = ()  # Where this departs from the paper
     paper: PaperTable | None = None
     training: Sequence[TrainingCurves] = ()
     ablations: Sequence[Ablation] = ()
     cases: Cases | None = None
-
-    def __post_init__(self) -> None:
-        """Raise unless every row has every score, and every case a text and a score of every system."""
-        for label, values in self._rows():
-            missing = [name for name in self.scores if name not in values]
-            if missing:
-                raise ValueError(f"{label!r} has no {', '.join(missing)}: give None where there is no value.")
-        if self.cases is not None:
-            _check_cases(self.cases, [system.name for system in self.systems])
-            for system, indices in zip(self.systems, self.cases.cut_off or (), strict=False):
-                if indices and system.most_tokens is None:
-                    raise ValueError(f"{system.name!r} has texts that are cut off and no most_tokens.")
-
-    def _rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
-        rows: list[ReportSystem | PaperRow] = [*self.systems, *(self.paper.rows if self.paper else ())]
-        yield from ((row.label, row.values) for row in rows)
-        yield from ((row.label, row.spread) for row in self.seeds)
-        for row in (row for part in self.ablations for row in part.rows):
-            yield from ((row.label, row.here), (row.label, row.paper))
-
-
-def _check_cases(cases: Cases, systems: Sequence[str]) -> None:
-    for name, columns in {"texts": cases.texts, **cases.scores}.items():
-        if len(columns) != len(systems):
-            raise ValueError(f"cases has {name} of {len(columns)} systems, and there are {len(systems)}.")
-    if cases.cut_off is not None and len(cases.cut_off) != len(systems):
-        raise ValueError(f"cases has cut_off of {len(cases.cut_off)} systems, and there are {len(systems)}.")
-    for name in (LENGTH, *cases.scores):
-        if name not in cases.described or name not in cases.scores:
-            raise ValueError(f"cases has no {name}, or no description of it.")
-    for name, column in _columns(cases, systems):
-        if len(column) != len(cases.ids):
-            raise ValueError(f"cases has {len(cases.ids)} ids and {len(column)} {name}: there must be one for each id.")
-
-
-def _columns(cases: Cases, systems: Sequence[str]) -> Iterator[tuple[str, Sequence[object]]]:
-    """Everything that has one entry for each case, with what it is."""
-    yield "references", cases.references
-    yield "lengths of references", cases.reference_words
-    if cases.documents is not None:
-        yield "documents", cases.documents
-    for name, columns in {"texts": cases.texts, **cases.scores}.items():
-        for system, column in zip(systems, columns, strict=True):
-            yield f"{name} of {system!r}", column

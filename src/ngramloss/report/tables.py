@@ -45,21 +45,18 @@ def quality_and_description(report: Report) -> tuple[list[str], list[str]]:
 def results(report: Report, names: Sequence[str], *, speed: bool = True, paper: bool = True) -> Table:
     """The table of these scores, with the speed of training and the paper's rows where there are some."""
     scores = {name: report.scores[name] for name in names}
-    systems = [system for system in report.systems if not system.is_baseline]
-    baselines = [system for system in report.systems if system.is_baseline]
     printed = report.paper.rows if report.paper and paper else []
-    rows = _with_best([_row(system, scores) for system in [*baselines, *systems]], scores.values())
-    groups = [
-        rows[: len(baselines)],
-        rows[len(baselines) :],
-        _with_best([_paper_row(row, scores) for row in printed], scores.values()),
-    ]
-    heads = _heads(scores)
-    if speed and any(row.cells[-1].value is not None for rows in groups for row in rows):
-        heads.append(_SPEED)
-    else:
-        groups = [[replace(row, cells=row.cells[:-1]) for row in rows] for rows in groups]
-    return Table(heads, groups[1], groups[0], groups[2])
+    rows = _with_best([_row(system, scores) for system in report.systems], scores.values())
+    rows += _with_best([_paper_row(row, scores) for row in printed], scores.values())
+    if speed and any(row.cells[-1].value is not None for row in rows):
+        return _grouped([*_heads(scores), _SPEED], rows)
+    return _grouped(_heads(scores), [replace(row, cells=row.cells[:-1]) for row in rows])
+
+
+def _grouped(heads: Sequence[Head], rows: Sequence[Row]) -> Table:
+    kinds = "system", "baseline", "paper"
+    systems, baselines, paper = ([row for row in rows if row.kind == kind] for kind in kinds)
+    return Table(heads, systems, baselines, paper)
 
 
 def copies(report: Report, first: str = "") -> dict[str, Parts]:
@@ -129,8 +126,8 @@ def marked(report: Report) -> list[tuple[str, str]]:
     if report.cases is None:
         return []
     lines = []
-    known = report.cases.cut_off or [()] * len(report.systems)
-    for system, empty, full in zip(report.systems, report.cases.empty, known, strict=True):
+    cases = zip(report.systems, report.cases.empty, report.cases.cut_off, strict=True)
+    for system, empty, full in cases:
         notes = [f"{len(empty):,} empty"] if empty else []
         if full:
             notes.append(f"{len(full):,} with the most tokens allowed, {system.most_tokens:,}, which may be cut off")
@@ -153,8 +150,7 @@ def seeds(report: Report, names: Sequence[str]) -> Table:
         cells = [seed_cell(group, name, score) for name, score in scores.items()]
         rows.append(Row(", ".join(group.names), group.label, [Cell(str(len(group.names)), len(group.names)), *cells]))
     best = _with_best([*baselines, *rows], [Score("Seeds", better="neither"), *scores.values()])
-    count = len(baselines)
-    return Table([Head("seeds", "Seeds", tested=False), *_heads(scores)], best[count:], best[:count])
+    return _grouped([Head("seeds", "Seeds", tested=False), *_heads(scores)], best)
 
 
 def ablation(part: Ablation, scores: Mapping[str, Score]) -> AblationTable:
@@ -167,10 +163,8 @@ def ablation(part: Ablation, scores: Mapping[str, Score]) -> AblationTable:
     ]
     rows = []
     for row in part.rows:
-        values = [(row.paper if of_paper else row.here)[name] for name, of_paper in columns]
-        cells = [
-            Cell(fixed(value, scores[name].decimals), value) for value, (name, _) in zip(values, columns, strict=True)
-        ]
+        values = [(name, (row.paper if of_paper else row.here)[name]) for name, of_paper in columns]
+        cells = [Cell(fixed(value, scores[name].decimals), value) for name, value in values]
         rows.append(Row(row.label, row.label, cells))
     heads = [_head(name, scores[name]) for name, _ in columns]
     table = Table(heads, _with_best(rows, [scores[name] for name, _ in columns]))
