@@ -284,10 +284,10 @@ def test_curves_are_drawn_of_the_trainings_that_are_there_as_means_over_seeds(pa
         logged(Training("news", "ce", SETTING, seed, TEST).run_folder(Path("runs")), 3.0, float(seed))
     logged(Training("news", "ce", SETTING, 1, VALIDATION).run_folder(Path("runs")), 9.0, 9.0)
     found = page._curves(study, stages_of(study, SCORES), Path("runs"))
-    assert [(own.data, own.rows, [label for label, _ in own.runs]) for own in found] == [
+    assert [(own["data"], own["rows"], [label for label, _ in own["runs"]]) for own in found] == [
         ("news", "that were confirmed", ["ce train.learning_rate=0.001"])
     ]
-    (curve,) = found[0].panels[0].series
+    (curve,) = found[0]["panels"][0].series
     assert (curve.y, curve.low, curve.high) == ([3.0, 11.5], [3.0, 11.0], [3.0, 12.0])
     text = confirmed(path, runs="runs")
     assert "there are no curves" not in text

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from math import isnan, nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ngramloss import recipe
 from ngramloss.metrics.registry import Score
@@ -34,23 +34,6 @@ _NAMES = {
 }
 
 
-class Drawn(NamedTuple):
-    """A forest plot of all sets that have the same primary score."""
-
-    score: Score
-    forest: Forest
-
-
-class Curves(NamedTuple):
-    """The curves of a set's trainings."""
-
-    data: str  # the name of the set
-    rows: str  # which rows they are
-    runs: list[tuple[str, list[TrainingCurves]]]  # label and trainings of each colour
-    panels: list[charts.Panel]  # the drawings
-    first: int  # the number of the first of them in the page
-
-
 def write_page(
     study: Study, every: Sequence[Stages], results: Results, sets: Sequence[SetTables], runs: Path, folder: Path
 ) -> Path:
@@ -61,7 +44,7 @@ def write_page(
     text = page.rendered(
         "study.html",
         _SCRIPTS,
-        {"panels": [page.panel_facts(panel) for own in drawn for panel in own.panels]},
+        {"panels": [page.panel_facts(panel) for own in drawn for panel in own["panels"]]},
         folder=Path(__file__).parent,
         title=study.title,
         notes=[_answer(study, sets) if confirmed else _unconfirmed(sets), _about(study)],
@@ -121,30 +104,29 @@ def _about(study: Study) -> str:
     )
 
 
-def _forests(rows: Sequence[Comparison], *, tested: bool) -> list[Drawn]:
+def _forests(rows: Sequence[Comparison], *, tested: bool) -> list[tuple[Score, Forest]]:
     """A plot for each primary score: differences in different scores have no common axis."""
     scored = [row for row in rows if row.scores]
-    drawn: list[Drawn] = []
-    for primary in dict.fromkeys(row.data.primary for row in scored):
+    drawn = []
+    for number, (primary, score) in enumerate({row.data.primary: row.data.score for row in scored}.items()):
         estimates = [_estimate(row, rows, tested=tested) for row in scored if row.data.primary == primary]
-        score = next(row.data.score for row in scored if row.data.primary == primary)
-        drawn.append(Drawn(score, draw_forest(estimates, str(len(drawn)), score=score.label, decimals=score.decimals)))
+        drawn.append((score, draw_forest(estimates, str(number), score=score.label, decimals=score.decimals)))
     return drawn
 
 
 def _estimate(row: Comparison, rows: Sequence[Comparison], *, tested: bool) -> Estimate:
     values, pairs = list(row.scores.values()), differences(row, rows) if row.against else []
-    spread, against = significance.over_seeds(values), row.against
-    low, high = (spread["low"], spread["high"]) if tested else (nan, nan)
-    has_interval = tested and bool(against)
+    spread, against, nothing = significance.over_seeds(values), row.against, {"low": nan, "high": nan}
+    # The screening chooses and does not test; the intervals of its two seeds or so would hide all else.
+    ends, test = (spread, against or nothing) if tested else (nothing, nothing)
     return Estimate(
         row.objective,
         spread["mean"],
-        low,
-        high,
+        ends["low"],
+        ends["high"],
         against.get("difference", nan),
-        against["low"] if has_interval else nan,
-        against["high"] if has_interval else nan,
+        test["low"],
+        test["high"],
         mark=mark(against.get("p_holm")),
         runs=values if len(values) > 1 else (),
         difference_runs=pairs if len(pairs) > 1 else (),
@@ -153,17 +135,16 @@ def _estimate(row: Comparison, rows: Sequence[Comparison], *, tested: bool) -> E
     )
 
 
-def _curves(study: Study, every: Sequence[Stages], runs: Path) -> list[Curves]:
-    """For each set the curves of its last stage of which a run is there."""
-    drawn: list[Curves] = []
+def _curves(study: Study, every: Sequence[Stages], runs: Path) -> list[dict[str, Any]]:
+    """For each set the curves of its last stage of which a run is there; ``first`` is the number of its first panel."""
+    drawn: list[dict[str, Any]] = []
     for data, of_set in zip(study.sets, every, strict=True):
-        for stage in reversed(of_set.all):
-            logs = list(_logs(stage.trainings, runs))
-            if logs:
-                panels = charts.draw_training(logs, f"t{len(drawn)}-")
-                first = sum(len(own.panels) for own in drawn)
-                drawn.append(Curves(data.name, _NAMES[stage.name], charts.run_groups(logs), panels, first))
-                break
+        staged = ((stage.name, list(_logs(stage.trainings, runs))) for stage in reversed(of_set.all))
+        name, logs = next((each for each in staged if each[1]), ("", []))
+        if logs:
+            panels, first = charts.draw_training(logs, f"t{len(drawn)}-"), sum(len(own["panels"]) for own in drawn)
+            about = {"data": data.name, "rows": _NAMES[name], "runs": charts.run_groups(logs)}
+            drawn.append({**about, "panels": panels, "first": first})
     return drawn
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from ngramloss.metrics.registry import METRICS, Score, missing_options, scores_o
 from ngramloss.recipe import TASKS, Recipe
 from ngramloss.settings import Setting, nearest
 from ngramloss.storage.files import parse_toml
-from ngramloss.study.system_rows import Needed, SystemRow, is_recipe
+from ngramloss.study.system_rows import Needed, SystemRow, is_recipe, key_of
 from ngramloss.training.best import options_of
 from ngramloss.training.systems import run_of
 
@@ -219,9 +219,8 @@ class Study:
     def facts(self, training: Training, writing: str) -> dict[str, Any]:
         """All of the study that could change the result of a writing: setting → value."""
         data = self.data(training.set)
-        flat = {key: value for key, value in recipe.flat(self.recipe(training)) if key not in WITHOUT_EFFECT}
         return {
-            **flat,
+            **{key: value for key, value in recipe.flat(self.recipe(training)) if key not in WITHOUT_EFFECT},
             **self._made_facts(training),
             f"writings.{writing}": list(self.writings[writing]),
             "set.primary": data.primary,
@@ -323,16 +322,11 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
         given = []
     if mistakes:
         return None
-    rows = [named.get(row, NamedRow(row)) for row in objectives]
-    shared = top["recipe"], tuple(top["metrics"])
-    sets = [_data_set(entry, *shared, rows, tuning, writings, screening, path, mistakes) for entry in given]
-    names = [data.name for data in sets if data]
-    mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]
-    return Study(
+    study = Study(
         path.stem,
         top["title"],
         objectives,
-        tuple(data for data in sets if data),
+        (),
         writings,
         tuning,
         screening,
@@ -343,6 +337,10 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
         always=always,
         named=named,
     )
+    sets = [_data_set(entry, study, top, path, mistakes) for entry in given]
+    names = [data.name for data in sets if data]
+    mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]
+    return replace(study, sets=tuple(data for data in sets if data))
 
 
 def _section(where: str, given: Any, known: Mapping[str, Setting], mistakes: list[str]) -> dict[str, Any]:
@@ -409,7 +407,7 @@ def _named_rows(given: Sequence[Any], mistakes: list[str]) -> dict[str, NamedRow
         called = name or next(iter(spelled), values["objective"])
         if name and (is_recipe(name) or not _slug(name) or _is_objective(name)):
             mistakes.append(f"objectives: {name!r} must be a name of its own, which is no objective and no recipe.")
-        if fixed := [text for text in own if text.partition("=")[0].strip() in ("objective", "train.seed")]:
+        if fixed := [text for text in own if key_of(text) in ("objective", "train.seed")]:
             mistakes.append(f"row {called!r}: set: the study chooses objectives and seeds, not {fixed[0]!r}.")
         rows |= {called: NamedRow(spelled[0], tuple(own), values["epochs"])} if spelled else {}
     return rows
@@ -490,37 +488,26 @@ def _grid(where: str, given: Mapping[str, Any], mistakes: list[str]) -> tuple[tu
 
 
 def _data_set(
-    given: Mapping[str, Any],
-    shared: str,
-    more_metrics: tuple[str, ...],
-    rows: Sequence[NamedRow],
-    tuning: Tuning | None,
-    writings: Mapping[str, tuple[str, ...]],
-    screening: tuple[int, ...],
-    path: Path,
-    mistakes: list[str],
+    given: Mapping[str, Any], study: Study, top: Mapping[str, Any], path: Path, mistakes: list[str]
 ) -> DataSet | None:
     """One set, with its recipe resolved. Each row, tuned value and writing is tried: none may be a mistake later."""
-    before = len(mistakes)
+    before, tuning, writings, screening = len(mistakes), study.tuning, study.writings, study.screening
     where = f"set {given['name']}: " if isinstance(given.get("name"), str) else "set: "
     entry = _section(where, {key: given[key] for key in given if key not in (_OWN_GRID, _OWN_SEEDS)}, _SET, mistakes)
     grid = tuning.grid if tuning else ()
     if _OWN_GRID in given and not tuning:
         mistakes.append(f"{where}tune: the study has no [tune] that says which rows are tuned.")
-    elif isinstance(given.get(_OWN_GRID), dict):
-        grid = _grid(f"{where}tune", given[_OWN_GRID], mistakes)
+    elif not isinstance(own_grid := given.get(_OWN_GRID, {}), dict):
+        mistakes.append(f"{where}tune: must be a table of settings, got {own_grid!r}.")
     elif _OWN_GRID in given:
-        mistakes.append(f"{where}tune: must be a table of settings, got {given[_OWN_GRID]!r}.")
+        grid = _grid(f"{where}tune", own_grid, mistakes)
     if len(mistakes) > before:
         return None
     if not _NAME.fullmatch(entry["name"]):
         mistakes.append(f"{where}name: must be letters, digits, '.', '+' and '-', as it names a folder.")
     own_seeds = given.get(_OWN_SEEDS, list(screening))
-    if (
-        not isinstance(own_seeds, list)
-        or not all(seed in screening for seed in own_seeds)
-        or len(own_seeds) < bool(screening)
-    ):
+    known_seeds = isinstance(own_seeds, list) and all(seed in screening for seed in own_seeds)
+    if not known_seeds or len(own_seeds) < bool(screening):
         mistakes.append(f"{where}screening: must be a list of some of the seeds in seeds.screening, got {own_seeds!r}.")
     if entry["writing"] not in writings:
         mistakes.append(f"{where}writing: must be one of {', '.join(writings)}, got {entry['writing']!r}.")
@@ -529,12 +516,12 @@ def _data_set(
         every = [score for name in METRICS for score, about in scores_of(name).items() if about.better != "neither"]
         hint = nearest(entry["primary"], every, 0.5)
         mistakes.append(f"{where}primary: there is no such score, {entry['primary']!r}. {hint}".rstrip())
-    if fixed := [text for text in entry["set"] if text.partition("=")[0].strip() in ("objective", "train.seed")]:
+    if fixed := [text for text in entry["set"] if key_of(text) in ("objective", "train.seed")]:
         mistakes.append(f"{where}set: the study chooses objectives and seeds, so {fixed[0]!r} cannot be set.")
     try:
-        base = recipe.load(
-            _recipe_name(entry["recipe"] or shared, path), [*entry["set"], f"objective={rows[0].objective}"]
-        )
+        rows = [study.named.get(row, NamedRow(row)) for row in study.objectives]
+        own = _recipe_name(entry["recipe"] or top["recipe"], path)
+        base = recipe.load(own, [*entry["set"], f"objective={rows[0].objective}"])
         tried = [row.settings(base) for row in rows] + [[*point] for point in grid]
         for settings in [*tried, *writings.values()]:
             run_of(recipe.changed(base, settings))
@@ -543,6 +530,7 @@ def _data_set(
         return None
     if len(mistakes) > before:
         return None
+    more_metrics = tuple(top["metrics"])
     metrics = dict.fromkeys([owner, *METRICS_OF[base.task], *more_metrics])
     screened = tuple(seed for seed in screening if seed in own_seeds)
     written = entry["primary"], entry["writing"], tuple(metrics), entry["limit"]
@@ -553,12 +541,10 @@ def _data_set(
 
 def _wrong_options(data: DataSet) -> Iterator[str]:
     """What is wrong with the options of a set's metrics."""
+    expected = f"metric_options: takes METRIC.OPTION=VALUE for a metric of the set, {', '.join(data.metrics)}"
     for text in data.metric_options:
         if text.partition(".")[0].strip() not in data.metrics:
-            yield (
-                f"metric_options: takes METRIC.OPTION=VALUE for a metric of the set, {', '.join(data.metrics)}, got "
-                f"{text!r}."
-            )
+            yield f"{expected}, got {text!r}."
     for metric in data.metrics:
         try:
             lacking = missing_options(metric, data.options(metric))

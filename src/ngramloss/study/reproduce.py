@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from ngramloss.study import run as running
 from ngramloss.study import tables
 from ngramloss.study.plan import METRICS_OF, TEST, DataSet, Study, Training, check_data
 from ngramloss.study.results import ResultFolder, claim, raise_unless_same_study
-from ngramloss.study.system_rows import PASSED_ON, belongs_to, system_rows, with_needed
+from ngramloss.study.system_rows import PASSED_ON, belongs_to, key_of, system_rows, with_needed
 from ngramloss.training import runner
 from ngramloss.training.systems import SYSTEMS, run_of
 
@@ -75,11 +76,8 @@ class TablePlan(NamedTuple):
     @property
     def trainings(self) -> list[Training]:
         """In the order of the rows, each with all its seeds."""
-        return [
-            Training(self.set.name, objective, (), seed, TEST)
-            for objective in self.study.objectives
-            for seed in self.study.confirmation
-        ]
+        rows, seeds = self.study.objectives, self.study.confirmation
+        return [Training(self.set.name, row, (), seed, TEST) for row in rows for seed in seeds]
 
     @property
     def notes(self) -> list[str]:
@@ -91,10 +89,9 @@ class TablePlan(NamedTuple):
     def _not_passed_on(self) -> list[str]:
         """Which settings systems do not take."""
         known = with_needed(self.systems)
-        kept = [text for text in self.settings if not belongs_to(text, known) and _key(text) not in PASSED_ON]
-        if not kept:
-            return []
-        return [f"Not passed on to systems: {', '.join(kept)}. For one of them: --set {self.systems[0]}.{kept[0]}"]
+        kept = [text for text in self.settings if not belongs_to(text, known) and key_of(text) not in PASSED_ON]
+        one = f". For one of them: --set {self.systems[0]}.{kept[0]}" if kept else ""
+        return [f"Not passed on to systems: {', '.join(kept)}{one}"] if kept else []
 
     @property
     def _scale(self) -> str:
@@ -166,7 +163,7 @@ def make_plan(
     """
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more, got {seeds}.")
-    if any(_key(setting) == "data.name" for setting in overrides):
+    if any(key_of(setting) == "data.name" for setting in overrides):
         raise UserError("choose the data with --data, not with --set data.name.")
     if systems and table != "table2":
         raise UserError(f"--systems adds rows to table2, and {table} has none of them. Use table2, or leave it out.")
@@ -175,17 +172,13 @@ def make_plan(
         raise UserError(f"--set {stray[0]}: {belongs_to(stray[0], SYSTEMS)} is not one of --systems.")
     overrides = [setting for setting in asked if not belongs_to(setting, known)]
     name = canonical(data or chosen_data())
-    base = None
-    if name == SMALL and model is None:
-        base = recipe.load("demo", ["objective=ce"])
-        model = str(RunFolder(folder / BASE).model)
+    base = recipe.load("demo", ["objective=ce"]) if name == SMALL and model is None else None
+    model = str(RunFolder(folder / BASE).model) if base else model
     settings = [*([f"model.name={model}"] if model else []), *overrides]
-    if name not in RECIPES:
-        settings.append(f"data.name={name}")
+    settings += [f"data.name={name}"] if name not in RECIPES else []
     own = RECIPES.get(name, DEFAULTS[_task(name, overrides)])
-    rows = [
-        recipe.load(own, [*settings, f"objective={objective}"]) for objective in objectives or paper.objectives(table)
-    ]
+    asked_for = objectives or paper.objectives(table)
+    rows = [recipe.load(own, [*settings, f"objective={objective}"]) for objective in asked_for]
     first, is_summary = rows[0], rows[0].task == TASKS[0]
     beams = first.generation.num_beams
     writing = f"beam{beams}" if beams > 1 else "greedy"
@@ -224,12 +217,8 @@ def make_plan(
 
 def _task(data: str, overrides: Sequence[str]) -> str:
     """The task that the settings name, or else that of a known data set."""
-    given = [setting for setting in overrides if _key(setting) == "task"]
+    given = [setting for setting in overrides if key_of(setting) == "task"]
     return recipe.load("xsum", given or [f"task={TASKS[data in TRANSLATIONS]}"]).task
-
-
-def _key(setting: str) -> str:
-    return setting.partition("=")[0].strip()
 
 
 def chosen_data() -> str:
@@ -272,9 +261,7 @@ def _report(
     study, known = plan.study, folder.read()
     written = [training for training in plan.trainings if not known[training, plan.set.writing].failed]
     if not written:
-        raise UserError(
-            "every training failed:\n" + "\n".join(dict.fromkeys(result.failed for result in known.values()))
-        )
+        raise UserError("\n".join(["every training failed:", *dict.fromkeys(each.failed for each in known.values())]))
     folders = [study.text_folder(training, plan.set.writing, plan.folder) for training in written]
     if lost := [str(path) for path in folders if not RunFolder(path).predictions.exists()]:
         raise UserError(f"{', '.join(lost)} has no texts any more. Delete {folder.path}: they are written again then.")
@@ -283,7 +270,10 @@ def _report(
     groups = [training.objective if plan.systems else "" for training in written]
     given = [systems.Given(path, group=group) for path, group in zip(folders, groups, strict=True)]
     texts = systems.align(None, [*given, *(plan.folder / baseline for baseline in plan.baselines)])
-    result = _with_labels(results.score_systems(texts, plan.metrics, options=options), groups)
+    result = results.score_systems(texts, plan.metrics, options=options)
+    # The recipe of a system names only its objective.
+    runs = [run._replace(label=group) if run and group else run for run, group in zip_longest(result.runs, groups)]
+    result = result._replace(runs=runs)
     for warning in result.cache_warnings:
         logger.warning(f"warning: {warning}")
     shown = build.build_record(
@@ -295,14 +285,6 @@ def _report(
     return Reproduced([of_set._replace(others=others)], result, texts, page.write_page(shown, page_folder), failed)
 
 
-def _with_labels(result: results.Result, groups: Sequence[str]) -> results.Result:
-    """A result whose first runs are called as their rows are: the recipe of a system names only its objective."""
-    named = [
-        run._replace(label=group) if run and group else run for run, group in zip(result.runs, groups, strict=False)
-    ]
-    return result._replace(runs=[*named, *result.runs[len(named) :]])
-
-
 def deviations(plan: TablePlan) -> list[str]:
     """The settings that differ from the paper's for this data set, for XSum on the built-in corpus, and else none."""
     if plan.paper_data is None:
@@ -310,35 +292,26 @@ def deviations(plan: TablePlan) -> list[str]:
     theirs = "cnndm" if plan.data == "cnn_dailymail" else "xsum"
     first = plan.set.base
     printed = recipe.changed(recipe.load(theirs), [f"objective={first.objective}", f"train.seed={first.train.seed}"])
-    sentences = [
-        line
-        for line in recipe.differences(printed, first)
-        if not line.startswith("model.") or line.startswith("model.name")
+    changed = [
+        x for x in recipe.differences(printed, first) if not x.startswith("model.") or x.startswith("model.name")
     ]
-    if sentences:
-        sentences.insert(0, f"settings: the paper's for {theirs} → used here")
+    sentences = [f"settings: the paper's for {theirs} → used here", *changed] if changed else []
     for system in plan.systems:
         published, *small = SYSTEMS[system].recipes
         if plan.data == SMALL and small:
             sentences.append(f"{system}: the recipe {small[-1]}, not {published}, with the objective of {published}")
     sentences += [f"{text.strip()}, not its recipe's" for text in plan.settings if belongs_to(text, plan.study.systems)]
-    if "simcls" in plan.systems:
-        sentences.append(
-            "simcls: candidates of the row ce, which has read their documents; the authors' are BART-large's"
-        )
-    if plan.set.limit:
-        sentences.append(f"scored on the first {plan.set.limit} test documents")
-    return sentences
+    candidates = "simcls: candidates of the row ce, which has read their documents; the authors' are BART-large's"
+    sentences += [candidates] if "simcls" in plan.systems else []
+    return sentences + ([f"scored on the first {plan.set.limit} test documents"] if plan.set.limit else [])
 
 
 def beside_the_paper(table: Table, result: results.Result, plan: TablePlan) -> Table:
     """A study's table of all scores with baselines, further metrics, and what the paper printed for its rows."""
     known = {head.name for head in table.heads}
-    more = [name for name in MORE if name in result.scores and name not in known]
-    heads = list(table.heads)
-    for name in more:
-        heads.append(Head(name, result.described[name].label, result.described[name].better == "lower"))
-    systems = [_row(row, [*row.cells, *_scores(result, row.label, more)], plan) for row in table.systems]
+    more = {name: result.described[name] for name in MORE if name in result.scores and name not in known}
+    heads = [*table.heads, *(Head(name, score.label, score.better == "lower") for name, score in more.items())]
+    systems = [_row(row, [*row.cells, *_scores(result, row.label, list(more))], plan) for row in table.systems]
     names = [head.name for head in heads]
     baselines = [_row(Row(name, name, (), "baseline"), _scores(result, name, names), plan) for name in plan.baselines]
     if plan.paper_data is not None:
@@ -356,13 +329,11 @@ def _row(row: Row, cells: Sequence[Cell], plan: TablePlan) -> Row:
 
 def _scores(result: results.Result, label: str, names: Sequence[str]) -> list[Cell]:
     """The scores of a row, means over its runs; empty for a column that is not a score."""
-    runs = [index for index, run in enumerate(result.runs) if run is not None and run.label == label]
-    return [
-        tables.mean_cell([result.scores[name][index].value for index in runs], result.described[name])
-        if name in result.scores
-        else Cell("")
-        for name in names
-    ]
+    runs, cells = [index for index, run in enumerate(result.runs) if run is not None and run.label == label], []
+    for name in names:
+        values = [result.scores[name][index].value for index in runs] if name in result.scores else []
+        cells.append(tables.mean_cell(values, result.described[name]) if name in result.scores else Cell(""))
+    return cells
 
 
 def _printed(plan: TablePlan) -> dict[str, tuple[str, tuple[float | None, ...]]]:

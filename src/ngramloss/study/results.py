@@ -192,9 +192,8 @@ def documents_of(data: DataSet, each: Sequence[WritingResult]) -> list[float] | 
     rows = [[nan if value is None else value for value in result.documents] for result in each]
     if not isinstance(each[0].documents[0], list):
         return [float(value) for value in np.mean(rows, axis=0)]
-    sample = compute_scores(
-        data.metric, _SAMPLE, data.options(data.metric), documents=1
-    )  # knows how to make one score of counts
+    # A sample knows how to make one score of counts.
+    sample = compute_scores(data.metric, _SAMPLE, data.options(data.metric), documents=1)
     return Pooled(np.sum(rows, axis=0, dtype=np.float64), sample.pooled[data.primary].combine)
 
 
@@ -214,18 +213,15 @@ class ResultFolder:
         """All results. Raises if one was made by another study, another version of this one, or from other data."""
         results: dict[tuple[Training, str], WritingResult] = {}
         paths: dict[tuple[Training, str], Path] = {}
-        for path in sorted(self.path.glob("*/*.json")):
-            if path.name in (ALWAYS, CONFIRMED):
-                continue
+        for path in _files_of_results(self.path):
             stamp = path.stat().st_mtime_ns
             if self._read.get(path, (0, None))[0] != stamp:
                 self._read[path] = stamp, _checked(path, self.study)
-            result = self._read[path][1]
-            if result is None:
-                continue
-            if result.key in results:
-                raise UserError(f"{path} and {paths[result.key]} are results of the same texts. Delete one of them.")
-            results[result.key], paths[result.key] = result, path
+            if result := self._read[path][1]:
+                if result.key in results:
+                    both = f"{path} and {paths[result.key]}"
+                    raise UserError(f"{both} are results of the same texts. Delete one of them.")
+                results[result.key], paths[result.key] = result, path
         _raise_unless_alike(results, paths)
         return results
 
@@ -295,9 +291,9 @@ class ResultFolder:
         """Copy the results of another study that this one would make in the very same way. Returns their number."""
         here, new = self.read(), []
         grids = {data.name: data.grid or ((),) for data in self.study.sets}
-        for path in sorted(other.glob("*/*.json")):
-            result = None if path.name in (ALWAYS, CONFIRMED) else _read(path)
-            if result is None or result.failed or result.writing not in self.study.writings:
+        for path in _files_of_results(other):
+            result = _read(path)
+            if result.failed or result.writing not in self.study.writings:
                 continue
             for row, setting in itertools.product(self.study.objectives, grids.get(result.training.set, ())):
                 own = replace(result, training=result.training._replace(objective=row, setting=setting))
@@ -316,15 +312,17 @@ class ResultFolder:
         return len(new)
 
 
+def _files_of_results(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*/*.json") if path.name not in (ALWAYS, CONFIRMED))
+
+
 def claim(folder: Path, study: Study) -> None:
     """Mark a folder as this study's. Raises if it is another's."""
     raise_unless_same_study(folder, study)
     folder.mkdir(parents=True, exist_ok=True)
-    known = object_or_empty(folder / MARKER)
-    if "day" not in known:
-        write_whole(
-            folder / MARKER, json.dumps({"study": study.name, "day": os.environ.get(TODAY, f"{date.today()}")}) + "\n"
-        )
+    if "day" not in object_or_empty(folder / MARKER):
+        about = {"study": study.name, "day": os.environ.get(TODAY, f"{date.today()}")}
+        write_whole(folder / MARKER, json.dumps(about) + "\n")
 
 
 def raise_unless_same_study(folder: Path, study: Study) -> None:
@@ -370,13 +368,10 @@ def _read(path: Path) -> WritingResult:
         whole = documents.dtype.kind in "if" and len(documents) in (0, result.count) and not np.isinf(documents).any()
     except ValueError:  # rows of several lengths
         whole = False
-    for name, right in {
-        "split": training.split in (VALIDATION, TEST),
-        "attempt": re.fullmatch(r"[0-9]{0,19}", result.attempt),
-        "documents": whole,
-    }.items():
-        if not right:
-            raise UserError(f"{what}: {name} has a value that no study writes. {ADVICE}")
+    attempt = re.fullmatch(r"[0-9]{0,19}", result.attempt)
+    right = {"split": training.split in (VALIDATION, TEST), "attempt": attempt, "documents": whole}
+    if wrong := [name for name, is_right in right.items() if not is_right]:
+        raise UserError(f"{what}: {wrong[0]} has a value that no study writes. {ADVICE}")
     return replace(
         result,
         failed=escape.name(result.failed),
@@ -442,7 +437,7 @@ def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], P
                 changed.append((f"  {name[0]}: {before} → {value}", other))
         if changed:
             other = changed[0][1]
-            there, here = (str(paths.get(each, f"{each[0]}, {each[1]}")) for each in (other.key, key))
+            there, here = (paths.get(each, f"{each[0]}, {each[1]}") for each in (other.key, key))
             raise UserError(
                 f"{there} and {here} cannot be compared, because what they are made of differs:\n"
                 + "\n".join(line for line, of in changed if of is other)

@@ -25,10 +25,8 @@ class Stages(NamedTuple):
 
     all: list[Stage]  # its stages in order
     settings: Rows | None  # row → the setting that was chosen for it; None as long as it is tuned
-    # the rows that are tested and their settings, the baseline first; None as long as they are screened
-    confirmed: Rows | None
-    # the rows that are tested whatever the screening says; None as long as they are tuned, or without any
-    always: Rows | None = None
+    confirmed: Rows | None  # the tested rows with settings, the baseline first; None as long as they are screened
+    always: Rows | None = None  # those tested whatever the screening says; None as long as they are tuned, or without
 
     @property
     def tested(self) -> Rows:
@@ -94,30 +92,23 @@ def _writings(study: Study, training: Training, results: Results) -> list[Writin
 def primary_scores(data: DataSet, trainings: Sequence[Training], results: Results) -> dict[int, float]:
     """Seed → primary score; only of those that have one."""
     found = ((training.seed, results.get((training, data.writing))) for training in trainings)
-    values = ((seed, result.scores.get(data.primary)) for seed, result in found if result is not None)
-    return {seed: value for seed, value in values if value is not None}
-
-
-class TimeLeft(NamedTuple):
-    """Seconds that are left, as far as finished trainings say; ``unknown`` counts those of which nothing is known."""
-
-    seconds: float
-    unknown: int
+    return {seed: x for seed, result in found if result and (x := result.scores.get(data.primary)) is not None}
 
 
 def expected_seconds(results: Results, training: Training, writing: str = "") -> float | None:
     """The median time of such trainings, or of such writings; None if none is finished."""
     alike = [result for result in results.values() if result.training.set == training.set and not result.failed]
-    if not writing:
-        return _median([result.train_seconds for result in alike])
-    same = [result for result in alike if result.writing == writing]
-    split = [result.write_seconds for result in same if result.training.split == training.split]
-    known = _median(split)
-    return known if known is not None else _median([result.write_seconds for result in same])
+    times = [result.train_seconds for result in alike]
+    if writing:
+        written = [result for result in alike if result.writing == writing and result.write_seconds is not None]
+        same_split = [result for result in written if result.training.split == training.split]
+        times = [result.write_seconds for result in same_split or written]
+    known = [seconds for seconds in times if seconds is not None]
+    return statistics.median(known) if known else None
 
 
-def time_left(study: Study, every: Sequence[Stages], results: Results) -> TimeLeft:
-    """The time of all trainings and writings that have no result yet, one after the other."""
+def time_left(study: Study, every: Sequence[Stages], results: Results) -> tuple[float, int]:
+    """Seconds of all that has no result yet, one after the other, and of how many trainings no time is known."""
     seconds, unknown = 0.0, 0
     for data, of_set in zip(study.sets, every, strict=True):
         for stage in of_set.all:
@@ -128,7 +119,7 @@ def time_left(study: Study, every: Sequence[Stages], results: Results) -> TimeLe
             known = [step for step in steps if step is not None]
             seconds += left * sum(known)
             unknown += left if len(known) < len(steps) else 0
-    return TimeLeft(seconds, unknown)
+    return seconds, unknown
 
 
 def new_in(of_set: Stages, stage: Stage) -> list[Training]:
@@ -204,8 +195,3 @@ def why_stopped(study: Study, of_set: Stages, results: Results) -> list[str]:
 def _gain(data: DataSet, score: float) -> float:
     """The score, or its negative where lower is better."""
     return -score if data.score.better == "lower" else score
-
-
-def _median(seconds: Sequence[float | None]) -> float | None:
-    known = [value for value in seconds if value is not None]
-    return statistics.median(known) if known else None

@@ -133,14 +133,14 @@ def _load(name: str, entry: System, *, data: str, task: str, overrides: Sequence
     """The recipe of a row on some data. Its objective is the published one."""
     published = recipe.load(entry.recipes[0])
     own = [setting.partition(".")[2] for setting in overrides if belongs_to(setting, [name])]
-    if fixed := [setting for setting in own if _key(setting) in ("train.seed", "data.name", *entry.first)]:
+    if fixed := [setting for setting in own if key_of(setting) in ("train.seed", "data.name", *entry.first)]:
         raise UserError(f"--set {name}.{fixed[0]}: reproduce chooses it. Leave it out.")
     given = [
         f"objective={published.objective}",
         *(entry.beyond_cnndm if not small and data != "cnn_dailymail" else ()),
         f"task={task}",
         f"data.name={json.dumps(data, ensure_ascii=False)}",
-        *(setting for setting in overrides if _key(setting) in PASSED_ON),
+        *(setting for setting in overrides if key_of(setting) in PASSED_ON),
         *own,
     ]
     try:
@@ -151,7 +151,6 @@ def _load(name: str, entry: System, *, data: str, task: str, overrides: Sequence
 
 def _check(rows: Mapping[str, SystemRow], names: Sequence[str], task: str, runs: Path) -> None:
     """Raise if a row is for another task, or cannot be trained with its settings."""
-
     if unfit := [name for name in names if not _is_for(task, name)]:
         raise UserError(
             f"--systems: {', '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} not for {task}. Choose from "
@@ -160,8 +159,7 @@ def _check(rows: Mapping[str, SystemRow], names: Sequence[str], task: str, runs:
     if "," in str(runs) and any(row.first for row in rows.values()):
         raise UserError(f"--runs {runs}: with --systems it must not have a comma, which separates files of candidates.")
     for row in rows.values():
-        ready = recipe.changed(row.base, row.settings(lambda made: runs / made.row))
-        run_of(ready)
+        run_of(recipe.changed(row.base, row.settings(lambda made: runs / made.row)))
 
 
 def _is_for(task: str, name: str) -> bool:
@@ -169,7 +167,8 @@ def _is_for(task: str, name: str) -> bool:
     return all(row not in SYSTEMS or SYSTEMS[row].task in ("", task) for row in with_needed([name]))
 
 
-def _key(setting: str) -> str:
+def key_of(setting: str) -> str:
+    """The key of ``key=value``."""
     return setting.partition("=")[0].strip()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from ngramloss.scoring import provenance, significance
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
 from ngramloss.study.results import Results, WritingResult, documents_of
-from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
+from ngramloss.study.stages import Rows, Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
 
 LEVEL, POWER = 0.05, 0.8
 SAMPLES, SHUFFLES = significance.SAMPLES, significance.SHUFFLES  # Of the tests over documents
@@ -37,6 +38,9 @@ class Comparison(NamedTuple):
     against: dict[str, float]
     p_documents: float = nan  # of the paired tests over documents, corrected likewise; NaN without
     smallest: float = nan  # the smallest difference that these seeds could have shown; NaN without
+
+
+Column = tuple[Head, Callable[[Comparison], Cell]]
 
 
 class Shown(NamedTuple):
@@ -66,8 +70,7 @@ class SetTables(NamedTuple):
 
 def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> str:
     """The plan: sets, stages, what is done, and how long the rest will take."""
-    lines = plan_lines(study, every, results, parallel=parallel)
-    return "\n  ".join([f"{study.name}: {study.title}", *lines])
+    return "\n  ".join([f"{study.name}: {study.title}", *plan_lines(study, every, results, parallel=parallel)])
 
 
 def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> list[str]:
@@ -83,11 +86,10 @@ def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, paral
             stages += [f"{stage.name} {done - failed} of {stage.planned}{broken}"] if stage.planned else []
         lines.append(f"{data.name}, {data.score.label} of {data.writing}: {', '.join(stages)} trainings done")
     trainings = sum(stage.planned for of_set in every for stage in of_set.all)
-    left = time_left(study, every, results)
-    many = f"{trainings} trainings, {trainings * len(study.writings)} writings"
-    if study.trainings and trainings > study.trainings:
-        many += f" (the budget allows {study.trainings} trainings)"
-    return [*lines, f"{many}; {_estimate(left.seconds / parallel, left.unknown)}"]
+    seconds, unknown = time_left(study, every, results)
+    budget = f" (the budget allows {study.trainings} trainings)" * (0 < study.trainings < trainings)
+    many = f"{trainings} trainings, {trainings * len(study.writings)} writings{budget}"
+    return [*lines, f"{many}; {_estimate(seconds / parallel, unknown)}"]
 
 
 def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list[Comparison]:
@@ -130,7 +132,7 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
         rows = [row for row in tested if row.data is data]
         made = [result for result in results.values() if result.training.set == data.name and not result.failed]
         tuned = screened = confirmed = None
-        others: list[Shown] = []
+        others = list[Shown]()
         if any((training, data.writing) in results for training in tried):
             title = f"tuned on validation data, {primary}, seed {tried[0].seed}"
             tuned = Shown(title, _tuned(tried, of_set, data, results))
@@ -193,12 +195,7 @@ def texts_lines(study: Study, every: Sequence[Stages], runs: Path) -> list[str]:
 
 
 def _rows(
-    study: Study,
-    data: DataSet,
-    settings: Mapping[str, tuple[str, ...]],
-    seeds: Sequence[int],
-    split: str,
-    results: Results,
+    study: Study, data: DataSet, settings: Rows, seeds: Sequence[int], split: str, results: Results
 ) -> list[Comparison]:
     """The rows of a set on a split, compared with the baseline over the seeds that both have."""
     rows: list[Comparison] = []
@@ -270,18 +267,16 @@ def _over_documents(row: Comparison, rows: Sequence[Comparison], results: Result
         runs = [results[training, row.data.writing] for training in trainings]
         systems.append({row.data.primary: documents_of(row.data, runs)})
     test = significance.compare(systems, samples=SAMPLES, shuffles=SHUFFLES)[row.data.primary][1]
-    chances = [nan if p is None else p for p in test.chances.values()]
-    return max(chances, key=lambda p: (isnan(p), p))
+    return max((nan if p is None else p for p in test.chances.values()), key=lambda p: (isnan(p), p))
 
 
 # Tables
 
 
-def _table(rows: Sequence[Comparison], columns: Sequence[tuple[Head, Sequence[Cell]]]) -> Table:
-    """A table of rows, from the head and the cells of each column."""
-    heads, cells = zip(*columns, strict=True)
-    shown = [Row(row.objective, row.objective, own) for row, own in zip(rows, zip(*cells, strict=True), strict=True)]
-    return Table(heads, shown, corner="row", intervals=True)
+def _table(rows: Sequence[Comparison], columns: Sequence[Column]) -> Table:
+    """A table of rows, from the head and the cell of each column."""
+    shown = [Row(row.objective, row.objective, [cell(row) for _, cell in columns]) for row in rows]
+    return Table([head for head, _ in columns], shown, corner="row", intervals=True)
 
 
 def _plain(name: str) -> Head:
@@ -294,81 +289,108 @@ def _tuned(tried: Sequence[Training], of_set: Stages, data: DataSet, results: Re
     rows: dict[str, dict[tuple[str, ...], Cell]] = {}
     for training in tried:
         chosen = (of_set.settings or {}).get(training.objective) == training.setting
-        score = primary_scores(data, [training], results).get(training.seed)
-        failed = (result := results.get((training, data.writing))) is not None and bool(result.failed)
-        text = "failed" if failed else fixed(score, data.score.decimals)
-        cell = Cell(text, score, note="chosen" if chosen else "")
-        rows.setdefault(training.objective, {})[training.setting] = cell
+        score, result = (
+            primary_scores(data, [training], results).get(training.seed),
+            results.get((training, data.writing)),
+        )
+        text = "failed" if result and result.failed else fixed(score, data.score.decimals)
+        rows.setdefault(training.objective, {})[training.setting] = Cell(text, score, note="chosen" * chosen)
     heads = [_plain(" ".join(setting)) for setting in dict.fromkeys(training.setting for training in tried)]
     return Table(heads, [Row(name, name, [*cells.values()]) for name, cells in rows.items()], corner="row")
 
 
 def _screened(study: Study, of_set: Stages, rows: Sequence[Comparison], results: Results) -> Table:
     """Means of the primary score over the screening seeds, with each writing, and which rows go on."""
-    data, score = rows[0].data, rows[0].data.score
-    differences = [signed(row.against["difference"], score.decimals) if row.against else "" for row in rows]
-    columns = [(_plain("setting"), [Cell(" ".join(row.setting)) for row in rows])] if data.grid else []
-    columns += [
-        (_plain("seeds"), [_count(row) for row in rows]),
-        (Head(data.primary, score.label), [mean_cell([*row.scores.values()], score) for row in rows]),
-        (_plain("difference"), [Cell(text) for text in differences]),
+    data, score, confirmed = rows[0].data, rows[0].data.score, of_set.confirmed or {}
+
+    def written(writing: str, row: Comparison) -> Cell:
+        return _mean_of(_runs(study, row, writing, VALIDATION, results), data.primary, score)
+
+    others = [writing for writing in study.writings if writing != data.writing]
+    columns: list[Column] = [
+        (_plain("setting"), lambda row: Cell(" ".join(row.setting))),
+        (_plain("seeds"), _count),
+        (Head(data.primary, score.label), lambda row: mean_cell([*row.scores.values()], score)),
+        (
+            _plain("difference"),
+            lambda row: Cell(signed(row.against["difference"], score.decimals) if row.against else ""),
+        ),
+        *((Head(f"{data.primary} {name}", f"{score.label} {name}"), partial(written, name)) for name in others),
+        (_plain("confirmed"), lambda row: Cell("yes" * (row.objective in confirmed))),
     ]
-    for writing in study.writings:
-        if writing != data.writing:
-            runs = [_runs(study, row, writing, VALIDATION, results) for row in rows]
-            head = Head(f"{data.primary} {writing}", f"{score.label} {writing}")
-            columns.append((head, [_mean_of(each, data.primary, score) for each in runs]))
-    confirmed = of_set.confirmed or {}
-    return _table(rows, [*columns, (_plain("confirmed"), [Cell("yes" * (row.objective in confirmed)) for row in rows])])
+    return _table(rows, columns if data.grid else columns[1:])
 
 
 def _confirmed(rows: Sequence[Comparison]) -> Table:
     """The primary score: mean, difference, interval, both tests, and what could have been shown."""
     data, score = rows[0].data, rows[0].data.score
 
-    def compared(name: str, cell: Callable[[Comparison, dict[str, float]], Cell]) -> tuple[Head, list[Cell]]:
-        return _plain(name), [cell(row, row.against) if row.against else Cell("") for row in rows]
-
     def change(value: float) -> str:
         return signed(value, score.decimals)
 
-    def interval(low: float, high: float) -> str:
-        return f"{change(low)} to {change(high)}" if tabular.is_number(low) else "–"
+    def interval(test: dict[str, float]) -> str:
+        return f"{change(test['low'])} to {change(test['high'])}" if tabular.is_number(test["low"]) else "–"
 
     def p_cell(p: float) -> Cell:
         return Cell(chance(p) or "–", p)
 
-    means = [mean_cell([*row.scores.values()], score) for row in rows]
+    def compared(cell: Callable[[Comparison, dict[str, float]], Cell]) -> Callable[[Comparison], Cell]:
+        return lambda row: cell(row, row.against) if row.against else Cell("")
+
     return _table(
         rows,
         [
-            (_plain("seeds"), [_count(row) for row in rows]),
-            (Head(data.primary, score.label, score.better == "lower"), means),
-            compared("difference", lambda _, x: Cell(change(x["difference"]), x["difference"], mark(x["p_holm"]))),
-            compared("95% interval", lambda _, x: Cell(interval(x["low"], x["high"]))),
-            compared("p", lambda _, x: p_cell(x["p"])),
-            compared("p (Holm)", lambda _, x: p_cell(x["p_holm"])),
-            compared("p documents (Holm)", lambda row, _: p_cell(row.p_documents)),
-            compared("could show", lambda row, _: Cell(fixed(row.smallest, score.decimals), row.smallest)),
+            (_plain("seeds"), _count),
+            (
+                Head(data.primary, score.label, score.better == "lower"),
+                lambda row: mean_cell([*row.scores.values()], score),
+            ),
+            (
+                _plain("difference"),
+                compared(lambda _, test: Cell(change(test["difference"]), test["difference"], mark(test["p_holm"]))),
+            ),
+            (_plain("95% interval"), compared(lambda _, test: Cell(interval(test)))),
+            (_plain("p"), compared(lambda _, test: p_cell(test["p"]))),
+            (_plain("p (Holm)"), compared(lambda _, test: p_cell(test["p_holm"]))),
+            (_plain("p documents (Holm)"), compared(lambda row, _: p_cell(row.p_documents))),
+            (_plain("could show"), compared(lambda row, _: Cell(fixed(row.smallest, score.decimals), row.smallest))),
         ],
     )
 
 
 def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Results) -> Table:
     """Means over seeds of all scores of one writing, and speeds."""
-    runs = [_runs(study, row, writing, TEST, results) for row in rows]
-    there = {name for each in runs for run in each for name in run.scores}
-    columns = [
-        (Head(name, score.label, score.better == "lower"), [_mean_of(each, name, score) for each in runs])
+    runs = {row.objective: _runs(study, row, writing, TEST, results) for row in rows}
+    there = {name for each in runs.values() for run in each for name in run.scores}
+
+    def scored(name: str, score: Score, row: Comparison) -> Cell:
+        return _mean_of(runs[row.objective], name, score)
+
+    def speed(speeds: list[float]) -> Cell:
+        return Cell(fixed(statistics.mean(speeds), 1) if speeds else "–")
+
+    scores = {
+        name: score
         for metric in rows[0].data.metrics
         for name, score in scores_of(metric).items()
         if name in there and (metric != "shape" or name in SHAPE)
-    ]
-    trained = [[run.docs_per_second for run in each if run.docs_per_second is not None] for each in runs]
-    written = [[run.count / run.write_seconds for run in each if run.write_seconds] for each in runs]
-    for name, speeds in (("trained/s", trained), ("written/s", written)):
-        columns.append((_plain(name), [Cell(fixed(statistics.mean(each), 1) if each else "–") for each in speeds]))
-    return _table(rows, columns)
+    }
+    return _table(
+        rows,
+        [
+            *((Head(name, x.label, x.better == "lower"), partial(scored, name, x)) for name, x in scores.items()),
+            (
+                _plain("trained/s"),
+                lambda row: speed(
+                    [run.docs_per_second for run in runs[row.objective] if run.docs_per_second is not None]
+                ),
+            ),
+            (
+                _plain("written/s"),
+                lambda row: speed([run.count / run.write_seconds for run in runs[row.objective] if run.write_seconds]),
+            ),
+        ],
+    )
 
 
 def _runs(study: Study, row: Comparison, writing: str, split: str, results: Results) -> list[WritingResult]:
@@ -385,16 +407,14 @@ def _mean_of(runs: Sequence[WritingResult], name: str, score: Score) -> Cell:
 
 def mean_cell(values: Sequence[float], score: Score) -> Cell:
     """The mean over seeds and their standard deviation."""
-    if not values:
-        return Cell("–")
     spread = f"±{statistics.stdev(values):.{score.decimals}f}" if len(values) > 1 else ""
-    mean = statistics.mean(values)
+    mean = statistics.mean(values) if values else None
     return Cell(fixed(mean, score.decimals), mean, interval=spread)
 
 
 def _count(row: Comparison) -> Cell:
-    whole = len(row.scores) == row.seeds
-    return Cell(str(row.seeds) if whole else f"{len(row.scores)} of {row.seeds}", len(row.scores))
+    done = len(row.scores)
+    return Cell(f"{done} of {row.seeds}" if done != row.seeds else str(done), done)
 
 
 def _failures(rows: Sequence[Comparison]) -> list[str]:
@@ -435,10 +455,9 @@ def _engines(own: Sequence[WritingResult]) -> list[str]:
     """A note if the texts of a set were written by several engines: rounding may choose other words."""
     parts = (dict(part.partition(":")[::2] for part in result.generation.split("|")) for result in own)
     engines = Counter(f"{part['engine']} in {part.get('precision')}" for part in parts if "engine" in part)
-    if len(engines) < 2:
-        return []
     listed = " and ".join(f"{name} ({count})" for name, count in sorted(engines.items()))
-    return [f"Texts were written by different engines, {listed}: where probabilities are close, they may differ."]
+    note = f"Texts were written by different engines, {listed}: where probabilities are close, they may differ."
+    return [note] if len(engines) > 1 else []
 
 
 def _decoded(own: Sequence[WritingResult], writing: str, split: str) -> list[str]:
@@ -451,12 +470,9 @@ def _parts(own: Sequence[WritingResult], split: str) -> list[str]:
     """A note if rows of which this split was written were trained on a part of the data."""
     shown = [result for result in own if result.training.split == split]
     rows = {result.training.objective: result.facts.get("data.leave_out") for result in shown}
-    left_out = [f"{row} (part {part})" for row, part in rows.items() if part]
-    if not left_out:
-        return []
-    same = set(rows.values())
+    left_out, same = [f"{row} (part {part})" for row, part in rows.items() if part], set(rows.values())
     listed = f"all rows (part {same.pop()})" if len(same) == 1 else "; ".join(left_out)
-    return [f"Trained without a part of the data (data.leave_out): {listed}."]
+    return [f"Trained without a part of the data (data.leave_out): {listed}."] if left_out else []
 
 
 def unread(own: Sequence[WritingResult], split: str) -> list[str]:
@@ -473,10 +489,8 @@ def _speeds(own: Sequence[WritingResult]) -> str:
 
 def _estimate(seconds: float, unknown: int) -> str:
     """The time that is left, in words."""
-    if not seconds and not unknown:
-        return "nothing is left"
     if not seconds:
-        return "how long they take is not known before the first is finished"
+        return "how long they take is not known before the first is finished" if unknown else "nothing is left"
     minutes = seconds / 60
     text = f"about {minutes / 60:.1f} hours left" if minutes > 90 else f"about {max(1, round(minutes))} minutes left"
     return text + (f", and {unknown} trainings of which no time is known" if unknown else "")
