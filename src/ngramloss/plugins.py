@@ -207,11 +207,8 @@ def load_file(path: Path) -> None:
         raise
     except Exception as error:
         del sys.modules[name]
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if Path(frame.filename).resolve() == path.resolve()
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         at = f" in line {lines[-1]}" if lines else ""
         raise UserError(f"the plugin {path} failed{at}: {type(error).__name__}: {error}") from error
     finally:

@@ -59,14 +59,8 @@ def encode_scores(systems: Sequence[Sequence[float | None]]) -> Encoded:
     decimals = math.floor(math.log10((NOTHING - 2) / max(most - least, 1.0)))
     step = 10.0**-decimals
     low = math.floor(least / step) * step
-    codes = array(
-        "H",
-        (
-            round((value - low) / step) if is_number(value) else NOTHING
-            for case in zip(*systems, strict=True)
-            for value in case
-        ),
-    )
+    values = (value for case in zip(*systems, strict=True) for value in case)
+    codes = array("H", (round((value - low) / step) if is_number(value) else NOTHING for value in values))
     if sys.byteorder == "big":
         codes.byteswap()
     return Encoded(low, decimals, _base64(codes.tobytes()))
@@ -74,9 +68,7 @@ def encode_scores(systems: Sequence[Sequence[float | None]]) -> Encoded:
 
 def pack_documents(sources: Sequence[str | None], room: int) -> Documents:
     """As many documents as fit into ``room`` bytes, from the first on. A block that does not fit is left out."""
-    blocks: list[str] = []
-    starts: list[int] = []
-    cases: list[int] = []
+    blocks, starts, cases = list[str](), list[int](), list[int]()
     failures = 0
     for group in _groups(sources):
         block = pack([sources[index] for index in group])
@@ -97,27 +89,21 @@ def pack_forced(cases: Mapping[str, TeacherForced]) -> str:
     return pack(
         {
             key: {
-                "tokens": list(case.tokens),
-                "best": list(case.best),
-                "confidence": _shades(case.confidence),
-                "label_probability": _shades(case.label_probability),
+                "tokens": case.tokens,
+                "best": case.best,
+                "confidence": [round(x, 3) if is_number(x) else None for x in case.confidence],
+                "label_probability": [round(x, 3) if is_number(x) else None for x in case.label_probability],
             }
             for key, case in cases.items()
         }
     )
 
 
-def _shades(probabilities: Sequence[float | None]) -> list[float | None]:
-    return [round(value, 3) if is_number(value) else None for value in probabilities]
-
-
 def _groups(sources: Sequence[str | None]) -> Iterator[list[int]]:
     """Which cases' documents make a block together."""
     group: list[int] = []
     size = 0
-    for index, text in enumerate(sources):
-        if text is None:
-            continue
+    for index, text in ((index, text) for index, text in enumerate(sources) if text is not None):
         if group and size + len(text) > DOCUMENT_BLOCK:
             yield group
             group, size = [], 0

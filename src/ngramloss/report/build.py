@@ -157,15 +157,12 @@ def _groups(result: Result) -> list[str]:
 
 def _title(result: Result, groups: Sequence[str]) -> str:
     """The systems, baselines left out unless there is nothing else, and the data as far as they are known."""
-    known = [
-        group or (run.label if run else name)
-        for name, run, group in zip(result.names, result.runs, groups, strict=True)
-    ]
+    each = zip(result.names, result.runs, groups, strict=True)
+    known = [group or (run.label if run else name) for name, run, group in each]
     trained = [label for label, run in zip(known, result.runs, strict=True) if run is None or not run.is_baseline]
     systems = list(dict.fromkeys(trained or known))
-    data = {
-        escape.name(Path(str(run.generation["data"])).name) for run in result.runs if run and "data" in run.generation
-    }
+    read = [str(run.generation["data"]) for run in result.runs if run and "data" in run.generation]
+    data = {escape.name(Path(name).name) for name in read}
     shown = f"{', '.join(systems[:-1])} and {systems[-1]}" if 1 < len(systems) <= SHOWN else systems[0]
     shown = shown if len(systems) <= SHOWN else f"{len(systems)} systems"
     return shown + (f" on {' and '.join(sorted(data))}" if data else "")
@@ -175,7 +172,7 @@ def _seed_notes(result: Result) -> list[str]:
     if len(result.seeds) < 2:
         return []
     tested = seed_tests(result.seeds)
-    return [*([f"* and **: {tested}."] if tested else []), *seed_verdicts(result), *untested(result.seeds)]
+    return [*[f"* and **: {tested}."] * bool(tested), *seed_verdicts(result), *untested(result.seeds)]
 
 
 def _first_note(result: Result, labels: Sequence[str]) -> str:
@@ -269,44 +266,32 @@ def _training(result: Result, labels: Sequence[str], groups: Sequence[str]) -> l
     for label, group, run in zip(labels, groups, result.runs, strict=True):
         rows = provenance.log(run.folder) if run and run.own else []
         if run and rows:
-            objective = run.label if run.recipe else ""
-            logs.append(TrainingCurves(label, curves(rows), group, objective))
+            logs.append(TrainingCurves(label, curves(rows), group, run.label if run.recipe else ""))
     return logs
 
 
 def _ablations(result: Result, beside: str | None) -> list[record.Ablation]:
     """The parts of the paper's Table 3 of which two rows or more were trained besides cross-entropy.
 
-    The paper's values and its other rows, which are of CNN/DailyMail, stand beside its own data, or where they are
-    asked for.
+    The paper's values and other rows, which are of CNN/DailyMail, stand beside its own data, or where they are asked
+    for.
     """
     nothing = dict.fromkeys(result.scores)
     trained, names = _objectives(result), paper.score_names("cnn_dailymail")[:3]
     means: dict[str, dict[str, float | None]] = dict.fromkeys(paper.objectives("table3"), dict.fromkeys(result.scores))
-    means |= {objective: _means(result, systems) for objective, systems in trained.items()}
-    return [
-        record.Ablation(
-            title,
-            [
-                record.AblationRow(
-                    "ce" if objective == "ce" else label,
-                    means[objective],
-                    _printed(result, names, printed) if beside else nothing,
-                )
-                for label, objective, printed in rows
-                if beside or objective in trained
-            ],
-        )
-        for title, rows in paper.TABLE3.items()
-        if sum(objective in trained for _, objective, _ in rows) > 2
-    ]
-
-
-def _means(result: Result, systems: Sequence[int]) -> dict[str, float | None]:
-    return {
-        name: number(sum(scores[index].value for index in systems) / len(systems))
-        for name, scores in result.scores.items()
-    }
+    for objective, systems in trained.items():
+        sums = {name: sum(scores[index].value for index in systems) for name, scores in result.scores.items()}
+        means[objective] = {name: number(total / len(systems)) for name, total in sums.items()}
+    parts = []
+    for title, rows in paper.TABLE3.items():
+        shown = []
+        for label, objective, printed in rows:
+            if beside or objective in trained:
+                theirs = _printed(result, names, printed) if beside else nothing
+                shown.append(record.AblationRow("ce" if objective == "ce" else label, means[objective], theirs))
+        if sum(objective in trained for _, objective, _ in rows) > 2:
+            parts.append(record.Ablation(title, shown))
+    return parts
 
 
 def _cases(result: Result, texts: Aligned, references: Sequence[Sequence[str]]) -> Cases:

@@ -79,12 +79,11 @@ def draw_results(report: Report) -> dict[str, Forest]:
 
 def estimates(report: Report, score: str) -> list[Estimate]:
     """The rows that are drawn: means over seeds, or systems; baselines only if nothing else can be compared."""
-    if report.seeds:
-        rows = [_mean(report, group, score) for group in report.seeds]
-    else:
+    rows = [_mean(report, group, score) for group in report.seeds]
+    if not rows:
         every = [_system(system, score, is_first=place == 0) for place, system in enumerate(report.systems)]
-        far = [system.is_baseline for system in report.systems]
-        near = [row for row, is_far in zip(every, far, strict=True) if row.is_first or not is_far]
+        pairs = zip(every, (system.is_baseline for system in report.systems), strict=True)
+        near = [row for row, is_far in pairs if row.is_first or not is_far]
         rows = near if len(near) > 1 else every
     return [row for row in rows if is_number(row.value)]
 
@@ -114,17 +113,7 @@ def _system(system: ReportSystem, score: str, *, is_first: bool) -> Estimate:
     value = system.values[score]
     ends = (value.difference, value.difference_low, value.difference_high)
     difference, low, high = (nan if end is None else end for end in ends)
-    return Estimate(
-        system.label,
-        value.value,
-        value.low,
-        value.high,
-        difference,
-        low,
-        high,
-        mark=mark(value.p_holm),
-        is_first=is_first,
-    )
+    return Estimate(system.label, *value[:3], difference, low, high, mark=mark(value.p_holm), is_first=is_first)
 
 
 def run_groups(logs: Sequence[TrainingCurves]) -> list[tuple[str, list[TrainingCurves]]]:
@@ -195,15 +184,9 @@ def gains_of(values: Sequence[float | None]) -> list[tuple[float, int]]:
 
 def _draw_gains(ax: Axes, gains: Mapping[bool, Sequence[tuple[float, int]]], title: str, rows: int) -> None:
     for filled, points in gains.items():
-        ax.scatter(
-            [value for value, _ in points],
-            [row for _, row in points],
-            s=16,
-            linewidths=1.1,
-            zorder=3,
-            edgecolors=colour(0),
-            facecolors=colour(0) if filled else "none",
-        )
+        values, places = [value for value, _ in points], [row for _, row in points]
+        face = colour(0) if filled else "none"
+        ax.scatter(values, places, s=16, linewidths=1.1, zorder=3, edgecolors=colour(0), facecolors=face)
     ax.axvline(0, color=MUTED, linewidth=0.8)
     ax.set_title(drawable(title), fontsize=8, parse_math=False)
     ax.set_ylim(rows - 0.5, -0.5)

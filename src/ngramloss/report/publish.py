@@ -209,12 +209,8 @@ def _card(
     written = without_html(run.card.read_text(encoding="utf-8"))
     about, section, rest = written.partition("\n## ")
     about = f"# {in_markdown(repo.partition('/')[2])}\n" + about.partition("\n")[2]
-    body = [
-        about.rstrip(),
-        _scores(evaluation),
-        _use(settings, run, repo, is_causal=is_causal),
-        section.lstrip() + rest,
-    ]
+    use = _use(settings, run, repo, is_causal=is_causal)
+    body = [about.rstrip(), _scores(evaluation), use, section.lstrip() + rest]
     text = f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(part for part in body if part)
     assert ModelCard(text).data.to_yaml() == data.to_yaml(), "the hub reads the card as it was written"
     return text
@@ -236,10 +232,8 @@ def _results(evaluation: Evaluation, pipeline: str) -> list[Any]:
             metric_type=metric,
             metric_name=score,
             metric_value=round(value, 4),
-            metric_args={
-                "signature": signature,
-                **({"interval_95": [round(low, 4), round(high, 4)]} if low is not None and high is not None else {}),
-            },
+            metric_args={"signature": signature}
+            | ({"interval_95": [round(low, 4), round(high, 4)]} if low is not None and high is not None else {}),
         )
         for metric, signature, score, value, low, high in evaluation.scores
         if value is not None and _judges(metric, score)
@@ -257,31 +251,16 @@ def _scores(evaluation: Evaluation | None) -> str:
     if evaluation is None:
         return ""
     about = evaluation.run.generation
-    rows = [
-        f"| {in_markdown(score)} | {_shown(value)} | "
-        + (f"{_shown(low)} to {_shown(high)} |" if low is not None and high is not None else "not known |")
-        for _, _, score, value, low, high in evaluation.scores
-    ]
+    rows = []
+    for _, _, name, value, low, high in evaluation.scores:
+        interval = f"{low:.2f} to {high:.2f}" if low is not None and high is not None else "not known"
+        rows.append(f"| {in_markdown(name)} | {'none' if value is None else f'{value:.2f}'} | {interval} |")
     signatures = dict.fromkeys(score.signature for score in evaluation.scores)
-    lines = [
-        "## Scores",
-        "",
-        f"On {in_markdown(str(about.get('documents')))} documents, split {as_code(str(about.get('split')))} of "
-        f"{as_code(_data_name(about))}. Intervals are over documents, by bootstrap.",
-        "",
-        "| score | value | 95% interval |",
-        "|---|---|---|",
-        *rows,
-        "",
-        "What these values depend on:",
-        "",
-        *(f"* {as_code(signature)}" for signature in [*signatures, provenance.written_by(evaluation.run)]),
-    ]
-    return "\n".join(lines)
-
-
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
+    listed = [f"* {as_code(signature)}" for signature in [*signatures, provenance.written_by(evaluation.run)]]
+    scored = f"On {in_markdown(str(about.get('documents')))} documents, split {as_code(str(about.get('split')))} of "
+    scored += f"{as_code(_data_name(about))}. Intervals are over documents, by bootstrap."
+    table = ["| score | value | 95% interval |", "|---|---|---|", *rows]
+    return "\n".join(["## Scores", "", scored, "", *table, "", "What these values depend on:", "", *listed])
 
 
 def _origin(name: str) -> Any:
@@ -308,8 +287,7 @@ def _data_name(about: dict[str, Any]) -> str:
 def _use(settings: Recipe, run: RunFolder, repo: str, *, is_causal: bool) -> str:
     """A program that loads the model and writes one text, and what training did to sources besides."""
     lines = _causal_lines(settings, run) if is_causal else _seq2seq_lines(settings)
-    kind = "AutoModelForCausalLM" if is_causal else "AutoModelForSeq2SeqLM"
-    notes = []
+    kind, notes = "AutoModelForCausalLM" if is_causal else "AutoModelForSeq2SeqLM", []
     if not is_causal and settings.data.separator != "none":
         token = "the tokenizer's separator" if settings.data.separator == "auto" else as_code(settings.data.separator)
         notes.append(f"In training, {token} stood before every sentence of a source; this program leaves it out.")
@@ -318,23 +296,15 @@ def _use(settings: Recipe, run: RunFolder, repo: str, *, is_causal: bool) -> str
     if any(run.model.glob("*.py")):
         notes.append("The model has code of its own, which runs only with `trust_remote_code=True`: read it first.")
         if any("apply_chat_template" in line for line in lines):
-            notes.append(
-                "This program leaves out what the chat template may write before an answer, as an empty thought."
-            )
-    return "\n".join(
-        [
-            "## Use",
-            "",
-            "```python",
-            f"from transformers import {kind}, AutoTokenizer",
-            "",
-            f"tokenizer = AutoTokenizer.from_pretrained({in_python(repo)})",
-            f"model = {kind}.from_pretrained({in_python(repo)})",
-            *lines,
-            "```",
-            *(line for note in notes for line in ("", note)),
-        ]
-    )
+            notes += ["This program leaves out what the chat template may write before an answer, as an empty thought."]
+    program = [
+        f"from transformers import {kind}, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({in_python(repo)})",
+        f"model = {kind}.from_pretrained({in_python(repo)})",
+        *lines,
+    ]
+    return "\n".join(["## Use", "", "```python", *program, "```", *(line for note in notes for line in ("", note))])
 
 
 def _seq2seq_lines(settings: Recipe) -> list[str]:
@@ -371,13 +341,12 @@ def _tokenised(tokenizer: Any) -> list[str]:
 
 def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
     data, tokenizer = settings.data, _tokenizer(run)
+    written = f"written = model.generate(**batch, max_new_tokens={settings.generation.max_length})"
     column = str(read_object(run.prepared).get("column", "")) if run.prepared.is_file() else ""
     if data.prompt == CHAT or column == "messages":
         asked = f"{in_python(data.instruction + chr(10) * 2)} + " if data.instruction else ""
-        begun = ""
-        if tokenizer is not None:
-            lead = prompt_of(data, settings.task, column, tokenizer, [tokenizer.eos_token_id]).lead
-            begun = f" + {in_python(lead)}" if lead else ""
+        lead = tokenizer and prompt_of(data, settings.task, column, tokenizer, [tokenizer.eos_token_id]).lead
+        begun = f" + {in_python(lead)}" if lead else ""
         prompt = [
             f'messages = [{{"role": "user", "content": {asked}source}}]',
             f"prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False){begun}",
@@ -387,7 +356,7 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
         return [
             "start = tokenizer.bos_token or tokenizer.eos_token",
             'batch = tokenizer(start, add_special_tokens=False, return_tensors="pt")',
-            f"written = model.generate(**batch, max_new_tokens={settings.generation.max_length})",
+            written,
             "print(tokenizer.decode(written[0], skip_special_tokens=True).strip())",
         ]
     else:
@@ -400,6 +369,6 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
     return [
         'source = "The text that the model reads."',
         *prompt,
-        f"written = model.generate(**batch, max_new_tokens={settings.generation.max_length})",
+        written,
         'print(tokenizer.decode(written[0, batch["input_ids"].shape[1] :], skip_special_tokens=True).strip())',
     ]

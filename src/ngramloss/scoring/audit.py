@@ -46,13 +46,10 @@ def oddities(
     Without the ``lengths`` in tokens words are counted, and the note says so: a text has at least as many tokens as
     words.
     """
-    notes = []
     empty = sum(not text.strip() for text in texts)
-    if empty:
-        notes.append(f"{empty} empty")
     shared = sum(count - 1 for text, count in Counter(texts).items() if text.strip())
-    if shared:
-        notes.append(f"{_texts(shared)} identical to another document's")
+    notes = [f"{empty} empty"] if empty else []
+    notes += [f"{_texts(shared)} identical to another document's"] if shared else []
     if allowed is None:
         return notes
     unit = "words" if lengths is None else "tokens"

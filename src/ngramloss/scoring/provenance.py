@@ -67,12 +67,9 @@ def run(folder: Path) -> Provenance:
     seed = train.get("seed")
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
-    trained = {
-        **recipe,
-        "task": _task(recipe),
-        "generation": {key: value for key, value in _section(recipe, "generation").items() if key != "engine"},
-        "train": {key: value for key, value in train.items() if key != "seed"},
-    }
+    searched = {key: value for key, value in _section(recipe, "generation").items() if key != "engine"}
+    seedless = {key: value for key, value in train.items() if key != "seed"}
+    trained = {**recipe, "task": _task(recipe), "generation": searched, "train": seedless}
     setup = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""  # default=str for TOML's dates
     name = escape.name(str(label))
     return Provenance(folder, name, seed if isinstance(seed, int) else None, setup, recipe, generation, own)
@@ -125,14 +122,7 @@ def written_by(run: Provenance) -> str:
     known = run.generation
     if not known:
         return ""
-    facts = {
-        "model": known.get("model"),
-        "weights": known.get("weights"),
-        "data": known.get("data"),
-        "split": known.get("split"),
-        "documents": known.get("documents"),
-        "fingerprint": known.get("fingerprint"),
-    }
+    facts = {name: known.get(name) for name in ("model", "weights", "data", "split", "documents", "fingerprint")}
     engine = _section(known, "engine")
     facts |= {"engine": engine.get("name"), "precision": engine.get("precision"), "seed": known.get("seed")}
     facts |= {name: text for name, text in _reading(_section(known, "shape")).items() if text}
@@ -141,12 +131,9 @@ def written_by(run: Provenance) -> str:
     if scores := _section(known, "utility").get("scores"):
         search["utility"] = "+".join(map(str, scores))
     versions = _section(known, "versions")
-    fields = (
-        {name: value for name, value in facts.items() if value is not None}
-        | search
-        | {name: versions[name] for name in (*engine_packages(), "transformers", "ngramloss") if name in versions}
-    )
-    return escape.name(signature("generation", **fields))
+    used = {name: versions[name] for name in (*engine_packages(), "transformers", "ngramloss") if name in versions}
+    facts = {name: value for name, value in facts.items() if value is not None}
+    return escape.name(signature("generation", **facts | search | used))
 
 
 def _reading(shape: dict[str, Any]) -> dict[str, str]:
@@ -180,11 +167,8 @@ def decoded_differently(signatures: Iterable[tuple[str, str]]) -> list[str]:
             if key in known:
                 values.setdefault(known[key], {})[name] = None
         if len(values) > 1:
-            each = (
-                f"{value} ({', '.join(names) if len(names) <= SHOWN else f'{len(names)} systems'})"
-                for value, names in values.items()
-            )
-            found.append(f"{key} {' against '.join(each)}")
+            named = {value: ", ".join(n) if len(n) <= SHOWN else f"{len(n)} systems" for value, n in values.items()}
+            found.append(f"{key} {' against '.join(f'{value} ({names})' for value, names in named.items())}")
     return [f"warning: decoded differently, which may change scores by itself: {'; '.join(found)}."] if found else []
 
 
@@ -201,10 +185,8 @@ def _decoding(text: str) -> dict[str, str]:
     for length in ("min", "max"):
         tokens = known.pop(f"{length}_new_tokens", "None")
         known |= {f"{length}_length": tokens} if tokens != "None" else {}
-    without = (
-        *(BEAMS if known.get("num_beams") == "1" else ()),
-        *(SAMPLING if known.get("do_sample") != "yes" else ()),
-    )
+    without = [*(BEAMS if known.get("num_beams") == "1" else ())]
+    without += SAMPLING if known.get("do_sample") != "yes" else ()
     return {name: value for name, value in known.items() if name not in without}
 
 

@@ -41,6 +41,7 @@ class Seeds(NamedTuple):
     test: str = ""  # how its runs are paired with those of the first; empty for the first, or if one has a single run
 
 
+TokenCounter = Callable[[Sequence[str]], list[int]]  # Texts → number of tokens of each
 BY_SEED, BY_ORDER, UNPAIRED = "paired by seed", "paired in the order given", "not paired (Welch)"
 
 
@@ -85,7 +86,7 @@ def score_systems(
     shuffles: int = significance.SHUFFLES,
     seed: int = significance.SEED,
     limits: LengthLimits | None = None,
-    count: Callable[[Sequence[str]], list[int]] | None = None,
+    count: TokenCounter | None = None,
 ) -> Result:
     """Score every system with every metric, and compare each with the first.
 
@@ -110,16 +111,11 @@ def score_systems(
     ]
     # Read now: another run may have replaced the folder's content by the time the metrics are done.
     about = [provenance.run(folder) if folder else None for folder in texts.folders]
-    given: dict[str, Any] = {
-        "ids": texts.task.ids,
-        "references": texts.task.references,
-        "documents": texts.task.documents,
-    }
+    given = texts.task._asdict()
     everyone = given | {"predictions": [text for system in texts.texts for text in system]}
     hashes = score_cache.text_hashes(given)
     scores: list[dict[str, Keyed]] = [{} for _ in texts.names]
-    absent = {}
-    notes = {}
+    absent, notes = dict[str, str](), dict[str, list[str]]()
     for name in metrics:
         metric = METRICS[name]
         if reason := _why_absent(name, metric, given, chosen[name]):
@@ -127,20 +123,18 @@ def score_systems(
             continue
         source = METRICS.source(name)
         own_hashes = {text: digest for text, digest in hashes.items() if text in metric.reads}
+        every = metric.every_option(chosen[name])
         for index, system in enumerate(texts.names):
             of_system = given | {"predictions": texts.texts[index]}
             taken = {text: of_system[text] for text in metric.reads}
-            every = metric.every_option(chosen[name])
             key = score_cache.key(name, every, taken, packages=metric.packages, source=source)
-            before = saved[index].metrics.get(name)
-            if before is not None and before.key == key and not before.pooled:
+            if (before := saved[index].metrics.get(name)) and before.key == key and not before.pooled:
                 scores[index][name] = before
                 continue
+            total = len(texts.task.ids)
             try:
-                with Progress(f"{name} of {system}", total=len(texts.task.ids)) as progress:
-                    found = compute_scores(
-                        name, taken, chosen[name], documents=len(texts.task.ids), progress=progress.update
-                    )
+                with Progress(f"{name} of {system}", total=total) as progress:
+                    found = compute_scores(name, taken, chosen[name], documents=total, progress=progress.update)
             except Absent as missing:
                 absent[name] = str(missing)
                 break
@@ -150,10 +144,7 @@ def score_systems(
     for name in absent:
         for by_metric in scores:
             by_metric.pop(name, None)
-    documents = [
-        {name: column for keyed in by_metric.values() for name, column in keyed.scores.values.items()}
-        for by_metric in scores
-    ]
+    documents = [{name: x for own in system.values() for name, x in own.scores.values.items()} for system in scores]
     with Progress("intervals and tests", unit=""):
         corpus = significance.compare(list(map(_values, scores)), samples=samples, shuffles=shuffles, seed=seed)
     rows = {name: zip(*(system[name] for system in documents), strict=True) for name in corpus}
@@ -169,25 +160,25 @@ def score_systems(
         left_out={name: some for name, some in without.items() if some},
         audit=[oddities(texts.texts[index], *known) for index, known in enumerate(lengths)],
         runs=about,
-        seeds=_over_seeds(corpus, texts.names, about, texts.groups),
+        seeds=_over_seeds(corpus, texts, about),
         cache_warnings=unused,
         metric_of={name: metric for metric, keyed in scores[0].items() for name in keyed.scores.values},
         notes=notes,
         cut_off=[cut_off(*known) for known in lengths],
         groups=texts.groups,
     )
-    unsaved = _write_caches(texts, scores, result, hashes, samples=samples, seed=seed)
+    unsaved = _write_caches(texts, scores, result, hashes, {"samples": samples, "seed": seed})
     return result._replace(cache_warnings=[*unused, *unsaved])
 
 
 def _own_corpus(
-    result: Result, system: int, by_metric: Mapping[str, Keyed], *, samples: int, seed: int
+    result: Result, system: int, by_metric: Mapping[str, Keyed], draws: Mapping[str, int]
 ) -> dict[str, Corpus]:
     """A system's corpus scores over all documents for which it has one; a comparison leaves out what others lack."""
     missing = {name: sum(not isfinite(value) for value in result.documents[system][name]) for name in result.left_out}
     values = _values(by_metric)
     differing = {name: values[name] for name, count in result.left_out.items() if missing[name] < count}
-    alone = significance.compare([differing], samples=samples, shuffles=0, seed=seed)
+    alone = significance.compare([differing], shuffles=0, **draws)
     own = {name: alone[name][0] if name in alone else scores[system] for name, scores in result.scores.items()}
     return {name: Corpus(*score[:3]) for name, score in own.items()}
 
@@ -197,44 +188,39 @@ def _write_caches(
     scores: Sequence[Mapping[str, Keyed]],
     result: Result,
     hashes: Mapping[str, str],
-    *,
-    samples: int,
-    seed: int,
+    draws: Mapping[str, int],
 ) -> list[str]:
     """Save the scores in the systems' folders; return a message for each folder where this fails."""
     warnings = []
     given = {name: digest for name, digest in hashes.items() if getattr(texts.task, name) is not None}
     for index, folder in enumerate(texts.folders):
+        why = None
         if folder is None or not scores[index]:
             continue
         if provenance.run(folder) != result.runs[index]:
-            warnings.append(f"scores were not saved in {folder}: its predictions changed in the meantime.")
-            continue
-        corpus = _own_corpus(result, index, scores[index], samples=samples, seed=seed)
-        try:
-            score_cache.write(folder, texts.task.ids, texts.texts[index], scores[index], corpus, given)
-        except Busy:
-            warnings.append(f"scores were not saved in {folder}: another process is using it.")
-        except OSError as reason:
-            warnings.append(f"scores were not saved in {folder}: {reason.strerror or reason}.")
+            why = "its predictions changed in the meantime"
+        else:
+            corpus = _own_corpus(result, index, scores[index], draws)
+            try:
+                score_cache.write(folder, texts.task.ids, texts.texts[index], scores[index], corpus, given)
+            except Busy:
+                why = "another process is using it"
+            except OSError as reason:
+                why = str(reason.strerror or reason)
+        warnings += [f"scores were not saved in {folder}: {why}."] if why else []
     return warnings
 
 
 def _values(by_metric: Mapping[str, Keyed]) -> dict[str, Sequence[float] | Pooled]:
     """Name of a score → what its corpus score is computed from: the documents' scores, or their statistics."""
     found: dict[str, Sequence[float] | Pooled] = {}
-    for scores in (keyed.scores for keyed in by_metric.values()):
-        found |= scores.values
-        found |= scores.pooled
+    for keyed in by_metric.values():
+        found |= {**keyed.scores.values, **keyed.scores.pooled}
     return found
 
 
 def _lengths(
-    texts: Aligned,
-    system: int,
-    run: Provenance | None,
-    limits: LengthLimits | None,
-    count: Callable[[Sequence[str]], list[int]] | None,
+    texts: Aligned, system: int, run: Provenance | None, limits: LengthLimits | None, count: TokenCounter | None
 ) -> tuple[list[int] | None, LengthLimits | None]:
     """The number of tokens of each text of a system, and their limits. A run's folder has both."""
     counts = provenance.token_counts(run.folder) if run else {}
@@ -250,27 +236,22 @@ def _lengths(
 
 
 def _over_seeds(
-    scores: Mapping[str, Sequence[CorpusScore]],
-    names: Sequence[str],
-    about: Sequence[Provenance | None],
-    groups: Sequence[str],
+    scores: Mapping[str, Sequence[CorpusScore]], texts: Aligned, about: Sequence[Provenance | None]
 ) -> list[Seeds]:
     """Mean and spread over the runs of each group, and tests against the first group.
 
     Without groups, runs that differ only in the seed are a group, and other systems are left out. With groups, each
     other system is a row of its own.
     """
+    names, groups = texts.names, texts.groups
     members: dict[str, list[int]] = {}
     for system, (name, run) in enumerate(zip(names, about, strict=True)):
         if key := (groups[system] or name) if groups else run.setup if run else "":
             members.setdefault(key, []).append(system)
     seeds = [-1 if run is None or run.seed is None else run.seed for run in about]
     if not groups:  # several runs, each with another seed
-        members = {
-            setup: systems
-            for setup, systems in members.items()
-            if len(systems) > 1 and len({seeds[system] for system in systems}) == len(systems)
-        }
+        several = {setup: systems for setup, systems in members.items() if len(systems) > 1}
+        members = {setup: own for setup, own in several.items() if len({seeds[system] for system in own}) == len(own)}
     rows: list[Seeds] = []
     first = next(iter(members.values()), [])
     for key, systems in members.items():
@@ -287,16 +268,13 @@ def _over_seeds(
             for name, values in runs.items()
             if rows
         }
-        own = [names[system] for system in systems]
-        rows.append(Seeds(label, own, spread, against, test if rows else ""))
+        rows.append(Seeds(label, [names[system] for system in systems], spread, against, test if rows else ""))
     for name in scores:
         # Scores that do not vary over seeds have no p, and count as a comparison; rows without a test do not.
-        chances = [
-            1.0 if row.test and isnan(row.against_first[name]["p"]) else row.against_first[name]["p"]
-            for row in rows[1:]
-        ]
-        for row, chance in zip(rows[1:], significance.holm(chances), strict=True):
-            row.against_first[name]["p_holm"] = chance
+        compared = [(row.test, row.against_first[name]) for row in rows[1:]]
+        chances = [1.0 if how and isnan(own["p"]) else own["p"] for how, own in compared]
+        for (_, own), corrected in zip(compared, significance.holm(chances), strict=True):
+            own["p_holm"] = corrected
     return rows
 
 

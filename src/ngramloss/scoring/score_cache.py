@@ -88,7 +88,29 @@ def text_hashes(texts: Mapping[str, Any]) -> dict[str, str]:
 
 def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> CachedScores:
     """The saved scores of these predictions."""
-    return _read(RunFolder(folder), ids, _hash([ids, predictions]))
+    run = RunFolder(folder)
+    if not run.scores.exists():
+        return CachedScores({}, {})
+    try:
+        about = read_object(run.scores)
+        if damage := _damage(run, about):
+            return CachedScores({}, {}, damage)
+        known: _File = typed(_File, about, run.scores)
+        rows = whole_rows(run.document_scores)
+        if known.predictions != _hash([ids, predictions]) or [row["id"] for row in rows] != list(ids):
+            return CachedScores({}, {})
+        metrics = {}
+        for metric, own in known.metrics.items():
+            scores = Scores(_columns(rows, own.figures), own.signature)
+            metrics[metric] = Keyed(own.key, scores, own.texts, own.pooled, own.version)
+        corpus = {name: Corpus(value, *known.intervals.get(name, ())) for name, value in known.scores.items()}
+        return CachedScores(metrics, corpus)
+    except UserError as reason:
+        return CachedScores({}, {}, str(reason).rstrip("."))
+    except OSError:
+        return CachedScores({}, {}, f"{run.document_scores.name} is missing")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return CachedScores({}, {})
 
 
 def write(
@@ -105,9 +127,8 @@ def write(
     Raises ``Busy`` if the folder stays locked, for example by a training.
     """
     run = RunFolder(folder)
-    texts = _hash([ids, predictions])
     with run.lock(option="folder", patience=PATIENCE):
-        before = _read(run, ids, texts)  # again: another process may have written
+        before = read(folder, ids, predictions)  # again: another process may have written
         kept = {metric: keyed for metric, keyed in before.metrics.items() if keyed.reads(hashes)}
         by_metric = {**kept, **scores}
         about = {
@@ -132,7 +153,7 @@ def write(
         content = {
             "scores": {name: number(of_corpus.value) for name, of_corpus in known.items()},
             "intervals": {name: [number(of_corpus.low), number(of_corpus.high)] for name, of_corpus in known.items()},
-            "predictions": texts,
+            "predictions": _hash([ids, predictions]),
             "metrics": about,
             "rows": _rows_hash(run.document_scores),
         }
@@ -142,35 +163,6 @@ def write(
 def number(value: float | None) -> float | None:
     """The value, or None for NaN and infinity, which JSON lacks."""
     return value if value is not None and isfinite(value) else None
-
-
-def _read(run: RunFolder, ids: Sequence[str], texts: str) -> CachedScores:
-    """The saved scores of predictions whose hash is ``texts``."""
-    if not run.scores.exists():
-        return CachedScores({}, {})
-    try:
-        about = read_object(run.scores)
-        if damage := _damage(run, about):
-            return CachedScores({}, {}, damage)
-        known: _File = typed(_File, about, run.scores)
-        rows = whole_rows(run.document_scores)
-        if known.predictions != texts or [row["id"] for row in rows] != list(ids):
-            return CachedScores({}, {})
-        metrics = {
-            metric: Keyed(
-                own.key, Scores(_columns(rows, own.figures), own.signature), own.texts, own.pooled, own.version
-            )
-            for metric, own in known.metrics.items()
-        }
-        return CachedScores(
-            metrics, {name: Corpus(value, *known.intervals.get(name, ())) for name, value in known.scores.items()}
-        )
-    except UserError as reason:
-        return CachedScores({}, {}, str(reason).rstrip("."))
-    except OSError:
-        return CachedScores({}, {}, f"{run.document_scores.name} is missing")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return CachedScores({}, {})
 
 
 def _damage(run: RunFolder, about: Mapping[str, Any]) -> str:

@@ -96,10 +96,8 @@ def align(
         raise UserError("there is nothing to score: give one or more files of predictions, or run folders.")
     systems = [_given(system) for system in predictions]
     folders = [system.path if system.path.is_dir() and not is_saved(system.path) else None for system in systems]
-    files = [
-        system._replace(path=_predictions_in(folder)) if folder else system
-        for system, folder in zip(systems, folders, strict=True)
-    ]
+    own = zip(systems, folders, strict=True)
+    files = [system._replace(path=_predictions_in(folder)) if folder else system for system, folder in own]
     runs = [folder for folder in folders if folder is not None]
     given = [_given(file) for file in ([references] if isinstance(references, Path) else references or [])]
     source = _given(documents) if documents else None
@@ -204,13 +202,7 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
 
 
 def _texts(
-    file: Given,
-    what: str,
-    ids: list[str],
-    numbered: bool,
-    references: Path,
-    warnings: list[str],
-    named: Named | None = None,
+    file: Given, what: str, ids: list[str], numbered: bool, references: Path, warnings: list[str], named: Named | None
 ) -> list[Any]:
     """The texts of a file in the order of the ids."""
     path = file.path
@@ -257,11 +249,8 @@ def _names(systems: Sequence[Given], files: Sequence[Given]) -> list[str]:
         stem = "stdin" if system.path == STDIN else place.name if place.is_dir() else uncompressed(place).stem
         stems.append(system.column or stem)
         inside.append(stem if system.column else place.parent.name)
-    names = [
-        escape.name(stem if stems.count(stem) == 1 else f"{outer}/{stem}")
-        for stem, outer in zip(stems, inside, strict=True)
-    ]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"two systems are called {name!r}. Rename a file.")
+    both = zip(stems, inside, strict=True)
+    names = [escape.name(stem if stems.count(stem) == 1 else f"{outer}/{stem}") for stem, outer in both]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two systems are called {twice[0]!r}. Rename a file.")
     return names

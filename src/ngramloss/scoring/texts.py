@@ -9,17 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ngramloss.data import columns
 from ngramloss.data import rows as files
-from ngramloss.data.columns import (
-    PREDICTIONS,
-    SOURCES,
-    TARGETS,
-    check_present,
-    given_columns,
-    id_column,
-    reference_columns,
-    usual,
-)
 from ngramloss.data.data_sets import missing
 from ngramloss.data.rows import BadRow, RawRow
 from ngramloss.errors import MissingFileError, UserError
@@ -28,8 +19,8 @@ from ngramloss.output import escape
 SHOWN = 5  # Ids in a message
 LOOKED_AT = 100  # Number of rows read to find the columns: a JSON object may omit some
 
-REFERENCES = ("reference", "references", *(name for name in TARGETS if name != "reference"))
-USUAL = {"prediction": PREDICTIONS, "reference": REFERENCES, "document": SOURCES}
+REFERENCES = ("reference", "references", *(name for name in columns.TARGETS if name != "reference"))
+USUAL = {"prediction": columns.PREDICTIONS, "reference": REFERENCES, "document": columns.SOURCES}
 OPTIONS = {"prediction": "--prediction", "reference": "--target", "document": "--source"}
 """What a file holds → the option that names its column."""
 
@@ -63,9 +54,9 @@ def read_texts(path: Path, what: str, named: Named | None = None) -> Texts:
     present = list(dict.fromkeys(name for row in first for name in row.values))
     if not first:
         raise UserError(f"{path} is empty.")
-    given = given_columns(getattr(named, what), present)
+    given = columns.given_columns(getattr(named, what), present)
     for name in given:
-        check_present(name, what, present, str(path))
+        columns.check_present(name, what, present, str(path))
     if what != "reference" and len(given) > 1:
         raise UserError(
             f"the {what}s are one column, got {getattr(named, what)!r}. Each system has a column of its own: give "
@@ -73,7 +64,7 @@ def read_texts(path: Path, what: str, named: Named | None = None) -> Texts:
         )
     chosen = given or _usual_columns(what, present)
     plain = present == [files.LINE] and not given
-    key = None if plain else id_column(named.id, present, str(path))
+    key = None if plain else columns.id_column(named.id, present, str(path))
     texts: dict[str, Any] = {}
     for number, row in enumerate(chain(first, rows), 1):
         identity = str(number) if key is None else _id(row, key)
@@ -114,8 +105,8 @@ def listed(keys: Sequence[str]) -> str:
 
 def _usual_columns(what: str, present: Sequence[str]) -> list[str]:
     if what == "reference":
-        return reference_columns(REFERENCES, present)
-    column = usual(USUAL[what], present)
+        return columns.reference_columns(REFERENCES, present)
+    column = columns.usual(USUAL[what], present)
     return [column] if column else []
 
 
@@ -126,14 +117,11 @@ def _rows(path: Path, what: str) -> Iterator[RawRow]:
         if path.is_dir() and not files.is_saved(path):
             raise UserError(f"{path} is a folder. Name a file of {what}s in it.")
     known = path.is_dir() or files.has_format(path)
-    for row in files.rows(path) if known else _plain(path):
+    plain = (RawRow(str(path), number, {files.LINE: text}) for text, number in files.lines(path))
+    for row in files.rows(path) if known else plain:
         if isinstance(row, BadRow):
             raise UserError(f"{row}.")
         yield row
-
-
-def _plain(path: Path) -> Iterator[RawRow]:
-    return (RawRow(str(path), number, {files.LINE: text}) for text, number in files.lines(path))
 
 
 def _id(row: RawRow, column: str) -> str:
@@ -143,10 +131,10 @@ def _id(row: RawRow, column: str) -> str:
     raise UserError(f"{row.file}:{row.line}: the id should be text or a number, got {json.dumps(value)[:40]}.")
 
 
-def _value(row: RawRow, what: str, columns: Sequence[str]) -> Any:
+def _value(row: RawRow, what: str, names: Sequence[str]) -> Any:
     """The text of a row; of references a list if there are several."""
     where = f"{row.file}:{row.line}"
-    found = [row.values[column] for column in columns if column in row.values]
+    found = [row.values[column] for column in names if column in row.values]
     if not found:
         own = ", ".join(map(escape.name, row.values)) or "nothing"
         raise UserError(

@@ -124,10 +124,8 @@ class RunFolder:
                     break
                 except BlockingIOError:
                     if time.monotonic() > until:
-                        raise Busy(
-                            f"another process is training, generating or scoring in {self.path}. Wait for it to "
-                            f"end, or choose another {option}."
-                        ) from None
+                        what = f"another process is training, generating or scoring in {self.path}"
+                        raise Busy(f"{what}. Wait for it to end, or choose another {option}.") from None
                 time.sleep(0.1)
             yield
 

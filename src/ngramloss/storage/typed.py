@@ -84,11 +84,8 @@ def _is_like(kind: Any, value: Any) -> bool:
 def _fields(kind: Any, content: Mapping[str, Any], name: str) -> Any:
     types = get_type_hints(kind)
     if dataclasses.is_dataclass(kind):
-        needed = {
-            field.name
-            for field in dataclasses.fields(kind)
-            if field.default is field.default_factory is dataclasses.MISSING
-        }
+        fields = dataclasses.fields(kind)
+        needed = {each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING}
     else:
         needed = set(kind.__required_keys__ if is_typeddict(kind) else types.keys() - kind._field_defaults.keys())
     if missing := [field for field in types if field in needed - content.keys()]:
