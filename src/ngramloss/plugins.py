@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -202,11 +203,10 @@ def load_file(path: Path) -> None:
     _LOADING.append(path)
     try:
         spec.loader.exec_module(module)
-    except UserError:
-        del sys.modules[name]
-        raise
     except Exception as error:
         del sys.modules[name]
+        if isinstance(error, UserError):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         at = f" in line {lines[-1]}" if lines else ""
@@ -276,10 +276,9 @@ def _module_file(name: str) -> Path | None:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    try:
+    with suppress(ImportError, ValueError):
         return find_spec(name) if name else None
-    except (ImportError, ValueError):
-        return None
+    return None
 
 
 def own_files(paths: Sequence[Path], *, package: Path | None = None) -> list[Path]:

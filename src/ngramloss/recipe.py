@@ -363,8 +363,8 @@ def load(name: str, overrides: Sequence[str] = (), *, objective: bool = True) ->
 
 def changed(recipe: Recipe, overrides: Sequence[str], *, objective: bool = True) -> Recipe:
     """The recipe with ``key=value`` overrides; ``objective`` as in :func:`load`."""
-    top = {key: getattr(recipe, key) for key in TOP}
-    settings = {**top, **{name: dataclasses.asdict(getattr(recipe, name)) for name in SECTIONS}}
+    settings = dataclasses.asdict(recipe)
+    del settings["name"]
     for override in overrides:
         _override(settings, override)
     return _build_recipe(recipe.name, settings, objective=objective)
@@ -427,9 +427,8 @@ def affecting(*effects: str, section: str = "") -> tuple[str, ...]:
     (('data.splitter', 'data.language'), ('splitter', 'language'))
     """
     found = [key for key, described in every_setting().items() if described.affects & {*effects}]
-    return tuple(
-        key.partition(".")[2] if section else key for key in found if key.startswith(f"{section}." * bool(section))
-    )
+    prefix = f"{section}." * bool(section)
+    return tuple(key.removeprefix(prefix) for key in found if key.startswith(prefix))
 
 
 def only_speed() -> frozenset[str]:
@@ -476,12 +475,8 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    both = {
-        key: _merge(below[key], above[key])
-        for key in below.keys() & above.keys()
-        if isinstance(below[key], dict) and isinstance(above[key], dict)
-    }
-    return {**below, **above, **both}
+    tables = [key for key, value in above.items() if isinstance(value, dict) and isinstance(below.get(key), dict)]
+    return {**below, **above, **{key: _merge(below[key], above[key]) for key in tables}}
 
 
 def _override(settings: dict[str, Any], override: str) -> None:
@@ -570,12 +565,8 @@ def _with_objective(recipe: Recipe) -> Recipe:
 
 def every_setting() -> dict[str, Setting]:
     """Every key and its setting."""
-    sections = {
-        f"{section}.{key}": described
-        for section, fields in SECTIONS.items()
-        for key, described in settings_of(fields).items()
-    }
-    return {**TOP, **sections}
+    sections = {name: settings_of(fields) for name, fields in SECTIONS.items()}
+    return TOP | {f"{name}.{key}": own for name, fields in sections.items() for key, own in fields.items()}
 
 
 OTHER_NAMES = {
@@ -625,24 +616,15 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
     if model.encoder and model.name != "scratch":
         yield 'model.encoder: is for a model with a new decoder. Set model.name = "scratch", too.'
     if model.tokenizer and (model.name != "scratch" or model.encoder):
-        yield (
-            'model.tokenizer: is for a model from scratch, model.name = "scratch" without model.encoder. Others have '
-            "their own."
-        )
+        yield 'model.tokenizer: is for a model from scratch, model.name = "scratch" without model.encoder.'
     if data.validation_fraction + data.test_fraction >= 1:
         yield (
             "data.validation_fraction: the sum of this and data.test_fraction must be below 1; the rest is trained on."
         )
     if data.leave_out and (part_of(data.leave_out) or (0, 0))[1] <= 1:
-        yield (
-            "data.leave_out: must be K/N, such as 1/2 for the first of two parts of the training rows, got "
-            f"{data.leave_out!r}."
-        )
+        yield f"data.leave_out: must be K/N, such as 1/2 for the first of two parts, got {data.leave_out!r}."
     if data.prompt not in ("", CHAT, NO_SOURCE) and data.prompt.count(SOURCE) != 1:
-        yield (
-            f'data.prompt: must have {SOURCE} once, where the source is put, or be "{CHAT}" or "{NO_SOURCE}", got '
-            f"{data.prompt!r}."
-        )
+        yield f'data.prompt: must have {SOURCE} once, or be "{CHAT}" or "{NO_SOURCE}", got {data.prompt!r}.'
     for key in ("prompt", "instruction"):
         if "\\n" in getattr(data, key):
             yield (
@@ -666,10 +648,8 @@ def _broken_rules_of_averages(train: Train) -> Iterator[str]:
     if train.average == 1:
         yield "train.average: the mean of one checkpoint is that checkpoint. Use 2 or more, or 0."
     if train.keep < train.average:
-        yield (
-            f"train.keep: the mean of {train.average} checkpoints (train.average) needs as many, and {train.keep} are "
-            f"kept. Set train.keep = {train.average}."
-        )
+        mean = f"train.keep: the mean of {train.average} checkpoints (train.average) needs as many"
+        yield f"{mean}, and {train.keep} are kept. Set train.keep = {train.average}."
     if train.average and train.ema and (train.best == LAST or not train.eval_every):
         yield (
             "train.ema: beside train.average, a validation must choose between the two. Leave one of them out, or set "
@@ -688,23 +668,15 @@ def _broken_rules_of_online(recipe: Recipe) -> Iterator[str]:
             "them. Leave one of them out."
         )
     if online.samples and recipe.system:
-        yield (
-            f"online.samples: {recipe.system} is a system of its own, which does not read the section online. "
-            "Leave one of them out."
-        )
+        yield f"online.samples: {recipe.system} is a system of its own, without this section. Leave one of them out."
     if online.groups == 1:
-        yield (
-            "online.groups: one group is a plain beam search, which has no diversity. Use 2 or more, or 0 for samples."
-        )
+        yield "online.groups: one group is a plain beam search. Use 2 or more, or 0 for samples."
     if online.groups and (not online.samples or online.samples % online.groups):
         yield (
             f"online.samples: must be a multiple of the {online.groups} groups of online.groups, got {online.samples}."
         )
     if online.groups and not draws_plainly:
-        yield (
-            "online.temperature: this and online.top_p are of samples, and online.groups searches with beams. Leave "
-            "one of them out."
-        )
+        yield "online.temperature: this and online.top_p are of samples, and online.groups searches. Leave one out."
     if not online.samples and not draws_plainly:
         yield "online.temperature: this and online.top_p are of samples, and online.samples is 0. Set that, too."
     if online.groups and recipe.generation.engine not in engines:

@@ -158,7 +158,7 @@ def setting(default: Any, affects: str, **more: Any) -> Any:
     """A field of a dataclass: its default, what it affects (``"tokens texts"``), and more of :class:`Setting`."""
     described = Setting(default, affects=frozenset(affects.split()), **more)
     if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata={"setting": described})
+        return dataclasses.field(default_factory=default.copy, metadata={"setting": described})
     return dataclasses.field(default=default, metadata={"setting": described})
 
 

@@ -82,16 +82,12 @@ def _finished(run: RunFolder) -> Recipe:
         )
     settings = recipe.load(str(run.recipe), objective=False)
     if settings.system:
-        raise UserError(
-            f"{run.path} is a run of {settings.system}, whose model only ngramloss loads. `ngramloss publish` writes "
-            "models that transformers loads."
-        )
+        what = f"{run.path} is a run of {settings.system}, whose model only ngramloss loads"
+        raise UserError(f"{what}. `ngramloss publish` writes models that transformers loads.")
     if not run.finished or not run.card.is_file():
         part = run.card if run.finished else run.model
-        raise UserError(
-            f"{run.path} has no {part.name}: its training is not finished, or the file was deleted. Run the same "
-            "`ngramloss train` command again."
-        )
+        why = f"{run.path} has no {part.name}: its training is not finished, or the file was deleted"
+        raise UserError(f"{why}. Run the same `ngramloss train` command again.")
     return settings
 
 

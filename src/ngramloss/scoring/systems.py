@@ -149,10 +149,8 @@ def _predictions_in(folder: Path) -> Path:
         run.raise_unless_current()
         return run.predictions
     if not (run.shares() or run.recipe.is_file()):
-        raise MissingFileError(
-            f"no predictions in {folder}, and it is not a run's folder. Give a run's folder after "
-            "ngramloss generate, or a file of predictions."
-        )
+        what = f"no predictions in {folder}, and it is not a run's folder"
+        raise MissingFileError(f"{what}. Give a run's folder after ngramloss generate, or a file of predictions.")
     what = f"the predictions in {folder} are not finished" if run.shares() else f"no predictions in {folder}"
     raise MissingFileError(f"{what}. Generate them with: ngramloss generate {folder}")
 
@@ -215,10 +213,8 @@ def _texts(
     if by_line and len(texts) != len(ids):
         trimmed = _without_blank_end(texts)
         if len(trimmed) != len(ids):
-            raise UserError(
-                f"{path} has {len(texts)} lines and {references} has {len(ids)}: a text may contain line breaks. "
-                "Use JSONL with ids instead."
-            )
+            lines = f"{path} has {len(texts)} lines and {references} has {len(ids)}"
+            raise UserError(f"{lines}: a text may contain line breaks. Use JSONL with ids instead.")
         warnings.append(f"{path}: {len(texts) - len(trimmed)} empty lines at the end were ignored.")
         texts = trimmed
     if what != "document" or not set(ids) <= texts.keys():

@@ -156,10 +156,8 @@ def parse_toml(content: bytes, where: str) -> dict[str, Any]:
     """Read TOML. Raises ``UserError`` with the place if it is damaged, whatever it contains."""
     # The reader needs memory for the square of the parts of a key: a.a.a. … of 200 KB would take 40 GB.
     if len(content) > LONGEST_TOML or any(line.count(b".") > MOST_DOTS for line in content.split(b"\n")):
-        raise UserError(
-            f"{where} is not a file of settings: expected at most {LONGEST_TOML:,} bytes, and at most "
-            f"{MOST_DOTS:,} dots in a line."
-        )
+        expected = f"at most {LONGEST_TOML:,} bytes, and at most {MOST_DOTS:,} dots in a line"
+        raise UserError(f"{where} is not a file of settings: expected {expected}.")
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as reason:  # not TOML, not UTF-8, too deep, an enormous number

@@ -256,7 +256,7 @@ def read(path: Path) -> Study:
     study = _study(path, content, mistakes)
     if mistakes or study is None:
         count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise UserError(f"study {path} has {count}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+        raise UserError("\n  ".join([f"study {path} has {count}:", *mistakes]))
     return study
 
 
