@@ -194,7 +194,6 @@ set = ["model.name=runs/own-texts/tiny/all/model", "train.max_steps=2", "online.
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_study_of_own_texts_runs_from_its_writers_to_its_table_and_a_second_time_at_once(tmp_path):
     """With a small model instead of a pretrained one: a writer, candidates of what it has not seen, and the study.
 
