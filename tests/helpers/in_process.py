@@ -10,10 +10,7 @@ class InProcess:
 
     def __init__(self, arguments, log, environment=None):
         with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-            self.code = cli.main(arguments)
-
-    def poll(self):
-        return self.code
+            self.exitcode = cli.main(arguments)
 
     def terminate(self):
         raise AssertionError("it has ended")

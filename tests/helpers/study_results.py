@@ -81,9 +81,9 @@ class Instant:
         Instant.started.append(arguments)
         Instant.environments.append(environment)
         name = arguments[1].split("/")[-2] if arguments[0] == "train" else arguments[3].split("/")[-2]
-        self.code = Instant.failing.get(name, 0) if arguments[0] == "train" else 0
-        log.write_text("a line\nerror: the loss became NaN.\n" if self.code else "done\n")
-        if not self.code:
+        self.exitcode = Instant.failing.get(name, 0) if arguments[0] == "train" else 0
+        log.write_text("a line\nerror: the loss became NaN.\n" if self.exitcode else "done\n")
+        if not self.exitcode:
             (self._train if arguments[0] == "train" else self._write)(*arguments)
 
     def _train(self, _, settings, __, folder, *___):
@@ -119,9 +119,6 @@ class Instant:
         about["weights"] = RunFolder(Path(trained)).fingerprint
         (out / "generation.json").write_text(json.dumps(about))
 
-    def poll(self):
-        return self.code
-
     def terminate(self):
         raise AssertionError("it has ended")
 
@@ -129,7 +126,7 @@ class Instant:
 @pytest.fixture
 def instant(monkeypatch):
     """Processes that take no time; the list of their arguments, and dicts: name of a training → exit code, weights; what is made of."""
-    monkeypatch.setattr(run, "Process", Instant)
+    monkeypatch.setattr(run, "start_process", Instant)
     monkeypatch.setattr(run, "POLL", 0.0)
     monkeypatch.setattr(run, "WAIT", 0.0)
     monkeypatch.setattr(run, "PAUSE", 0.0)

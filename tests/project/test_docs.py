@@ -298,7 +298,7 @@ def no_processes(monkeypatch):
     """The processes of a study are calls."""
     from ngramloss.study import run
 
-    monkeypatch.setattr(run, "Process", InProcess)
+    monkeypatch.setattr(run, "start_process", InProcess)
 
 
 @pytest.mark.parametrize(("page", "words", "shown"), list(commands(run=True)))

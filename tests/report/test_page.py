@@ -475,7 +475,7 @@ def test_the_demos_page_does_all_of_it(visit, tmp_path, own_cache, monkeypatch):
     from ngramloss.study import run
     from ngramloss.training import runner
 
-    monkeypatch.setattr(run, "Process", InProcess)
+    monkeypatch.setattr(run, "start_process", InProcess)
     small = [
         "objective=ce",
         "model.width=16",

@@ -35,7 +35,9 @@ SMALL = [
 def started(monkeypatch):
     """Processes of the study run here; the arguments of each."""
     calls = []
-    monkeypatch.setattr(run, "Process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log))
+    monkeypatch.setattr(
+        run, "start_process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log)
+    )
     monkeypatch.setattr(run, "POLL", 0.0)
     return calls
 
@@ -253,12 +255,12 @@ def test_a_training_that_is_stopped_ends_it_and_the_same_command_goes_on(tmp_pat
         process.code = 130
         return process
 
-    real = run.Process
-    monkeypatch.setattr(run, "Process", stopped)
+    real = run.start_process
+    monkeypatch.setattr(run, "start_process", stopped)
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 130
     assert "train was stopped" in capsys.readouterr().err
     assert not (tmp_path / "page").exists()
-    monkeypatch.setattr(run, "Process", real)
+    monkeypatch.setattr(run, "start_process", real)
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
 
 
@@ -270,7 +272,7 @@ def test_a_base_model_that_is_stopped_ends_it(tmp_path, monkeypatch, started, ca
 
 
 def test_a_row_that_fails_is_named_and_the_others_are_shown(tmp_path, base, capsys, monkeypatch):
-    real = run.Process
+    real = run.start_process
 
     def failing(arguments, log, _):
         process = real(["list", "objectives"] if "matches2-seed1" in arguments[1] else arguments, log, {})
@@ -279,7 +281,7 @@ def test_a_row_that_fails_is_named_and_the_others_are_shown(tmp_path, base, caps
             process.code = 1
         return process
 
-    monkeypatch.setattr(run, "Process", failing)
+    monkeypatch.setattr(run, "start_process", failing)
     assert again(tmp_path, base, "table2", "--objectives", "ce", "ce + matches(2)") == 1
     out = capsys.readouterr().out
     assert "ce + matches(2), seed 1 failed and is in no mean: train: the loss became NaN." in out
@@ -387,7 +389,7 @@ def test_no_seeds_is_a_mistake(tmp_path):
 
 @pytest.fixture
 def untrained(monkeypatch):
-    for module, name in ((runner, "train"), (run, "Process")):
+    for module, name in ((runner, "train"), (run, "start_process")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("trained before everything was checked"))
 
 

@@ -511,9 +511,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("place", "count"),
     few(
-        [("Process", 1), ("write", 7), ("score_texts", 60), ("confirm", 1)],
+        [("start_process", 1), ("write", 7), ("score_texts", 60), ("confirm", 1)],
         [
-            *((place, count) for place in ("Process", "write", "score_texts") for count in (1, 7, 60)),
+            *((place, count) for place in ("start_process", "write", "score_texts") for count in (1, 7, 60)),
             *(("confirm", count) for count in (1, 7)),
         ],
     ),
@@ -632,7 +632,7 @@ def test_the_next_try_waits_a_while_and_a_stopped_study_remembers_the_first(path
     def tries():
         return {json.loads(file.read_text())["tries"] for file in Path("mine/news").glob(f"{name}.*.json")}
 
-    monkeypatch.setattr(run, "Process", Timed)
+    monkeypatch.setattr(run, "start_process", Timed)
     monkeypatch.setattr(run, "PAUSE", 500.0)
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with pytest.raises(Killed):
@@ -828,7 +828,7 @@ def test_a_study_that_changed_after_its_runs_is_refused_with_what_changed(old, n
 
 
 def test_a_training_that_another_version_of_the_study_began_is_refused(path, instant, capsys, monkeypatch):
-    monkeypatch.setattr(run, "Process", lambda *_: _raise())
+    monkeypatch.setattr(run, "start_process", lambda *_: _raise())
     with pytest.raises(Killed):
         main(["study", "mine.toml"])
     begun = Path("runs/mine/news/ce-learning_rate0.001-seed1/run")
@@ -1242,16 +1242,13 @@ def test_at_the_end_of_the_time_processes_save_their_work(path, monkeypatch, cap
 
     class Slow:
         def __init__(self, arguments, log, environment):
-            self.code = None
-
-        def poll(self):
-            return self.code
+            self.exitcode = None
 
         def terminate(self):
             asked.append(self)
-            self.code = 130
+            self.exitcode = 130
 
-    monkeypatch.setattr(run, "Process", Slow)
+    monkeypatch.setattr(run, "start_process", Slow)
     began = time.monotonic()
     code, _, err = shown(capsys, "--minutes", "0.01", "--parallel", "3")
     assert time.monotonic() - began < 30
@@ -1620,21 +1617,23 @@ def test_a_real_study_that_is_killed_or_shared_ends_with_the_same_tables(tmp_pat
 
 
 def ended(process):
-    while process.poll() is None:
+    while process.exitcode is None:
         time.sleep(0.05)
-    return process.poll()
+    return process.exitcode
 
 
 @pytest.mark.slow
 def test_a_real_process_runs_the_command(tmp_path):
     log = tmp_path / "log"
-    assert ended(run.Process(["--version"], log)) == 0
+    assert ended(run.start_process(["--version"], log)) == 0
     assert log.read_text().startswith("ngramloss ")
     plugin = tmp_path / "own.py"
     plugin.write_text("import os\nprint(os.environ['OWN'])\n")
-    assert ended(run.Process(["list", "objectives", "--plugin", str(plugin)], log, {"OWN": "of this process"})) == 0
+    assert (
+        ended(run.start_process(["list", "objectives", "--plugin", str(plugin)], log, {"OWN": "of this process"})) == 0
+    )
     assert "of this process" in log.read_text()
-    assert ended(run.Process(["score", str(tmp_path / "nothing")], log)) == 2
+    assert ended(run.start_process(["score", str(tmp_path / "nothing")], log)) == 2
     assert "\nerror: " in log.read_text()  # behind what was there
 
 
@@ -1651,7 +1650,7 @@ def test_a_process_is_warm_and_its_commands_are_its_own(tmp_path):
     )
     log = tmp_path / "log"
     for _ in range(2):
-        assert ended(run.Process(["list", "objectives", "--plugin", str(plugin)], log)) == 0
+        assert ended(run.start_process(["list", "objectives", "--plugin", str(plugin)], log)) == 0
     lines = log.read_text().splitlines()
     warm = sys.platform == "linux"
     assert lines.count(f"{warm} {warm} False") == 2
@@ -1664,7 +1663,7 @@ def test_a_process_that_is_asked_to_stop_has_the_exit_code_of_that(tmp_path):
     plugin.write_text("print('begun', flush=True)\nimport time\ntime.sleep(600)\n")
     log = tmp_path / "log"
     for end in ("terminate", "kill"):
-        process = run.Process(["list", "objectives", "--plugin", str(plugin)], log)
+        process = run.start_process(["list", "objectives", "--plugin", str(plugin)], log)
         while not log.exists() or "begun" not in log.read_text():
             time.sleep(0.05)
         getattr(process, end)()

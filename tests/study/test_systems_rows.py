@@ -196,7 +196,9 @@ def test_the_facts_of_a_row_have_all_that_is_made_before_it(tmp_path):
 def started(monkeypatch):
     """Processes of the study run here; the arguments of each."""
     calls = []
-    monkeypatch.setattr(run, "Process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log))
+    monkeypatch.setattr(
+        run, "start_process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log)
+    )
     monkeypatch.setattr(run, "POLL", 0.0)
     monkeypatch.setattr(run, "WAIT", 0.0)
     return calls
@@ -276,7 +278,7 @@ def test_seeds_are_means_with_tests_against_the_first_row(tmp_path, base, capsys
 
 @pytest.mark.slow
 def test_a_step_that_fails_is_named_and_the_other_rows_go_on(tmp_path, base, capsys, started, monkeypatch):
-    real = run.Process
+    real = run.start_process
 
     def failing(arguments, log, _):
         fails = arguments[0] == "train" and "bertsum_ext-seed1" in arguments[1]
@@ -286,13 +288,13 @@ def test_a_step_that_fails_is_named_and_the_other_rows_go_on(tmp_path, base, cap
             process.code = 1
         return process
 
-    monkeypatch.setattr(run, "Process", failing)
+    monkeypatch.setattr(run, "start_process", failing)
     assert again(tmp_path, base, "simcls,bertsum_abs") == 1
     out = capsys.readouterr().out
     assert "bertsum_abs, seed 1 failed and is in no mean: train bertsum_ext: the disk is full." in out
     assert scored(out, "simcls") is not None
     assert scored(out, "bertsum_abs") is None
-    monkeypatch.setattr(run, "Process", real)
+    monkeypatch.setattr(run, "start_process", real)
     started.clear()
     assert again(tmp_path, base, "simcls,bertsum_abs") == 0
     assert [words[0] for words in started] == ["train", "train", "generate"], "only what was missing"
@@ -304,7 +306,7 @@ class _Killed(BaseException):
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_any_step_continues(tmp_path, base, capsys, monkeypatch, started):
-    real, done = run.Process, []
+    real, done = run.start_process, []
 
     def killing(arguments, log, _):
         process = real(arguments, log, {})
@@ -313,7 +315,7 @@ def test_a_run_that_is_killed_at_any_step_continues(tmp_path, base, capsys, monk
             raise _Killed
         return process
 
-    monkeypatch.setattr(run, "Process", killing)
+    monkeypatch.setattr(run, "start_process", killing)
     for _ in range(20):
         with contextlib.suppress(_Killed):
             if again(tmp_path, base, "simcls") == 0:

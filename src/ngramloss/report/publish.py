@@ -31,22 +31,15 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?=$|[_-])")
 
 
-class PublishedScore(NamedTuple):
-    """A score of a run's own texts, with its interval."""
-
-    metric: str
-    signature: str
-    name: str
-    value: float | None
-    low: float | None
-    high: float | None
+ScoreRow = tuple[str, str, str, float | None, float | None, float | None]
+"""Metric, its signature, score, its value, and the ends of its interval."""
 
 
 class Evaluation(NamedTuple):
     """What wrote a run's own texts, and all their scores."""
 
     run: provenance.Provenance
-    scores: list[PublishedScore]
+    scores: list[ScoreRow]
 
 
 def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> str:
@@ -167,7 +160,7 @@ def _evaluation(run: RunFolder) -> Evaluation | None:
         scores = []
         for metric, keyed in own.items():
             signature = keyed.scores.signature + (f"|ngramloss:{keyed.version}" if keyed.version else "")
-            scores += [PublishedScore(metric, signature, name, *saved.corpus[name]) for name in keyed.scores.values]
+            scores += [(metric, signature, name, *saved.corpus[name]) for name in keyed.scores.values]
         if scores:
             return Evaluation(provenance.run(run.path), scores)
         reason = saved.damage or f"the texts have no scores yet: ngramloss score {run.path}"
@@ -251,7 +244,7 @@ def _scores(evaluation: Evaluation | None) -> str:
     for _, _, name, value, low, high in evaluation.scores:
         interval = f"{low:.2f} to {high:.2f}" if low is not None and high is not None else "not known"
         rows.append(f"| {in_markdown(name)} | {'none' if value is None else f'{value:.2f}'} | {interval} |")
-    signatures = dict.fromkeys(score.signature for score in evaluation.scores)
+    signatures = dict.fromkeys(signature for _, signature, *_ in evaluation.scores)
     listed = [f"* {as_code(signature)}" for signature in [*signatures, provenance.written_by(evaluation.run)]]
     scored = f"On {in_markdown(str(about.get('documents')))} documents, split {as_code(str(about.get('split')))} of "
     scored += f"{as_code(_data_name(about))}. Intervals are over documents, by bootstrap."

@@ -27,29 +27,14 @@ IMPORTED = (
 _METHOD = "forkserver" if sys.platform == "linux" else "spawn"  # Elsewhere libraries do not survive a fork
 
 
-class Process:
-    """A process of ``ngramloss``."""
-
-    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # an import that looks for GPUs must not start CUDA
-        context: Any = multiprocessing.get_context(_METHOD)
-        context.set_forkserver_preload(list(IMPORTED))
-        self._process: BaseProcess = context.Process(
-            target=_run, args=(list(arguments), str(log), dict(environment or {}))
-        )
-        self._process.start()
-
-    def poll(self) -> int | None:
-        """The exit code, or the negative number of a signal; None while it runs."""
-        return self._process.exitcode
-
-    def terminate(self) -> None:
-        """Ask it to save its work and to end."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """End it."""
-        self._process.kill()
+def start_process(arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> BaseProcess:
+    """A process of ``ngramloss``. Its ``exitcode`` is None while it runs, or the negative number of a signal."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # an import that looks for GPUs must not start CUDA
+    context: Any = multiprocessing.get_context(_METHOD)
+    context.set_forkserver_preload(list(IMPORTED))
+    process: BaseProcess = context.Process(target=_run, args=(list(arguments), str(log), dict(environment or {})))
+    process.start()
+    return process
 
 
 def _run(arguments: list[str], log: str, environment: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from ngramloss.output.tabular import fixed
 from ngramloss.storage.files import lock_folder, remove, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, Study, Training, check_data
-from ngramloss.study.processes import Process
+from ngramloss.study.processes import start_process
 from ngramloss.study.results import (
     ALWAYS,
     ELSEWHERE,
@@ -71,7 +72,7 @@ class TrainingJob(NamedTuple):
     lock: ExitStack  # of its folder
     seconds: dict[Path, float | None]  # the log of an ended step → its time; None if it was stopped in between
     step: ProcessStep  # the present one
-    process: Process  # of the step
+    process: BaseProcess  # of the step
     step_lock: ExitStack  # of the folder of the step's log, if that is not the job's
     began: float  # when the step began
 
@@ -142,7 +143,7 @@ class Loop:
         with _interrupted_by_terminate(), Progress("study", total, unit="trainings", done=done) as progress:
             try:
                 while True:
-                    for job in [job for job in self.jobs if job.process.poll() is not None]:
+                    for job in [job for job in self.jobs if job.process.exitcode is not None]:
                         look = 0.0
                         self.jobs.remove(job)
                         if going := self._advance(job):
@@ -261,7 +262,7 @@ class Loop:
     def _advance(self, job: TrainingJob) -> TrainingJob | None:
         """Go on after a process has ended: the job with its next one; None, with its folder free, if it ends."""
         with job.lock, job.step_lock:
-            code = job.process.poll()
+            code = job.process.exitcode
             if code in STOPPED:
                 self.outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
                 self.outcome.halted = True
@@ -297,7 +298,7 @@ class Loop:
             if step.folder.is_dir():
                 with lock_folder(step.folder, wait=False):
                     pass
-            process = Process(step.arguments, step.log, {TODAY: self.folder.day})
+            process = start_process(step.arguments, step.log, {TODAY: self.folder.day})
             return TrainingJob(training, lock.pop_all(), seconds, step, process, step_lock.pop_all(), time.monotonic())
 
     def _next_step(self, training: Training, seconds: Mapping[Path, float | None]) -> ProcessStep | None:
@@ -410,13 +411,13 @@ class Loop:
     def _stop(self) -> None:
         """Ask all processes to save their work, wait for them, and free the folders."""
         for job in self.jobs:
-            if job.process.poll() is None:
+            if job.process.exitcode is None:
                 job.process.terminate()
         until = time.monotonic() + PATIENCE
         for job in self.jobs:
-            while job.process.poll() is None and time.monotonic() < until:
+            while job.process.exitcode is None and time.monotonic() < until:
                 time.sleep(POLL)
-            if job.process.poll() is None:
+            if job.process.exitcode is None:
                 job.process.kill()
             job.step_lock.close()
             job.lock.close()
