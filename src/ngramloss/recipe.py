@@ -311,13 +311,10 @@ class Recipe:
         first, *others = self.objective.split(" + ")
         terms = others if first == "ce" and (others or self.system) else [first, *others]
         alone = [] if re.search(r"\bce\b", self.objective) else ["only"]
-        return "-".join([self.name, *options, *alone, *map(_short, terms)])
-
-
-def _short(term: str) -> str:
-    """A term in characters that every file system allows: ``0.5matches23`` for ``0.5*matches(2,3)``."""
-    joint = "" if re.search(r"\((\d,)*\d\)", term) else "_"  # (2,3) is 23, but (2,13) is _2_13 and (23) is _23
-    return re.sub(r"[^\w.+-]", "", re.sub(r"[(,]", joint, term))
+        for index, term in enumerate(terms):
+            joint = "" if re.search(r"\((\d,)*\d\)", term) else "_"  # (2,3) is 23, but (2,13) is _2_13 and (23) is _23
+            terms[index] = re.sub(r"[^\w.+-]", "", re.sub(r"[(,]", joint, term))
+        return "-".join([self.name, *options, *alone, *terms])
 
 
 TOP = {own.name: own.metadata["setting"] for own in dataclasses.fields(Recipe) if own.metadata}
@@ -404,20 +401,14 @@ def changed_settings(saved: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
 
     What only changes the speed may differ, and one file or folder may be named in two ways.
     """
-    before, after, known, speed = dict(flat(saved)), dict(flat(now)), every_setting(), only_speed()
-    return {
-        key: (before[key], value)
-        for key, value in after.items()
-        if value != before[key]
-        and key not in speed
-        and not ("place" in known[key].affects and before[key] in _whole_paths(value))
-    }
-
-
-def _whole_paths(name: str) -> set[str]:
-    """The whole path of what a recipe names, which may be a run that has it."""
-    path = Path(name).expanduser()
-    return {str(path.resolve()), str(RunFolder(path).model.resolve())} if name else set()
+    before, known, speed, changed = dict(flat(saved)), every_setting(), only_speed(), {}
+    for key, value in flat(now):
+        if value != before[key] and key not in speed:
+            path = Path(value).expanduser() if value and "place" in known[key].affects else None
+            # The whole path of what a recipe names, which may be a run that has it.
+            if not path or before[key] not in (str(path.resolve()), str(RunFolder(path).model.resolve())):
+                changed[key] = before[key], value
+    return changed
 
 
 def affecting(*effects: str, section: str = "") -> tuple[str, ...]:

@@ -125,20 +125,19 @@ class Setting:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if self.kind in (int, float) and isinstance(value, int) and number and abs(value) >= LARGEST:
             raise UserError(f"{key}: must be below {LARGEST:,}, got {few_digits(value)}.")
-        if self.kind is float and number:
-            if not math.isfinite(value):
-                raise UserError(f"{key}: must be finite, got {value!r}.")
-            return float(value)
-        if self.kind is list and isinstance(value, list) and all(isinstance(text, str) for text in value):
-            return value
-        if self.kind is Path and isinstance(value, (str, Path)):
-            return Path(value)
-        if self.kind in (bool, str) and isinstance(value, self.kind):
-            return value
-        if self.kind is Switch and (isinstance(value, bool) or value == Switch.AUTO):
-            return value
-        if self.kind is int and isinstance(value, int) and number:
-            return value
+        if self.kind is float and number and not math.isfinite(value):
+            raise UserError(f"{key}: must be finite, got {value!r}.")
+        fits = {
+            bool: isinstance(value, bool),
+            Switch: isinstance(value, bool) or value == Switch.AUTO,
+            int: number and isinstance(value, int),
+            float: number,
+            str: isinstance(value, str),
+            Path: isinstance(value, (str, Path)),
+            list: isinstance(value, list) and all(isinstance(text, str) for text in value),
+        }
+        if fits[self.kind]:
+            return self.kind(value) if self.kind in (float, Path) else value
         expected = f"one of {', '.join(self.allowed)}" if self.kind is str and self.allowed else _KINDS[self.kind]
         raise UserError(f"{key}: must be {expected}, got {value!r}.")
 

@@ -150,9 +150,8 @@ def _single_run(result: Result, index: int, label: str, first: Seeds) -> Seeds:
 
 def _groups(result: Result) -> list[str]:
     """For each system the label of its row over seeds; empty for a system without."""
-    labels = dict.fromkeys(result.names, "")
-    labels |= {name: seeds.label for seeds in result.seeds for name in seeds.names}
-    return [labels[name] for name in result.names]
+    labels = {name: seeds.label for seeds in result.seeds for name in seeds.names}
+    return [labels.get(name, "") for name in result.names]
 
 
 def _title(result: Result, groups: Sequence[str]) -> str:

@@ -199,7 +199,9 @@ def _subjects(logs: Sequence[TrainingCurves]) -> Iterator[tuple[str, dict[str, s
     """What is drawn: a title, and the curves' names with what they are called. The second name is dashed."""
     names = list(dict.fromkeys(name for log in logs for name in log.curves))
     judged = [name.removeprefix("eval_") for name in names if name.startswith("eval_")]
-    terms = [name for name in names if _is_term(name) and not name.startswith("eval_")] + judged
+    # A term of a plugin that is not here is known by its parentheses.
+    plain = [name for name in names if not name.startswith("eval_")]
+    terms = [name for name in plain if _TERM.fullmatch(name) or name.partition(":")[0] in OBJECTIVES] + judged
     for term in ["loss", *dict.fromkeys(term for term in terms if term != "loss" and term not in _CLOCKS)]:
         yield ("joint loss" if term == "loss" else term), {term: "training", f"eval_{term}": "validation"}
     lengths = {int(match[1]) for name in names if (match := re.fullmatch(r"(?:matched|placed)/(\d+)", name))}
@@ -212,25 +214,16 @@ def _subjects(logs: Sequence[TrainingCurves]) -> Iterator[tuple[str, dict[str, s
     yield "documents per second", {"docs_per_second": ""}
 
 
-def _is_term(name: str) -> bool:
-    """Whether a curve is a term of an objective; one from a plugin that is not here is known by its parentheses."""
-    return bool(_TERM.fullmatch(name)) or name.partition(":")[0] in OBJECTIVES
-
-
 def _series(run: int, logs: Sequence[TrainingCurves], parts: Mapping[str, str]) -> Iterator[Series]:
     for index, (name, part) in enumerate(parts.items()):
         runs = [dict(log.curves[name]) for log in logs if name in log.curves]
         steps = [step for step in runs[0] if all(step in values for values in runs)] if runs else []
-        points = _thin([(step, [values[step] for values in runs]) for step in steps])
-        if points:
+        stride = -(-len(steps) // POINTS) or 1
+        thin = [*steps[::stride], *(steps[-1:] if (len(steps) - 1) % stride else [])]
+        if points := [(step, [values[step] for values in runs]) for step in thin]:
             mean = [float(f"{sum(values) / len(values):.4g}") for _, values in points]
             band = [[pick(values) for _, values in points] for pick in (min, max)] if len(runs) > 1 else [[], []]
             yield Series(run, part, index == 1, [step for step, _ in points], mean, *band)
-
-
-def _thin(points: Sequence[tuple[float, list[float]]]) -> list[tuple[float, list[float]]]:
-    stride = -(-len(points) // POINTS)
-    return [*points[:: stride or 1], *(points[-1:] if stride > 1 and (len(points) - 1) % stride else [])]
 
 
 def _panel(title: str, series: list[Series], name: str) -> Panel:

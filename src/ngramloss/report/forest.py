@@ -111,7 +111,9 @@ def _draw(sets: Mapping[str, Sequence[_Line]], name: str, title: str, *, one_axi
 def _draw_set(ax: Axes, lines: Sequence[_Line]) -> None:
     for place, line in enumerate(lines):
         shade = colour(6 if line.is_first else 0)
-        for across, text, side in ((0, _shortened(line.label), "left"), (1, line.text, "right")):
+        label = drawable(line.label)
+        label = label if len(label) <= LABEL else label[: LABEL - 1] + "…"
+        for across, text, side in ((0, label, "left"), (1, line.text, "right")):
             ink = INK if side == "left" else MUTED
             at = ax.get_yaxis_transform()  # across in shares of the width, down in rows
             ax.text(across, place + 0.32, text, transform=at, ha=side, va="center", color=ink, parse_math=False)
@@ -138,8 +140,3 @@ def _described(data: str, lines: Sequence[_Line]) -> str:
     """The lines in words, for readers who do not see the drawing."""
     said = [f"{line.label}: {line.text or 'the others are compared with it'}" for line in lines]
     return f"{data + ': ' if data else ''}{'; '.join(said)}."
-
-
-def _shortened(label: str) -> str:
-    plain = drawable(label)
-    return plain if len(plain) <= LABEL else plain[: LABEL - 1] + "…"

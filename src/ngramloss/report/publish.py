@@ -225,14 +225,10 @@ def _results(evaluation: Evaluation, pipeline: str) -> list[Any]:
             | ({"interval_95": [round(low, 4), round(high, 4)]} if low is not None and high is not None else {}),
         )
         for metric, signature, score, value, low, high in evaluation.scores
-        if value is not None and _judges(metric, score)
+        # A score of a plugin that is not loaded is taken to be one that judges.
+        if value is not None
+        and not (metric in METRICS and score in (known := scores_of(metric)) and known[score].better == "neither")
     ]
-
-
-def _judges(metric: str, score: str) -> bool:
-    """Whether a higher or a lower score is better. One of a plugin that is not loaded is taken to be such a score."""
-    known = scores_of(metric) if metric in METRICS else {}
-    return score not in known or known[score].better != "neither"
 
 
 def _scores(evaluation: Evaluation | None) -> str:

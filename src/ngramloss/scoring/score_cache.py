@@ -101,7 +101,8 @@ def read(folder: Path, ids: Sequence[str], predictions: Sequence[str]) -> Cached
             return CachedScores({}, {})
         metrics = {}
         for metric, own in known.metrics.items():
-            scores = Scores(_columns(rows, own.figures), own.signature)
+            columns = {name: [nan if row[name] is None else float(row[name]) for row in rows] for name in own.figures}
+            scores = Scores(columns, own.signature)
             metrics[metric] = Keyed(own.key, scores, own.texts, own.pooled, own.version)
         corpus = {name: Corpus(value, *known.intervals.get(name, ())) for name, value in known.scores.items()}
         return CachedScores(metrics, corpus)
@@ -184,10 +185,6 @@ def _rows_hash(path: Path) -> str:
 def _hash(content: Any) -> str:
     text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[float]]:
-    return {name: [nan if row[name] is None else float(row[name]) for row in rows] for name in names}
 
 
 def _content(value: Any) -> str:

@@ -211,7 +211,9 @@ def _texts(
             "cannot be aligned. Give both with ids, or both without; --id none compares them row by row."
         )
     if by_line and len(texts) != len(ids):
-        trimmed = _without_blank_end(texts)
+        trimmed = dict(texts)
+        while trimmed and not str(trimmed[next(reversed(trimmed))]).strip():
+            trimmed.popitem()
         if len(trimmed) != len(ids):
             lines = f"{path} has {len(texts)} lines and {references} has {len(ids)}"
             raise UserError(f"{lines}: a text may contain line breaks. Use JSONL with ids instead.")
@@ -220,13 +222,6 @@ def _texts(
     if what != "document" or not set(ids) <= texts.keys():
         check_ids(list(texts), ids, path, references)
     return [texts[key] for key in ids]
-
-
-def _without_blank_end(texts: dict[str, Any]) -> dict[str, Any]:
-    keys = list(texts)
-    while keys and not str(texts[keys[-1]]).strip():
-        keys.pop()
-    return {key: texts[key] for key in keys}
 
 
 def _names(systems: Sequence[Given], files: Sequence[Given]) -> list[str]:

@@ -520,7 +520,11 @@ def _data_set(
         mistakes.append(f"{where}set: the study chooses objectives and seeds, so {fixed[0]!r} cannot be set.")
     try:
         rows = [study.named.get(row, NamedRow(row)) for row in study.objectives]
-        own = _recipe_name(entry["recipe"] or top["recipe"], path)
+        own = entry["recipe"] or top["recipe"]
+        if not own:
+            raise UserError("recipe: is missing, in the study and in the set.")
+        beside = path.parent / own
+        own = str(beside) if own not in recipe.builtin() and beside.is_file() else own
         base = recipe.load(own, [*entry["set"], f"objective={rows[0].objective}"])
         tried = [row.settings(base) for row in rows] + [[*point] for point in grid]
         for settings in [*tried, *writings.values()]:
@@ -555,11 +559,3 @@ def _wrong_options(data: DataSet) -> Iterator[str]:
                 f'metric_options: {metric} needs {option}. Give it: metric_options = ["{metric}.{option}=…"].'
                 for option in lacking
             )
-
-
-def _recipe_name(name: str, study: Path) -> str:
-    """A recipe's name or file; a file may lie in the study's folder."""
-    if not name:
-        raise UserError("recipe: is missing, in the study and in the set.")
-    beside = study.parent / name
-    return str(beside) if name not in recipe.builtin() and beside.is_file() else name

@@ -176,7 +176,8 @@ def make_plan(
     model = str(RunFolder(folder / BASE).model) if base else model
     settings = [*([f"model.name={model}"] if model else []), *overrides]
     settings += [f"data.name={name}"] if name not in RECIPES else []
-    own = RECIPES.get(name, DEFAULTS[_task(name, overrides)])
+    task = [text for text in overrides if key_of(text) == "task"] or [f"task={TASKS[name in TRANSLATIONS]}"]
+    own = RECIPES.get(name, DEFAULTS[recipe.load("xsum", task).task])
     asked_for = objectives or paper.objectives(table)
     rows = [recipe.load(own, [*settings, f"objective={objective}"]) for objective in asked_for]
     first, is_summary = rows[0], rows[0].task == TASKS[0]
@@ -213,12 +214,6 @@ def make_plan(
     shown = (*(["rouge"] if is_summary else []), "bleu", "chrf", "shape", *(["facts"] if name == SMALL else []))
     scored = tuple(dict.fromkeys([*shown, *metrics]))
     return TablePlan(table, name, folder, base, study, baselines, scored, tuple(systems), asked)
-
-
-def _task(data: str, overrides: Sequence[str]) -> str:
-    """The task that the settings name, or else that of a known data set."""
-    given = [setting for setting in overrides if key_of(setting) == "task"]
-    return recipe.load("xsum", given or [f"task={TASKS[data in TRANSLATIONS]}"]).task
 
 
 def chosen_data() -> str:

@@ -85,7 +85,10 @@ def system_rows(
     rows: dict[str, SystemRow] = {}
     for name in with_needed(names):
         entry = SYSTEMS[name] if name in SYSTEMS else System("", (name, f"{name}-demo"))
-        first = {key: _without_validation(value) if not validation else value for key, value in entry.first.items()}
+        first = dict(entry.first)
+        if not validation:  # files of candidates, such as train={ce:train}, without those of that split
+            parts = {key: value.split(",") for key, value in first.items()}
+            first = {key: ",".join(x for x in own if not x.startswith("validation=")) for key, own in parts.items()}
         base = _load(name, entry, data=data, task=task, overrides=overrides, small=small)
         rows[name] = SystemRow(base, first, runs, small)
     _check(rows, names, task, runs)
@@ -180,8 +183,3 @@ def _with_option(system: str, option: str, value: str) -> str:
     """
     head = f"{system.rstrip().removesuffix(')')}," if "(" in system else f"{system}("
     return f"{head}{option}={value})"
-
-
-def _without_validation(value: str) -> str:
-    """Files of candidates, such as ``train={ce:train}``, without those of the validation split."""
-    return ",".join(part for part in value.split(",") if not part.startswith("validation="))
