@@ -28,8 +28,7 @@ def see(topic: str) -> str:
     return f"see {PAGES[topic]}"
 
 
-DIVERGED = 3
-"""Exit code of a training whose loss became NaN or infinite: its settings are why, and not the machine."""
+DIVERGED = 3  # Exit code of a training whose loss became NaN or infinite: its settings are why, and not the machine
 
 
 class UserError(ValueError):

@@ -30,12 +30,9 @@ from ngramloss.settings import nearest
 from ngramloss.storage.files import fingerprint
 
 Entry = TypeVar("Entry")
-_LOADING: list[Path] = []
-"""The plugin files that are being run, the innermost last."""
-_PREFIX = "ngramloss_plugin_"
-"""Modules of plugin files begin with it."""
-_packages: set[str] = set()
-"""Installed packages whose entries were imported."""
+_LOADING: list[Path] = []  # The plugin files that are being run, the innermost last
+_PREFIX = "ngramloss_plugin_"  # Modules of plugin files begin with it
+_packages: set[str] = set()  # Installed packages whose entries were imported
 REINSTALL = (
     "What comes with ngramloss is listed when it is installed: if it was updated since, install it again with pip."
 )

@@ -23,18 +23,15 @@ from ngramloss.settings import Setting, Switch, closest, part_of, setting, setti
 from ngramloss.storage.files import parse_toml
 from ngramloss.storage.run_folder import RunFolder
 
-SOURCE, CHAT = "{source}", "chat"
-"""In ``data.prompt``: where the source is put, and the tokenizer's chat template."""
-AUTO = "auto"
-"""As ``generation.engine``: the fastest engine whose texts are those of ``hf``."""
+SOURCE, CHAT = "{source}", "chat"  # In ``data.prompt``: where the source is put, and the tokenizer's chat template
+AUTO = "auto"  # As ``generation.engine``: the fastest engine whose texts are those of ``hf``
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Values of ``generation.precision``, and what torch calls them."""
 NO_SOURCE = "none"
 """The value of ``data.prompt`` with which a decoder-only model reads no source: a language model of the targets."""
 ARCHITECTURES = ("bart", "mbart", "m2m100", "pegasus", "marian", "t5", "prophetnet", "llama")
 """What a model from scratch may be; llama is decoder-only."""
-LAST = "last"
-"""The value of ``train.best`` with which the last weights become the model."""
+LAST = "last"  # The value of ``train.best`` with which the last weights become the model
 NOT_SHARDED = "train.fsdp does not shard adapters. Leave it out, or set model.lora = 0."
 
 

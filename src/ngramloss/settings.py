@@ -18,8 +18,7 @@ from typing import Any
 
 from ngramloss.errors import UserError
 
-REQUIRED: Any = object()
-"""Marks a setting without a default."""
+REQUIRED: Any = object()  # Marks a setting without a default
 EFFECTS = {
     "documents": "which texts are read, as sources and as references",
     "rows": "which of them are trained and validated on",
@@ -34,8 +33,7 @@ EFFECTS = {
 }
 """What a setting may affect, in the order of a run. It names what it affects itself; what follows from that changes,
 too."""
-LARGEST = 2**32
-"""Whole numbers must be below this: products of steps, rows and tokens then fit into 64 bits."""
+LARGEST = 2**32  # Whole numbers must be below this: products of steps, rows and tokens then fit into 64 bits
 
 
 class Switch:

@@ -18,8 +18,7 @@ from ngramloss.storage.files import inside, lock_folder, read_object, remove, wh
 
 SEAL = "whole.json"
 """The file that is written last: names, sizes and checksums of the others, and facts about the folder."""
-OWN = "checksum"
-"""The key in it for the checksum of its own content."""
+OWN = "checksum"  # The key in it for the checksum of its own content
 
 
 def seal(folder: Path, **facts: Any) -> None:

@@ -17,9 +17,8 @@ from typing import Any, TextIO, TypeGuard
 
 from ngramloss.errors import UserError
 
-LONGEST_TOML = 2**20
-MOST_DOTS = 500
-"""The largest TOML file that is read, in bytes, and the most dots in one of its lines."""
+LONGEST_TOML = 2**20  # Bytes of a TOML file that is read, at most
+MOST_DOTS = 500  # Dots in one of its lines, at most
 
 
 def cache_folder() -> Path:
@@ -32,8 +31,7 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ngramloss"
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a disk, a quota or a file that is full."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a disk, a quota or a file that is full
 _FULL_TEXTS = re.compile(r"No space left on device|\(os error (28|122|27)\)|\d+ requested and \d+ written")
 """How Rust and NumPy tell of them, in other exceptions."""
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-EVERY = 10.0
-"""Seconds between two beats."""
+EVERY = 10.0  # Seconds between two beats
 SILENCE = 120.0
 """Seconds without a beat after which a process counts as dead. A shared file system may show a beat a minute late."""
 

@@ -11,8 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 from ngramloss.errors import UserError
 
-LARGEST = 2**63
-"""Whole numbers must be below this, as in a tensor."""
+LARGEST = 2**63  # Whole numbers must be below this, as in a tensor
 _NOUNS = {
     str: "text",
     int: "a whole number",

@@ -31,14 +31,11 @@ from ngramloss.training import runner
 from ngramloss.training.systems import SYSTEMS, run_of
 
 SMALL = "newswire"
-BASE, RESULTS = "base", "results"
-"""Folders of the model that is trained first, and of the study's results."""
+BASE, RESULTS = "base", "results"  # Folders of the model that is trained first, and of the study's results
 
-RECIPES = {"newswire": "newswire", "xsum": "xsum", "cnn_dailymail": "cnndm"}
-"""Data set → the recipe that trains on it."""
+RECIPES = {"newswire": "newswire", "xsum": "xsum", "cnn_dailymail": "cnndm"}  # Data set → the recipe that trains on it
 
-TRANSLATIONS = ("multi30k",)
-"""Known data sets that are translations."""
+TRANSLATIONS = ("multi30k",)  # Known data sets that are translations
 
 MORE = ("names_right", "figures_right", "bertscore", "wmd", "factcc", "summac_conv")
 """Columns that the table has besides those of a study, if they were scored."""
