@@ -33,9 +33,7 @@ Entry = TypeVar("Entry")
 _LOADING: list[Path] = []  # The plugin files that are being run, the innermost last
 _PREFIX = "ngramloss_plugin_"  # Modules of plugin files begin with it
 _packages: set[str] = set()  # Installed packages whose entries were imported
-REINSTALL = (
-    "What comes with ngramloss is listed when it is installed: if it was updated since, install it again with pip."
-)
+REINSTALL = "What comes with ngramloss is listed when it is installed: after an update, install it again with pip."
 
 
 def installed_points(group: str) -> list[EntryPoint]:
@@ -87,9 +85,8 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             raise UserError(f"{self.noun} {name!r}: use a name of letters, digits and underscores.")
         if not isinstance(entry, self.kind):
-            raise UserError(
-                f"the {self.noun} {name!r} must be an ngramloss.{self.kind.__name__}, got {type(entry).__name__}."
-            )
+            kind, got = self.kind.__name__, type(entry).__name__
+            raise UserError(f"the {self.noun} {name!r} must be an ngramloss.{kind}, got {got}.")
         self._added[name] = entry
         self._added_by[name] = _LOADING[-1] if _LOADING else None
 

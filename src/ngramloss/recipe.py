@@ -444,9 +444,8 @@ def _read(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         asked = f", the base of {above[-1]}" if above else ""
         again = "" if installed_points("recipes") else f" {REINSTALL}"
-        raise MissingFileError(
-            f"there is no recipe {name!r}{asked}: neither a file nor one of {', '.join(builtin())}.{hint}{again}"
-        )
+        known = ", ".join(builtin())
+        raise MissingFileError(f"there is no recipe {name!r}{asked}: neither a file nor one of {known}.{hint}{again}")
     settings = parse_toml(content, where)
     _refuse_consent(settings, where if name in builtin() else f"recipe {where}")
     base = settings.pop("base", None)
@@ -668,10 +667,8 @@ def _broken_rules_of_online(recipe: Recipe) -> Iterator[str]:
     if not online.samples and not draws_plainly:
         yield "online.temperature: this and online.top_p are of samples, and online.samples is 0. Set that, too."
     if online.groups and recipe.generation.engine not in engines:
-        yield (
-            f"online.groups: groups of beams need generation.engine = {' or '.join(engines)}, got "
-            f"{recipe.generation.engine}."
-        )
+        needed, engine = " or ".join(engines), recipe.generation.engine
+        yield f"online.groups: groups of beams need generation.engine = {needed}, got {engine}."
     if not online.groups and online.diversity != Online().diversity:
         yield "online.diversity: is of groups of beams, and online.groups is 0. Set that, too."
 

@@ -186,11 +186,11 @@ def test_every_comparison_has_its_interval_and_tests():
 
 def test_settings_are_parted_into_shared_and_different():
     systems = [one.settings for one in sample(0).systems]
-    assert [name for name, _ in tables.settings(systems).different] == [
+    assert [name for name, _ in tables.settings(systems)["different"]] == [
         "recipe.train.seed"
     ]  # a baseline has none of them
-    assert tables.settings(systems).different[0][1] == ["–", "1", "2", "–"]
-    assert tables.settings(systems[1:3]) == (
+    assert tables.settings(systems)["different"][0][1] == ["–", "1", "2", "–"]
+    assert tuple(tables.settings(systems[1:3]).values()) == (
         [("recipe.train.rate", "3e-05"), ("generation.beams", "6")],
         [("recipe.train.seed", ["1", "2"])],
     )
@@ -367,9 +367,9 @@ def test_the_ablation_has_the_papers_scores_or_all_where_it_has_none():
 
 def test_the_ablations_table_marks_the_best_here_and_in_the_paper():
     part = tables.ablation(sample(0).ablations[0], SCORES)
-    assert [head.label for head in part.table.heads] == ["R-1", "R-1", "R-L"]
-    assert part.of_paper == [False, True, True]
-    assert [[(cell.text, cell.best) for cell in row.cells] for row in part.table.systems] == [
+    assert [head.label for head in part["table"].heads] == ["R-1", "R-1", "R-L"]
+    assert part["of_paper"] == [False, True, True]
+    assert [[(cell.text, cell.best) for cell in row.cells] for row in part["table"].systems] == [
         [("43.20", False), ("43.26", False), ("40.40", False)],
         [("43.50", True), ("43.33", True), ("40.56", True)],
     ]

@@ -974,7 +974,10 @@ def test_the_results_of_a_stranger_write_nothing_outside_of_the_results(path, in
 
 @pytest.mark.parametrize(
     "changed_part",
-    ["train data", "validation data", "train tokens", "model: weights", "model: config.json", "teacher: x"],
+    few(
+        ["train data", "model: config.json"],
+        ["train data", "validation data", "train tokens", "model: weights", "model: config.json", "teacher: x"],
+    ),
 )
 def test_a_training_of_other_things_than_those_before_is_refused_before_its_result_is_saved(
     changed_part, path, instant, capsys

@@ -127,10 +127,7 @@ def _seed_rows(result: Result, labels: Sequence[str]) -> list[Seeds]:
     if not rows:
         return []
     shared = [label for label, count in Counter(seeds.label for seeds in rows).items() if count > 1]
-    rows = [
-        seeds._replace(label=f"{seeds.label} ({seeds.names[0]}, …)") if seeds.label in shared else seeds
-        for seeds in rows
-    ]
+    rows = [x._replace(label=f"{x.label} ({x.names[0]}, …)") if x.label in shared else x for x in rows]
     there = {name for seeds in rows for name in seeds.names}
     single = [index for index, name in enumerate(result.names) if name not in there and name not in baselines]
     return rows + [_single_run(result, index, labels[index], rows[0]) for index in single]

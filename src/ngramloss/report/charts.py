@@ -155,8 +155,7 @@ def draw_ablation(part: Ablation, scores: Mapping[str, Score], name: str) -> str
     """What each row adds to the first, here (dots) and in the paper (rings), for each score; nothing without scores."""
     columns = {True: [row.here for row in part.rows], False: [row.paper for row in part.rows]}
     gains = {
-        score: {filled: gains_of([row[score] for row in rows]) for filled, rows in columns.items()}
-        for score in part.scores
+        score: {here: gains_of([row[score] for row in rows]) for here, rows in columns.items()} for score in part.scores
     }
     shown = [score for score, points in gains.items() if any(points.values())][:SHOWN]
     if not shown:

@@ -178,10 +178,8 @@ def _case_blocks(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
     }
     if cases is None or not cases.ids:
         return {}, facts
-    packed = {
-        "ids": blocks.pack(list(cases.ids)),
-        "marks": blocks.pack({"empty": cases.empty, "cutOff": cases.cut_off}),
-    }
+    marks = {"empty": cases.empty, "cutOff": cases.cut_off}
+    packed = {"ids": blocks.pack(list(cases.ids)), "marks": blocks.pack(marks)}
     packed |= {f"texts-{index}": block for index, block in enumerate(blocks.pack_texts(cases.references, cases.texts))}
     scores = [(name, cases.described[name], values) for name, values in cases.scores.items()]
     # The length of the reference belongs to no system.

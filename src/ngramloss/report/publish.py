@@ -347,10 +347,8 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
     else:
         before, after = template_of(data, settings.task, column).split(SOURCE)
         parts = [in_python(text) for text in (before, after)]
-        prompt = [
-            f"prompt = {f'{parts[0]} + ' if before else ''}source{f' + {parts[1]}' if after else ''}",
-            *_tokenised(tokenizer),
-        ]
+        asked = f"{f'{parts[0]} + ' if before else ''}source{f' + {parts[1]}' if after else ''}"
+        prompt = [f"prompt = {asked}", *_tokenised(tokenizer)]
     return [
         'source = "The text that the model reads."',
         *prompt,

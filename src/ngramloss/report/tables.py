@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 from ngramloss.metrics.registry import Score
 from ngramloss.output import tabular
@@ -18,21 +18,6 @@ _SPEED = Head(
     tested=False,
     help="Documents per second as this training ran. Trainings ran at different times: only ngramloss bench compares",
 )
-
-
-class AblationTable(NamedTuple):
-    """One part of the ablation; ``of_paper`` says of each column whether the paper has printed it."""
-
-    title: str
-    table: Table
-    of_paper: list[bool]
-
-
-class Settings(NamedTuple):
-    """Settings by name: the value that all systems with this setting share, or one value for each system."""
-
-    shared: list[tuple[str, str]]
-    different: list[tuple[str, list[str]]]
 
 
 def quality_and_description(report: Report) -> tuple[list[str], list[str]]:
@@ -98,9 +83,8 @@ def _with_first(table: Table, name: str) -> Table:
         [replace(row, cells=[row.cells[index] for index in order]) for row in rows]
         for rows in (table.systems, table.baselines, table.paper)
     )
-    return replace(
-        table, heads=[table.heads[index] for index in order], systems=systems, baselines=baselines, paper=paper
-    )
+    heads = [table.heads[index] for index in order]
+    return replace(table, heads=heads, systems=systems, baselines=baselines, paper=paper)
 
 
 def comparisons(report: Report) -> list[tuple[str, ...]]:
@@ -153,8 +137,8 @@ def seeds(report: Report, names: Sequence[str]) -> Table:
     return _grouped([Head("seeds", "Seeds", tested=False), *_heads(scores)], best)
 
 
-def ablation(part: Ablation, scores: Mapping[str, Score]) -> AblationTable:
-    """A row's scores here and in the paper, the best of each column marked."""
+def ablation(part: Ablation, scores: Mapping[str, Score]) -> dict[str, Any]:
+    """A row's scores here and in the paper, the best of each column marked; ``of_paper``: which columns are its."""
     columns = [
         (name, of_paper)
         for name in part.scores
@@ -168,18 +152,18 @@ def ablation(part: Ablation, scores: Mapping[str, Score]) -> AblationTable:
         rows.append(Row(row.label, row.label, cells))
     heads = [_head(name, scores[name]) for name, _ in columns]
     table = Table(heads, _with_best(rows, [scores[name] for name, _ in columns]))
-    return AblationTable(part.title, table, [of_paper for _, of_paper in columns])
+    return {"title": part.title, "table": table, "of_paper": [of_paper for _, of_paper in columns]}
 
 
-def settings(each: Sequence[Mapping[str, str]]) -> Settings:
-    """The settings of all systems; a dash stands for one that a system does not have."""
+def settings(each: Sequence[Mapping[str, str]]) -> dict[str, list[tuple[str, Any]]]:
+    """Names and values of settings that all systems share, and of different ones; a dash is one that a system lacks."""
     names = list(dict.fromkeys(name for own in each for name in own))
     known = {name: list(dict.fromkeys(own[name] for own in each if name in own)) for name in names}
     rows = [dict.fromkeys(names, "–") | dict(own) for own in each]
-    return Settings(
-        [(name, values[0]) for name, values in known.items() if len(values) == 1],
-        [(name, [row[name] for row in rows]) for name, values in known.items() if len(values) > 1],
-    )
+    return {
+        "shared": [(name, values[0]) for name, values in known.items() if len(values) == 1],
+        "different": [(name, [row[name] for row in rows]) for name, values in known.items() if len(values) > 1],
+    }
 
 
 def _heads(scores: Mapping[str, Score]) -> list[Head]:

@@ -132,17 +132,11 @@ def write(
         before = read(folder, ids, predictions)  # again: another process may have written
         kept = {metric: keyed for metric, keyed in before.metrics.items() if keyed.reads(hashes)}
         by_metric = {**kept, **scores}
-        about = {
-            metric: {
-                "key": keyed.key,
-                "signature": keyed.scores.signature,
-                "figures": list(keyed.scores.values),
-                "texts": dict(keyed.texts),
-                "pooled": keyed.pooled or bool(keyed.scores.pooled),
-                "version": keyed.version,
-            }
-            for metric, keyed in by_metric.items()
-        }
+        about = {}
+        for metric, own in by_metric.items():
+            pooled, scored = own.pooled or bool(own.scores.pooled), own.scores
+            known = _Metric(own.key, scored.signature, list(scored.values), dict(own.texts), pooled, own.version)
+            about[metric] = known._asdict()
         values = {name: column for keyed in by_metric.values() for name, column in keyed.scores.values.items()}
         rows = (
             {"id": document, **{name: number(column[index]) for name, column in values.items()}}
@@ -150,10 +144,10 @@ def write(
         )
         run.scores.unlink(missing_ok=True)  # it must never describe other rows
         write_whole(run.document_scores, "".join(json.dumps(row) + "\n" for row in rows))
-        known = {name: corpus.get(name) or before.corpus.get(name) or Corpus() for name in values}
+        whole = {name: corpus.get(name) or before.corpus.get(name) or Corpus() for name in values}
         content = {
-            "scores": {name: number(of_corpus.value) for name, of_corpus in known.items()},
-            "intervals": {name: [number(of_corpus.low), number(of_corpus.high)] for name, of_corpus in known.items()},
+            "scores": {name: number(of_corpus.value) for name, of_corpus in whole.items()},
+            "intervals": {name: [number(of_corpus.low), number(of_corpus.high)] for name, of_corpus in whole.items()},
             "predictions": _hash([ids, predictions]),
             "metrics": about,
             "rows": _rows_hash(run.document_scores),

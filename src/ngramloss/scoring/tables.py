@@ -18,6 +18,8 @@ from ngramloss.scoring.score_cache import number
 from ngramloss.scoring.significance import CorpusScore, in_words
 from ngramloss.storage.files import write_whole
 
+Difference = tuple[float | None, float | None]  # And its p, corrected
+
 
 def write_documents(result: Result, path: Path) -> None:
     """Write the scores of every document, a line of JSON for each document of each system."""
@@ -94,9 +96,8 @@ def cell(value: CorpusScore, score: Score) -> Cell:
         tests = {**value.chances, "Holm": value.p_holm}
         title += [f"p {chance(p)} ({name})" for name, p in tests.items() if is_number(p)]
     interval = tabular.half_width(value.low, value.high, digits)
-    return Cell(
-        fixed(value.value, digits), value.value, mark(value.p_holm), interval, difference, title="; ".join(title)
-    )
+    shown, stars = fixed(value.value, digits), mark(value.p_holm)
+    return Cell(shown, value.value, stars, interval, difference, title="; ".join(title))
 
 
 def seed_cell(seeds: Seeds, name: str, score: Score) -> Cell:
@@ -132,10 +133,8 @@ def as_text(result: Result) -> str:
         lines += [f"* and **: differs from {result.names[0]} at 5% and 1% in {tests}{several}.", *verdicts(result)]
     if _lower(result):
         lines += ["↓: lower is better."]
-    lines += [
-        f"{name}: {count} documents without a score in some system are left out."
-        for name, count in result.left_out.items()
-    ]
+    without = "documents without a score in some system are left out"
+    lines += [f"{name}: {count} {without}." for name, count in result.left_out.items()]
     if result.seeds and not result.groups:
         lines += ["", tabular.as_text(_seed_table(result, corner="over seeds")), "", *_seed_legend(result)]
     lines += [f"{name}: {', '.join(odd)}." for name, odd in zip(result.names, result.audit, strict=True) if odd]
@@ -201,10 +200,8 @@ def untested(rows: Sequence[Seeds]) -> list[str]:
     """Which rows have no test over seeds, and why, in sentences; none if all have."""
     single = [row.label for row in rows if len(row.names) == 1]
     few = f"No test over seeds with {', '.join(single)}, of one run: a test needs two runs or more of both."
-    same = {
-        row.label: [name for name, test in row.against_first.items() if row.test and not is_number(test["p"])]
-        for row in rows
-    }
+    tested = {row.label: row.against_first.items() if row.test else () for row in rows}
+    same = {label: [name for name, test in own if not is_number(test["p"])] for label, own in tested.items()}
     steady = ", ".join(f"{label} ({', '.join(names)})" for label, names in same.items() if names)
     zero = f"No test over seeds where the difference to {rows[0].label} does not vary: {steady}."
     return [few] * bool(single and len(rows) > 1) + [zero] * bool(steady)
@@ -229,9 +226,7 @@ def seed_verdicts(result: Result) -> list[str]:
     return _verdicts(result, result.seeds[0].label, tests) if tests else []
 
 
-def _verdicts(
-    result: Result, first: str, tests: Mapping[str, Mapping[str, tuple[float | None, float | None]]]
-) -> list[str]:
+def _verdicts(result: Result, first: str, tests: Mapping[str, Mapping[str, Difference]]) -> list[str]:
     """A sentence for better systems and one for worse ones. Scores that only describe texts are neither."""
     found: dict[str, dict[str, list[str]]] = {"better": {}, "worse": {}}
     for name, scores in tests.items():

@@ -180,10 +180,8 @@ class RunFolder:
             other = f"before files in {run.model} were changed ({names})"
         else:
             return
-        there = [texts] if texts.exists() else self.shares(texts.stem)
-        raise UserError(
-            f"the {texts.stem} in {self.path} were written {other}. Delete {', '.join(map(str, there))} and {again}"
-        )
+        there = ", ".join(map(str, [texts] if texts.exists() else self.shares(texts.stem)))
+        raise UserError(f"the {texts.stem} in {self.path} were written {other}. Delete {there} and {again}")
 
 
 class About(TypedDict, total=False):
@@ -236,9 +234,8 @@ def model_files(model: Path) -> dict[str, str]:
     """Name → hash of the files that loading a model may read besides the weights: configuration, tokenizer, code."""
     if not model.is_dir():
         return {}
-    return {
-        path.name: fingerprint([path]) for path in sorted(model.iterdir()) if path.suffix in READ and path.is_file()
-    }
+    files = (path for path in sorted(model.iterdir()) if path.suffix in READ and path.is_file())
+    return {path.name: fingerprint([path]) for path in files}
 
 
 def _stamps(files: Sequence[Path]) -> dict[str, list[int]]:

@@ -300,9 +300,8 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
             "seed cannot be confirmed by it: choose other confirmation seeds."
         )
     always = _objectives("always", top.get("always", []), mistakes, named)
-    mistakes += [
-        f"always: {row!r} is not one of the objectives after the first." for row in always if row not in objectives[1:]
-    ]
+    stray = [row for row in always if row not in objectives[1:]]
+    mistakes += [f"always: {row!r} is not one of the objectives after the first." for row in stray]
     for name in top.get("metrics", []):
         if name not in METRICS:
             hint = nearest(str(name), METRICS, 0.5)

@@ -284,9 +284,8 @@ def deviations(plan: TablePlan) -> list[str]:
     theirs = "cnndm" if plan.data == "cnn_dailymail" else "xsum"
     first = plan.set.base
     printed = recipe.changed(recipe.load(theirs), [f"objective={first.objective}", f"train.seed={first.train.seed}"])
-    changed = [
-        x for x in recipe.differences(printed, first) if not x.startswith("model.") or x.startswith("model.name")
-    ]
+    every = recipe.differences(printed, first)
+    changed = [line for line in every if not line.startswith("model.") or line.startswith("model.name")]
     sentences = [f"settings: the paper's for {theirs} → used here", *changed] if changed else []
     for system in plan.systems:
         published, *small = SYSTEMS[system].recipes

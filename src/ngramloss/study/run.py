@@ -395,9 +395,8 @@ class Loop:
         for writing, before in before_each.items():
             if before is None or before.failed:
                 facts, attempt = self.study.facts(training, writing), str(secrets.randbits(60))
-                self.folder.write(
-                    WritingResult(training, writing, facts, f"{what}: {why}", tries, diverged, attempt=attempt)
-                )
+                said = f"{what}: {why}"
+                self.folder.write(WritingResult(training, writing, facts, said, tries, diverged, attempt=attempt))
         again = " It is tried again, once, after the others." if tries < TRIES else ""
         logger.warning(f"warning: {training}: {what} failed: {why.rstrip('.')}.{again}")
 

@@ -185,9 +185,8 @@ def texts_lines(study: Study, every: Sequence[Stages], runs: Path) -> list[str]:
                     folders.setdefault((stage.name, training.seed), []).append(shlex.quote(str(folder)))
         if folders:
             (_, seed), texts = next(iter(folders.items()))
-            lines.append(
-                f"{data.name}, texts of seed {seed}: ngramloss report {' '.join(texts)} --out {data.name}-texts"
-            )
+            command = f"ngramloss report {' '.join(texts)} --out {data.name}-texts"
+            lines.append(f"{data.name}, texts of seed {seed}: {command}")
     return lines
 
 
@@ -289,10 +288,8 @@ def _tuned(tried: Sequence[Training], of_set: Stages, data: DataSet, results: Re
     rows: dict[str, dict[tuple[str, ...], Cell]] = {}
     for training in tried:
         chosen = (of_set.settings or {}).get(training.objective) == training.setting
-        score, result = (
-            primary_scores(data, [training], results).get(training.seed),
-            results.get((training, data.writing)),
-        )
+        score = primary_scores(data, [training], results).get(training.seed)
+        result = results.get((training, data.writing))
         text = "failed" if result and result.failed else fixed(score, data.score.decimals)
         rows.setdefault(training.objective, {})[training.setting] = Cell(text, score, note="chosen" * chosen)
     heads = [_plain(" ".join(setting)) for setting in dict.fromkeys(training.setting for training in tried)]
