@@ -283,7 +283,7 @@ def test_curves_are_drawn_of_the_trainings_that_are_there_as_means_over_seeds(pa
     for seed in (11, 12):
         logged(Training("news", "ce", SETTING, seed, TEST).run_folder(Path("runs")), 3.0, float(seed))
     logged(Training("news", "ce", SETTING, 1, VALIDATION).run_folder(Path("runs")), 9.0, 9.0)
-    found = page._curves(study, stages_of(study, SCORES), Path("runs"))
+    found = page._curves(stages_of(study, SCORES), Path("runs"))
     assert [(own["data"], own["rows"], [label for label, _ in own["runs"]]) for own in found] == [
         ("news", "that were confirmed", ["ce train.learning_rate=0.001"])
     ]

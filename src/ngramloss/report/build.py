@@ -314,8 +314,7 @@ def _cases(result: Result, texts: Aligned, references: Sequence[Sequence[str]]) 
 def _forced(run: Provenance) -> dict[str, TeacherForced]:
     path, names = RunFolder(run.folder).seen, TeacherForced.__annotations__
     again = f"Delete it, or make it again with: ngramloss generate {run.folder}"
-    return {
-        str(row["id"]): typed(TeacherForced, {name: row[name] for name in names if name in row}, path, again)
-        for row in whole_rows(path)
-        if "id" in row
+    found = {
+        str(row["id"]): {name: row[name] for name in names if name in row} for row in whole_rows(path) if "id" in row
     }
+    return {key: typed(TeacherForced, row, path, again) for key, row in found.items()}

@@ -59,11 +59,8 @@ class Drawings(NamedTuple):
 
 def draw(report: Report) -> Drawings:
     """Draw everything that the record has to draw."""
-    return Drawings(
-        draw_results(report),
-        draw_training(report.training),
-        [draw_ablation(part, report.scores, f"a{index}") for index, part in enumerate(report.ablations)],
-    )
+    ablations = [draw_ablation(part, report.scores, f"a{index}") for index, part in enumerate(report.ablations)]
+    return Drawings(draw_results(report), draw_training(report.training), ablations)
 
 
 def draw_results(report: Report) -> dict[str, Forest]:
@@ -141,11 +138,9 @@ def draw_training(logs: Sequence[TrainingCurves], name: str = "t") -> list[Panel
             title = f"joint loss of {objective}" if objective else joint[0]
             drawn.append(((title, joint[1]), [log for log in logs if log.objective == objective]))
     for (title, parts), of in drawn:
-        series = [
-            curve
-            for index, (_, members) in enumerate(groups)
-            for curve in _series(index, [log for log in members if any(log is other for other in of)], parts)
-        ]
+        series = list[Series]()
+        for index, (_, members) in enumerate(groups):
+            series += _series(index, [log for log in members if any(log is other for other in of)], parts)
         if series:
             panels.append(_panel(title, series, f"{name}{len(panels)}"))
     return panels

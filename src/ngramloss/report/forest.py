@@ -62,10 +62,8 @@ def draw_forest(rows: Sequence[Estimate], name: str, *, score: str, decimals: in
     scores = {data: [_score_line(row, decimals) for row in members] for data, members in sets.items()}
     differences = {data: list(_difference_lines(members, decimals)) for data, members in sets.items()}
     compared = any(is_number(row.difference) for row in rows)
-    return Forest(
-        _draw(scores, f"r{name}", score),
-        _draw(differences, f"d{name}", f"{score}, difference", one_axis=True) if compared else "",
-    )
+    second = _draw(differences, f"d{name}", f"{score}, difference", one_axis=True) if compared else ""
+    return Forest(_draw(scores, f"r{name}", score), second)
 
 
 def _score_line(row: Estimate, decimals: int) -> _Line:

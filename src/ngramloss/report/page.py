@@ -62,10 +62,8 @@ def page_text(report: Report, *, budget: int = BUDGET) -> str:
     drawings = charts.draw(report)
     shown = _shown(report, drawings)
     packed, facts = _case_blocks(report)
-    facts["copies"] = {
-        first: {form: parts._asdict() for form, parts in tables.copies(report, first).items()}
-        for first in ("", *(head.name for head in shown["table"].heads))
-    }
+    copies = {first: tables.copies(report, first) for first in ("", *(head.name for head in shown["table"].heads))}
+    facts["copies"] = {first: {form: own._asdict() for form, own in forms.items()} for first, forms in copies.items()}
     facts["panels"] = [panel_facts(panel) for panel in drawings.training]
     empty = rendered("page.html", _SCRIPTS, facts, blocks=packed, **shown)
     sources = (report.cases.documents if report.cases else None) or []
@@ -84,12 +82,9 @@ def rendered(template: str, scripts: Sequence[str], facts: Any, *, folder: Path 
     """
     import jinja2
 
+    loader, undefined = jinja2.FileSystemLoader([folder, _HERE]), jinja2.StrictUndefined
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([folder, _HERE]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals["colours"] = drawing.COLOURS
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in scripts)

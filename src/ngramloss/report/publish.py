@@ -117,10 +117,8 @@ def _copy_model(run: RunFolder, to: Path) -> None:
         raise UserError(f"{run.model} has no safetensors. Only these are published: they cannot run code.")
     trained = read_object(run.weights).get("fingerprint") if run.weights.is_file() else None
     if trained is not None and fingerprint(weights) != trained:
-        raise UserError(
-            f"the weights in {run.model} are not those that the training wrote, so its card is not about them. Train "
-            "again, or upload that folder with a card of its own."
-        )
+        why = f"the weights in {run.model} are not those that the training wrote, so its card is not about them"
+        raise UserError(f"{why}. Train again, or upload that folder with a card of its own.")
     if left_out:
         logger.warning(f"warning: not published, because no model is loaded from them: {', '.join(left_out)}.")
 
@@ -130,10 +128,8 @@ def _warn_of_paths(settings: Recipe) -> None:
     named = {key: value for key, value in recipe.flat(settings) if key in recipe.affecting("place")}
     found = [f"{key} = {value}" for key, value in named.items() if re.search(r"(^|[=,])(/|~|[A-Za-z]:\\)", value)]
     if found:
-        logger.warning(
-            f"warning: {CARD} and recipe.toml name folders of this machine ({'; '.join(found)}). Change them there if "
-            "nobody should read these names."
-        )
+        named_here = f"{CARD} and recipe.toml name folders of this machine ({'; '.join(found)})"
+        logger.warning(f"warning: {named_here}. Change them there if nobody should read these names.")
 
 
 # Scores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from ngramloss.metrics.registry import Score
@@ -52,11 +53,8 @@ def copies(report: Report, first: str = "") -> dict[str, Parts]:
     names, _ = quality_and_description(report)
     main = seeds if report.seeds else results
     shown = _with_first(main(report, names), first)
-    return {
-        "latex": tabular.as_latex(shown),
-        "markdown": tabular.as_markdown(shown),
-        "csv": tabular.as_csv(_with_first(main(report, list(report.scores)), first)),
-    }
+    csv = tabular.as_csv(_with_first(main(report, list(report.scores)), first))
+    return {"latex": tabular.as_latex(shown), "markdown": tabular.as_markdown(shown), "csv": csv}
 
 
 def description(report: Report, names: Sequence[str]) -> Table:
@@ -139,15 +137,12 @@ def seeds(report: Report, names: Sequence[str]) -> Table:
 
 def ablation(part: Ablation, scores: Mapping[str, Score]) -> dict[str, Any]:
     """A row's scores here and in the paper, the best of each column marked; ``of_paper``: which columns are its."""
-    columns = [
-        (name, of_paper)
-        for name in part.scores
-        for of_paper in (False, True)
-        if any((row.paper if of_paper else row.here)[name] is not None for row in part.rows)
-    ]
+    known = {False: [row.here for row in part.rows], True: [row.paper for row in part.rows]}
+    pairs = [(name, of_paper) for name in part.scores for of_paper in known]
+    columns = [(name, side) for name, side in pairs if any(row[name] is not None for row in known[side])]
     rows = []
-    for row in part.rows:
-        values = [(name, (row.paper if of_paper else row.here)[name]) for name, of_paper in columns]
+    for index, row in enumerate(part.rows):
+        values = [(name, known[of_paper][index][name]) for name, of_paper in columns]
         cells = [Cell(fixed(value, scores[name].decimals), value) for name, value in values]
         rows.append(Row(row.label, row.label, cells))
     heads = [_head(name, scores[name]) for name, _ in columns]
@@ -204,13 +199,10 @@ def _with_best(rows: Sequence[Row], scores: Iterable[Score]) -> list[Row]:
         known = [(cell.value, cell.text) for cell in (row.cells[column] for row in rows) if cell.value is not None]
         ranked = sorted(known, reverse=score.better == "higher")
         best.append(ranked[0][1] if len(ranked) > 1 and score.better != "neither" else None)
-    return [
-        replace(
-            row,
-            cells=[
-                replace(cell, best=True) if index < len(best) and cell.text == best[index] else cell
-                for index, cell in enumerate(row.cells)
-            ],
+    marked = []
+    for row in rows:
+        pairs = zip_longest(row.cells, best)
+        marked.append(
+            replace(row, cells=[replace(cell, best=True) if cell.text == text else cell for cell, text in pairs])
         )
-        for row in rows
-    ]
+    return marked

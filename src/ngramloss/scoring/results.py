@@ -100,15 +100,11 @@ def score_systems(
     score_owners(metrics)  # raises if two metrics use the same name
     chosen = {name: checked_options(name, (options or {}).get(name, {})) for name in metrics}
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
-    saved = [
-        score_cache.read(folder, texts.task.ids, predictions) if folder else CachedScores({}, {})
-        for folder, predictions in zip(texts.folders, texts.texts, strict=True)
-    ]
-    unused = [
-        f"the scores saved in {folder} were not used ({before.damage}); they are computed again."
-        for folder, before in zip(texts.folders, saved, strict=True)
-        if before.damage
-    ]
+    saved, unused = [], []
+    for folder, predictions in zip(texts.folders, texts.texts, strict=True):
+        saved.append(score_cache.read(folder, texts.task.ids, predictions) if folder else CachedScores({}, {}))
+        if damage := saved[-1].damage:
+            unused.append(f"the scores saved in {folder} were not used ({damage}); they are computed again.")
     # Read now: another run may have replaced the folder's content by the time the metrics are done.
     about = [provenance.run(folder) if folder else None for folder in texts.folders]
     given = texts.task._asdict()

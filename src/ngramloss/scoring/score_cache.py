@@ -138,10 +138,8 @@ def write(
             known = _Metric(own.key, scored.signature, list(scored.values), dict(own.texts), pooled, own.version)
             about[metric] = known._asdict()
         values = {name: column for keyed in by_metric.values() for name, column in keyed.scores.values.items()}
-        rows = (
-            {"id": document, **{name: number(column[index]) for name, column in values.items()}}
-            for index, document in enumerate(ids)
-        )
+        columns = {"id": ids, **{name: [number(value) for value in column] for name, column in values.items()}}
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         run.scores.unlink(missing_ok=True)  # it must never describe other rows
         write_whole(run.document_scores, "".join(json.dumps(row) + "\n" for row in rows))
         whole = {name: corpus.get(name) or before.corpus.get(name) or Corpus() for name in values}

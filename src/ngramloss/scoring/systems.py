@@ -125,10 +125,8 @@ def align(
     if not given:
         _raise_unless_alike(first.path, gold, runs, what)
     if read is not None and not documents and (other := _other_documents(first.path, list(gold), read, runs)):
-        warnings.append(
-            f"{other} has other documents than {first.path}, so scores that read documents are left out. Score each "
-            "alone, or give the documents: --documents FILE."
-        )
+        why = f"{other} has other documents than {first.path}, so scores that read documents are left out"
+        warnings.append(f"{why}. Score each alone, or give the documents: --documents FILE.")
         read = None
     task = DocumentSet(list(gold), list(several.values()) if what == "reference" else None, read)
     return Aligned(task, names, texts, folders, warnings, groups if any(groups) else ())

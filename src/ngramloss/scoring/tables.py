@@ -209,11 +209,10 @@ def untested(rows: Sequence[Seeds]) -> list[str]:
 
 def verdicts(result: Result) -> list[str]:
     """Which systems are better and which are worse than the first by the tests over documents."""
-    tests = {
-        name: {score: (values[index].difference, values[index].p_holm) for score, values in result.scores.items()}
-        for index, name in enumerate(result.names)
-        if index
-    }
+    tests: dict[str, dict[str, Difference]] = {name: {} for name in result.names[1:]}
+    for score, (_, *values) in result.scores.items():
+        for test, value in zip(tests.values(), values, strict=True):
+            test[score] = value.difference, value.p_holm
     return _verdicts(result, result.names[0], tests)
 
 

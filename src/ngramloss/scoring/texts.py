@@ -137,9 +137,9 @@ def _value(row: RawRow, what: str, names: Sequence[str]) -> Any:
     found = [row.values[column] for column in names if column in row.values]
     if not found:
         own = ", ".join(map(escape.name, row.values)) or "nothing"
+        names = " or ".join(USUAL[what])
         raise UserError(
-            f"{where} has no {what}. Its columns are {own}; {' or '.join(USUAL[what])} is read, or the "
-            f"column that {OPTIONS[what]} names."
+            f"{where} has no {what}. Its columns are {own}; {names} is read, or the column that {OPTIONS[what]} names."
         )
     texts = []
     for index, value in enumerate(found):

@@ -39,7 +39,7 @@ def write_page(
 ) -> Path:
     """Write ``folder/index.html`` and return its path. Curves are drawn of the trainings that are in ``runs``."""
     confirmed = any(row.scores for own in sets for row in own.rows)
-    drawn = _curves(study, every, runs)
+    drawn = _curves(every, runs)
     left = [training for of_set in every for stage in of_set.all for training in stage.trainings]
     text = page.rendered(
         "study.html",
@@ -135,15 +135,15 @@ def _estimate(row: Comparison, rows: Sequence[Comparison], *, tested: bool) -> E
     )
 
 
-def _curves(study: Study, every: Sequence[Stages], runs: Path) -> list[dict[str, Any]]:
+def _curves(every: Sequence[Stages], runs: Path) -> list[dict[str, Any]]:
     """For each set the curves of its last stage of which a run is there; ``first`` is the number of its first panel."""
     drawn: list[dict[str, Any]] = []
-    for data, of_set in zip(study.sets, every, strict=True):
+    for of_set in every:
         staged = ((stage.name, list(_logs(stage.trainings, runs))) for stage in reversed(of_set.all))
         name, logs = next((each for each in staged if each[1]), ("", []))
         if logs:
             panels, first = charts.draw_training(logs, f"t{len(drawn)}-"), sum(len(own["panels"]) for own in drawn)
-            about = {"data": data.name, "rows": _NAMES[name], "runs": charts.run_groups(logs)}
+            about = {"data": of_set.data.name, "rows": _NAMES[name], "runs": charts.run_groups(logs)}
             drawn.append({**about, "panels": panels, "first": first})
     return drawn
 
@@ -164,11 +164,9 @@ def _settings(data: DataSet, results: Results) -> dict[str, str]:
     for result in sorted(own, key=lambda result: not result.facts.get("data.leave_out")):  # whole data count last
         known[f"texts of {result.training.split}"] = result.count
         named = {"candidates": result.facts.get("data.candidates", "")}  # rows may have different ones
-        known |= {
-            name if name == PRECISION else f"fingerprint of {named.get(name, name)}": value
-            for name, value in result.made_of.items()
-            if value
-        }
+        made_of = {name: value for name, value in result.made_of.items() if value}
+        called = {name: name if name == PRECISION else f"fingerprint of {named.get(name, name)}" for name in made_of}
+        known |= {called[name]: value for name, value in made_of.items()}
     seconds = [result.train_seconds for result in own if result.train_seconds is not None]
     if seconds:
         known["seconds of a training, median"] = round(statistics.median(seconds))

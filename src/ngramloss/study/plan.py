@@ -308,11 +308,9 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
             mistakes.append(f"metrics: there is no metric {name!r}. {hint}See ngramloss list metrics.")
     left = len(objectives) - 1 - len(always)
     if not screening:
-        mistakes += [
-            f"{key}: without screening seeds all rows are confirmed. Leave it out, or name some."
-            for key in ("confirm", "always")
-            if key in content
-        ]
+        named_in_vain = [key for key in ("confirm", "always") if key in content]
+        why = "without screening seeds all rows are confirmed. Leave it out, or name some."
+        mistakes += [f"{key}: {why}" for key in named_in_vain]
     elif objectives and top.get("confirm", 1) > left:
         mistakes.append(f"confirm: at most {left} rows are left to choose from, got {top['confirm']}.")
     given = content.get("set", [])

@@ -184,15 +184,8 @@ def make_plan(
     called += "-data" if called in (BASE, RESULTS) else ""
     compared = DataSet(called, first, "rouge2" if is_summary else "bleu", writing, METRICS_OF[first.task], limit)
     names = (*dict.fromkeys(row.objective for row in rows), *systems)
-    others = system_rows(
-        systems,
-        folder,
-        data=name,
-        task=first.task,
-        overrides=asked,
-        small=name == SMALL,
-        validation=not systems or has_split(first.data, "validation"),
-    )
+    held_out, small = not systems or has_split(first.data, "validation"), name == SMALL
+    others = system_rows(systems, folder, name, first.task, overrides=asked, small=small, validation=held_out)
     study = Study(
         f"reproduce-{called}",
         f"{table} on {name}",
@@ -334,11 +327,8 @@ def _printed(plan: TablePlan) -> dict[str, tuple[str, tuple[float | None, ...]]]
     if plan.table != "table3":
         rows = paper.TABLE2[plan.paper_data]
         return {row.objective or row.system: (row.label, row.scores[:3]) for row in rows if row.objective or row.system}
-    return {
-        objective: (f"{label} {part.split()[1]}" if objective != "ce" else label, printed)
-        for part, rows in paper.TABLE3.items()
-        for label, objective, printed in rows
-    }
+    printed = [(f" {part.split()[1]}", row) for part, rows in paper.TABLE3.items() for row in rows]
+    return {row: (label if row == "ce" else label + part, scores) for part, (label, row, scores) in printed}
 
 
 def table1(names: Sequence[str], *, limit: int = 0) -> str:

@@ -400,10 +400,8 @@ def _checked(path: Path, study: Study) -> WritingResult | None:
     is_row = training.objective in study.objectives
     if not known or not (is_row or study.grows) or result.writing not in study.writings:
         what = f"the set {training.set!r}" if not known else f"{training.objective!r}, {result.writing}"
-        raise UserError(
-            f"{path} is a result of {what}, which the study does not have any more. Put it back, or move the file "
-            "out of the folder."
-        )
+        why = f"{path} is a result of {what}, which the study does not have any more"
+        raise UserError(f"{why}. Put it back, or move the file out of the folder.")
     if not (result.failed or result.documents) and result.writing == study.data(training.set).writing:
         raise UserError(f"{path} has no scores of documents. {ADVICE}")
     if not is_row and SYSTEM_ROW in result.facts:

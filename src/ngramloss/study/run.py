@@ -33,6 +33,7 @@ from ngramloss.study.plan import TEST, Study, Training, check_data
 from ngramloss.study.processes import start_process
 from ngramloss.study.results import (
     ALWAYS,
+    CONFIRMED,
     ELSEWHERE,
     ResultFolder,
     Results,
@@ -116,9 +117,9 @@ def stages_of_sets(folder: ResultFolder, results: Results) -> list[Stages]:
     """The stages of every set. Raises if the test set was used for other rows than those that would be chosen now."""
     study = folder.study
     every = [stages(study, data, results, folder.confirmed(data)) for data in study.sets]
-    for data, of_set in zip(study.sets, every, strict=True):
-        folder.raise_if_others_confirmed(data, of_set.confirmed)
-        folder.raise_if_others_confirmed(data, of_set.always, ALWAYS)
+    for of_set in every:
+        folder.raise_if_others_confirmed(of_set.data, of_set.confirmed)
+        folder.raise_if_others_confirmed(of_set.data, of_set.always, ALWAYS)
     return every
 
 
@@ -212,17 +213,15 @@ class Loop:
         """The trainings of this share, or of the whole study, that can be done now, stage by stage."""
         results, (number, count) = self._results(), (1, 1) if whole else self.ways.share
         only = () if whole else self.ways.only
-        every = list(zip(self.study.sets, stages_of_sets(self.folder, results), strict=True))
-        for data, of_set in every:
-            # Before the first text of the test set is written.
-            if of_set.always is not None:
-                self.folder.confirm(data, of_set.always, ALWAYS)
-            if of_set.confirmed is not None:
-                self.folder.confirm(data, of_set.confirmed)
+        every = stages_of_sets(self.folder, results)
+        for of_set in every:  # before the first text of the test set is written
+            for rows, file in ((of_set.always, ALWAYS), (of_set.confirmed, CONFIRMED)):
+                if rows is not None:
+                    self.folder.confirm(of_set.data, rows, file)
         return [
             training
-            for data, of_set in every
-            if not only or data.name in only
+            for of_set in every
+            if not only or of_set.data.name in only
             for stage in of_set.all
             for index, training in enumerate(new_in(of_set, stage))
             if index % count == number - 1 and not is_done(self.study, training, results)
@@ -441,10 +440,8 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
 def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> None:
     """Raise if texts were written with other options than those of the study."""
     if not file.exists() or json.loads(file.read_text(encoding="utf-8")) != options:
-        raise UserError(
-            f"the texts in {texts.parent} were not written with {' '.join(options)}, as the study says now. Delete "
-            f"{texts}: they are written again then."
-        )
+        said = f"the texts in {texts.parent} were not written with {' '.join(options)}, as the study says now"
+        raise UserError(f"{said}. Delete {texts}: they are written again then.")
 
 
 def _has_checkpoints(run: RunFolder) -> bool:

@@ -23,6 +23,7 @@ class Stage(NamedTuple):
 class Stages(NamedTuple):
     """Where a set stands."""
 
+    data: DataSet  # the set
     all: list[Stage]  # its stages in order
     settings: Rows | None  # row → the setting that was chosen for it; None as long as it is tuned
     confirmed: Rows | None  # the tested rows with settings, the baseline first; None as long as they are screened
@@ -65,7 +66,7 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
         Stage("screen", screen, len(study.objectives) * len(data.screening) - shared),
         Stage("confirm", last, in_confirm),
     ]
-    return Stages(every, settings, chosen, given)
+    return Stages(data, every, settings, chosen, given)
 
 
 def has_failed(study: Study, training: Training, results: Results) -> bool:
@@ -110,11 +111,11 @@ def expected_seconds(results: Results, training: Training, writing: str = "") ->
 def time_left(study: Study, every: Sequence[Stages], results: Results) -> tuple[float, int]:
     """Seconds of all that has no result yet, one after the other, and of how many trainings no time is known."""
     seconds, unknown = 0.0, 0
-    for data, of_set in zip(study.sets, every, strict=True):
+    for of_set in every:
         for stage in of_set.all:
             split = TEST if stage.name in ("always", "confirm") else VALIDATION
             left = stage.planned - sum(is_done(study, training, results) for training in new_in(of_set, stage))
-            any_like = Training(data.name, "", (), 0, split)
+            any_like = Training(of_set.data.name, "", (), 0, split)
             steps = [expected_seconds(results, any_like, writing) for writing in ("", *study.writings)]
             known = [step for step in steps if step is not None]
             seconds += left * sum(known)

@@ -68,14 +68,7 @@ class SystemRow(NamedTuple):
 
 
 def system_rows(
-    names: Sequence[str],
-    runs: Path,
-    *,
-    data: str,
-    task: str,
-    overrides: Sequence[str] = (),
-    small: bool = False,
-    validation: bool = True,
+    names: Sequence[str], runs: Path, data: str, task: str, *, overrides: Sequence[str], small: bool, validation: bool
 ) -> dict[str, SystemRow]:
     """The rows of systems, and those of other systems and recipes that they need.
 

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
@@ -76,8 +77,8 @@ def plan_text(study: Study, every: Sequence[Stages], results: Results, *, parall
 def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, parallel: int = 1) -> list[str]:
     """A line for each set with what is done, and one with what is left."""
     lines = []
-    for data, of_set in zip(study.sets, every, strict=True):
-        stages = []
+    for of_set in every:
+        stages, data = [], of_set.data
         for stage in of_set.all:
             new = new_in(of_set, stage)
             done = sum(is_done(study, training, results) for training in new)
@@ -97,11 +98,8 @@ def comparisons(study: Study, every: Sequence[Stages], results: Results) -> list
 
     Rows that have no test yet count as comparisons with p = 1, so that no p becomes larger when they are done.
     """
-    rows = [
-        row
-        for data, of_set in zip(study.sets, every, strict=True)
-        for row in _rows(study, data, of_set.tested, study.confirmation, TEST, results)
-    ]
+    by_set = (_rows(study, each.data, each.tested, study.confirmation, TEST, results) for each in every)
+    rows = list(chain.from_iterable(by_set))
     compared = [row for row in rows if row.against]
     family = _family(study, compared)
     p_seeds = _corrected([row.against["p"] for row in compared], family)
@@ -125,7 +123,8 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
     tested = comparisons(study, every, results)
     seeds = f"{len(study.confirmation)} seed{'s' * (len(study.confirmation) > 1)}"
     found = []
-    for data, of_set in zip(study.sets, every, strict=True):
+    for of_set in every:
+        data = of_set.data
         primary = f"{data.score.label} of {data.writing}"
         tried = of_set.all[0].trainings
         screening = _rows(study, data, of_set.settings or {}, data.screening, VALIDATION, results)
@@ -176,8 +175,8 @@ def as_text(sets: Sequence[SetTables], *, markdown: bool = False) -> str:
 def texts_lines(study: Study, every: Sequence[Stages], runs: Path) -> list[str]:
     """For each set, the command that shows the texts of its rows side by side, for the first seed that has some."""
     lines = []
-    for data, of_set in zip(study.sets, every, strict=True):
-        folders: dict[tuple[str, int], list[str]] = {}
+    for of_set in every:
+        data, folders = of_set.data, dict[tuple[str, int], list[str]]()
         for stage in reversed(of_set.all):
             for training in stage.trainings:
                 folder = study.text_folder(training, data.writing, runs)
@@ -415,11 +414,8 @@ def _count(row: Comparison) -> Cell:
 
 
 def _failures(rows: Sequence[Comparison]) -> list[str]:
-    return [
-        escape.name(f"{row.objective}, seed {seed} failed and is in no mean: {why}")
-        for row in rows
-        for seed, why in row.failed.items()
-    ]
+    failed = [(f"{row.objective}, seed {seed}", why) for row in rows for seed, why in row.failed.items()]
+    return [escape.name(f"{what} failed and is in no mean: {why}") for what, why in failed]
 
 
 def _legend(family: int, study: Study) -> list[str]:
