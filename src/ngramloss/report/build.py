@@ -57,7 +57,10 @@ def build_record(
         )
     labels = _labels(result)
     result = result._replace(seeds=_seed_rows(result, labels))
-    groups = _groups(result)
+    rows = {name: seeds.label for seeds in result.seeds for name in seeds.names}
+    groups = [rows[name] if name in rows else "" for name in result.names]
+    tested = [f"* and **: {tests}."] if (tests := seed_tests(result.seeds)) else []
+    seed_notes = [*tested, *seed_verdicts(result), *untested(result.seeds)] if len(result.seeds) > 1 else []
     systems = [_system(result, index, label, groups[index]) for index, label in enumerate(labels)]
     warnings = dict.fromkeys(sentence for system in systems for sentence in system.used if sentence.startswith(WARNING))
     differently = result._replace(names=labels).decoded_differently
@@ -72,7 +75,7 @@ def build_record(
         scores=_scores(result),
         systems=systems,
         seeds=result.seeds,
-        seed_notes=_seed_notes(result),
+        seed_notes=seed_notes,
         verdicts=verdicts(result._replace(names=labels)),
         signatures=result.signatures,
         absent=result.absent,
@@ -145,12 +148,6 @@ def _single_run(result: Result, index: int, label: str, first: Seeds) -> Seeds:
     )
 
 
-def _groups(result: Result) -> list[str]:
-    """For each system the label of its row over seeds; empty for a system without."""
-    labels = {name: seeds.label for seeds in result.seeds for name in seeds.names}
-    return [labels.get(name, "") for name in result.names]
-
-
 def _title(result: Result, groups: Sequence[str]) -> str:
     """The systems, baselines left out unless there is nothing else, and the data as far as they are known."""
     each = zip(result.names, result.runs, groups, strict=True)
@@ -162,13 +159,6 @@ def _title(result: Result, groups: Sequence[str]) -> str:
     shown = f"{', '.join(systems[:-1])} and {systems[-1]}" if 1 < len(systems) <= SHOWN else systems[0]
     shown = shown if len(systems) <= SHOWN else f"{len(systems)} systems"
     return shown + (f" on {' and '.join(sorted(data))}" if data else "")
-
-
-def _seed_notes(result: Result) -> list[str]:
-    if len(result.seeds) < 2:
-        return []
-    tested = seed_tests(result.seeds)
-    return [*[f"* and **: {tested}."] * bool(tested), *seed_verdicts(result), *untested(result.seeds)]
 
 
 def _first_note(result: Result, labels: Sequence[str]) -> str:

@@ -59,17 +59,17 @@ def draw_forest(rows: Sequence[Estimate], name: str, *, score: str, decimals: in
     sets: dict[str, list[Estimate]] = {}
     for row in rows:
         sets.setdefault(row.data, []).append(row)
-    scores = {data: [_score_line(row, decimals) for row in members] for data, members in sets.items()}
+    scores = {data: list(_score_lines(members, decimals)) for data, members in sets.items()}
     differences = {data: list(_difference_lines(members, decimals)) for data, members in sets.items()}
     compared = any(is_number(row.difference) for row in rows)
     second = _draw(differences, f"d{name}", f"{score}, difference", one_axis=True) if compared else ""
     return Forest(_draw(scores, f"r{name}", score), second)
 
 
-def _score_line(row: Estimate, decimals: int) -> _Line:
-    ends = [fixed(end, decimals) for end in (row.low, row.high)]
-    text = fixed(row.value, decimals) + _brackets(ends)
-    return _Line(row.label, text, row.value, row.low, row.high, row.runs, row.is_first)
+def _score_lines(rows: Sequence[Estimate], decimals: int) -> Iterator[_Line]:
+    for row in rows:
+        text = fixed(row.value, decimals) + _brackets([fixed(end, decimals) for end in (row.low, row.high)])
+        yield _Line(row.label, text, row.value, row.low, row.high, row.runs, row.is_first)
 
 
 def _difference_lines(rows: Sequence[Estimate], decimals: int) -> Iterator[_Line]:

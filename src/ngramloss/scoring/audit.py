@@ -46,25 +46,21 @@ def oddities(
     Without the ``lengths`` in tokens words are counted, and the note says so: a text has at least as many tokens as
     words.
     """
-    empty = sum(not text.strip() for text in texts)
-    shared = sum(count - 1 for text, count in Counter(texts).items() if text.strip())
-    notes = [f"{empty} empty"] if empty else []
-    notes += [f"{_texts(shared)} identical to another document's"] if shared else []
-    if allowed is None:
-        return notes
-    unit = "words" if lengths is None else "tokens"
+    allowed = allowed or LengthLimits()
+    unit, note = ("words", " (words were counted; a text has more tokens)") if lengths is None else ("tokens", "")
     counts = [len(text.split()) for text in texts] if lengths is None else lengths
+    shared = sum(count - 1 for text, count in Counter(texts).items() if text.strip())
     short = sum(count < allowed.least for count in counts)
     long = sum(count > allowed.most for count in counts) if allowed.most else 0
     full = len(cut_off(lengths, allowed).documents)
-    note = " (words were counted; a text has more tokens)" if lengths is None else ""
-    if short:
-        notes.append(f"{_texts(short)} with fewer than {allowed.least} {unit}{note}")
-    if long:
-        notes.append(f"{_texts(long)} with more than {allowed.most} {unit}")
-    if full:
-        notes.append(f"{_texts(full)} with exactly the maximum of {allowed.most} tokens, which may be cut off")
-    return notes
+    notes = [f"{empty} empty"] if (empty := sum(not text.strip() for text in texts)) else []
+    found = {
+        "identical to another document's": shared,
+        f"with fewer than {allowed.least} {unit}{note}": short,
+        f"with more than {allowed.most} {unit}": long,
+        f"with exactly the maximum of {allowed.most} tokens, which may be cut off": full,
+    }
+    return notes + [f"{count} text{'s' * (count > 1)} {what}" for what, count in found.items() if count]
 
 
 def cut_off(lengths: Sequence[int] | None, allowed: LengthLimits | None) -> CutOff:
@@ -76,10 +72,6 @@ def cut_off(lengths: Sequence[int] | None, allowed: LengthLimits | None) -> CutO
     if lengths is None or allowed is None or not allowed.most:
         return CutOff()
     return CutOff(allowed.most, [index for index, count in enumerate(lengths) if count == allowed.most])
-
-
-def _texts(count: int) -> str:
-    return f"{count} text" if count == 1 else f"{count} texts"
 
 
 def counter(tokenizer: str) -> Callable[[Sequence[str]], list[int]]:

@@ -9,14 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ngramloss.errors import UserError
 from ngramloss.generation.baselines import is_baseline
 from ngramloss.metrics.scores import signature
 from ngramloss.output import escape
 from ngramloss.recipe import TASKS
 from ngramloss.search.registry import engine_packages
 from ngramloss.search.search import BEAMS, BESIDE, SAMPLING, USUAL, effective
-from ngramloss.storage.files import parse_toml, read_json, whole_rows
+from ngramloss.storage.files import object_or_empty, parse_toml, read_json, whole_rows
 from ngramloss.storage.run_folder import RunFolder
 
 READING = ("max_source", "prefix", "prompt")
@@ -92,10 +91,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 def used(folder: Path) -> list[str]:
     """What a training used of its data, in sentences; none if the run does not say."""
-    try:
-        sentences = _json(RunFolder(folder).prepared).get("used")
-    except UserError:  # damaged, and not needed for anything else
-        return []
+    sentences = object_or_empty(RunFolder(folder).prepared).get("used")  # damaged, it is not needed for anything else
     return [sentence for sentence in sentences if isinstance(sentence, str)] if isinstance(sentences, list) else []
 
 

@@ -60,7 +60,9 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
         if origin in (list, tuple):
             return origin(_typed(inner[0], item, f"{name}[{index}]") for index, item in enumerate(value))
         if origin in (dict, Mapping):
-            return {_key(inner[0], key, name): _typed(inner[1], item, _join(name, key)) for key, item in value.items()}
+            if inner[0] is int and (wrong := [key for key in value if not (key.isdecimal() and len(key) < 19)]):
+                raise TypeError(f"{name or 'it'} should have whole numbers as keys, got {_short(wrong[0])}")
+            return {inner[0](key): _typed(inner[1], item, _join(name, key)) for key, item in value.items()}
         if isinstance(value, dict):
             return _fields(kind, value, name)
         return value
@@ -92,12 +94,6 @@ def _fields(kind: Any, content: Mapping[str, Any], name: str) -> Any:
     if unknown := [field for field in content if field not in types]:
         raise TypeError(f"{name or 'it'} has the unknown field {_short(unknown[0])}")
     return kind(**{field: _typed(types[field], item, _join(name, field)) for field, item in content.items()})
-
-
-def _key(kind: type, key: str, name: str) -> Any:
-    if kind is int and not (key.isdecimal() and len(key) < 19):
-        raise TypeError(f"{name or 'it'} should have whole numbers as keys, got {_short(key)}")
-    return kind(key)
 
 
 def _join(name: str, field: str) -> str:

@@ -319,21 +319,10 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
         given = []
     if mistakes:
         return None
-    study = Study(
-        path.stem,
-        top["title"],
-        objectives,
-        (),
-        writings,
-        tuning,
-        screening,
-        confirmation,
-        top["confirm"] if screening else len(objectives) - 1,
-        budget["minutes"],
-        budget["trainings"],
-        always=always,
-        named=named,
-    )
+    confirm = top["confirm"] if screening else left
+    rows: dict[str, Any] = {"objectives": objectives, "confirm": confirm, "always": always, "named": named}
+    seeds: dict[str, Any] = {"screening": screening, "confirmation": confirmation}
+    study = Study(path.stem, top["title"], sets=(), writings=writings, tuning=tuning, **rows, **seeds, **budget)
     sets = [_data_set(entry, study, top, path, mistakes) for entry in given]
     names = [data.name for data in sets if data]
     mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]
