@@ -57,8 +57,8 @@ def build_record(
         )
     labels = _labels(result)
     result = result._replace(seeds=_seed_rows(result, labels))
-    rows = {name: seeds.label for seeds in result.seeds for name in seeds.names}
-    groups = [rows[name] if name in rows else "" for name in result.names]
+    rows = dict.fromkeys(result.names, "") | {name: seeds.label for seeds in result.seeds for name in seeds.names}
+    groups = [rows[name] for name in result.names]
     tested = [f"* and **: {tests}."] if (tests := seed_tests(result.seeds)) else []
     seed_notes = [*tested, *seed_verdicts(result), *untested(result.seeds)] if len(result.seeds) > 1 else []
     systems = [_system(result, index, label, groups[index]) for index, label in enumerate(labels)]
