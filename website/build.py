@@ -125,7 +125,7 @@ def navigation(contents: str) -> list[Any]:
     return [
         {"Home": "index.md"},
         *({title: pages} for title, pages in sections.items()),
-        {"API": ["api/index.md", *chapters, {"Formulas": "api/formulas.md"}]},
+        {"API": ["api/index.md", *chapters, {"Modules": "api/modules.md"}, {"Formulas": "api/formulas.md"}]},
         {
             "Develop": [
                 {"Architecture": "dev/architecture.md"},

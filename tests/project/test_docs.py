@@ -21,7 +21,7 @@ import pytest
 from in_process import InProcess
 from places import ROOT
 
-from ngramloss import OBJECTIVES, recipe
+from ngramloss import OBJECTIVES, SYSTEMS, recipe
 from ngramloss.cli import main, parser
 from ngramloss.metrics.registry import METRICS
 from ngramloss.version import __version__
@@ -47,6 +47,7 @@ HOW_TO = [
     "publish",
     "add_objective",
     "add_metric",
+    "add_system",
     "rouge_in_training",
     "dft_eaft_asft",
     "gradient_accumulation",
@@ -401,7 +402,7 @@ def test_python_in_the_documentation_runs_and_prints_the_text_after_it(
     if mark != "goes on":
         left[page] = {"__name__": "__main__"}, {}
     names, registered = left[page]
-    for registry in (OBJECTIVES, METRICS):
+    for registry in (OBJECTIVES, METRICS, SYSTEMS):
         monkeypatch.setattr(registry, "_added", registered.setdefault(registry.noun, {}))
     exec(program, names)
     assert shown is None or trimmed(capsys.readouterr().out) == trimmed(shown)

@@ -123,7 +123,7 @@ def about_candidates(path: Path) -> dict[str, Any]:
 
 
 def about_of(path: Path) -> dict[str, Any]:
-    """The same of candidates, or of predictions with several texts each."""
+    """What is saved beside candidates, or beside predictions with several texts each; empty for another file."""
     folder = RunFolder(path.parent)
     if path == folder.predictions and folder.generation.is_file():
         return read_about(folder.generation)

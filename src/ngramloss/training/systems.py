@@ -1,6 +1,7 @@
 """the written form of a system, such as ``simcls(margin=0.01)`` → its entry and options, checked. Needs no torch.
 
-A new system is one file and one entry here. ``train``, ``generate`` and ``list`` look it up. The file has
+A system is one file and one entry point (docs/add_system.md), which ``train``, ``generate`` and ``list`` look up. The
+file has
 
 * ``task(run) → SystemTask``: what the loop trains (:mod:`ngramloss.training.system_task`);
 * ``generate(work, folder) → path``: a job whose model is a run of the system → predictions in a folder.
