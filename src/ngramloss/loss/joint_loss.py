@@ -451,7 +451,6 @@ MISSING = {
     "`greedy_cross_logp` [B, T, U] to CandidateStats.",
 }
 """Statistics of candidates → the end of the error if they are missing."""
-
 INSTEAD = {
     "label_smoothing": "Write the smoothing in the objective: JointLoss('ce(smoothing=0.1) + matches(2)').",
     "ignore_index": "Labels of -100 do not count; for padding write labels.masked_fill(labels == pad_token_id, -100).",

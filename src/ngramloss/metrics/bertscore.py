@@ -48,7 +48,6 @@ _BY_LAYER = {
 LAYERS = {name: layer for layer, names in _BY_LAYER.items() for name in names.split()}
 FAMILIES = "Choose an encoder of the BERT, RoBERTa, DeBERTa, ALBERT, ELECTRA, BART or T5 families."
 BLOCK = 1 << 16  # tokens whose states are held at a time: a quarter of a gigabyte at width 1024
-
 Ids = tuple[int, ...]
 
 

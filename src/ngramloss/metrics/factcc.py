@@ -11,13 +11,10 @@ from ngramloss.metrics.nli import Classifier, by_document, classifier, judge_sig
 from ngramloss.metrics.scores import Scores, check_lengths
 
 LONGEST = 512  # the most tokens of a document and a sentence together
-
 WORDS = {"correct": ("correct", "consistent"), "incorrect": ("incorrect", "inconsistent")}
 """Names of the two outputs in model configurations. The released one has none: there CORRECT is 0, INCORRECT 1."""
-
 RENAMED = {"label_classifier.weight": "classifier.weight", "label_classifier.bias": "classifier.bias"}
 """Names of tensors in the released FactCCX checkpoint → their names in transformers."""
-
 SPANS = tuple(f"{part}_{end}_classifier.weight" for part in ("ext", "aug") for end in ("start", "end"))
 """FactCCX's heads that point at spans. Scores do not need them."""
 

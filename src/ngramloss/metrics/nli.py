@@ -16,26 +16,21 @@ from ngramloss.metrics.scores import signature
 from ngramloss.version import __version__, installed
 
 Pair = tuple[str, str]
-
 RELATIONS = ("entailment", "contradiction", "neutral")
 """The relations of a hypothesis to its premise, in the order of a row of ``probabilities``."""
-
 PUBLISHED = {
     "vitc": (VITC, ("entailment", "contradiction", "neutral")),
     "mnli": ("roberta-large-mnli", ("contradiction", "neutral", "entailment")),
     "anli": ("ynie/roberta-large-snli_mnli_fever_anli_R1_R2_R3-nli", ("entailment", "neutral", "contradiction")),
 }
 """Short name → hub id, and the meanings of its outputs in order, as SummaC's authors use them."""
-
 WORDS = {
     "entailment": ("entailment", "entails", "entailed", "supports", "supported"),
     "contradiction": ("contradiction", "contradicts", "contradictory", "refutes", "refuted"),
     "neutral": ("neutral", "not enough info", "nei"),
 }
 """Names of the relations in model configurations, in lower case."""
-
 WINDOW = 64  # documents scored together: their pairs are sorted by length into batches
-
 LONG = 1 << 14  # characters. If both texts of a pair are longer, they are shortened before they are tokenised
 
 

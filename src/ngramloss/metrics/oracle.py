@@ -9,7 +9,6 @@ from ngramloss.data.languages import normalised, token_pattern
 
 SENTENCES = 3  # the most sentences that the search takes, as in PreSumm
 _SMALL = 1e-8  # keeps a division by 0 away, as in PreSumm
-
 Grams = tuple[set[str], set[tuple[str, str]]]  # the distinct words and pairs of neighbouring words of a text
 
 

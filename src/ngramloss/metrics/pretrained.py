@@ -17,14 +17,11 @@ from ngramloss.output.console import quiet_loading
 SAFE = ("*.json", "*.txt", "*.model", "*.safetensors")
 PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json")
 """Files to download from the hub. Pickled weights are downloaded only if there are no others."""
-
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 """Files of weights. If there are safetensors, pickled weights are not read."""
-
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
 READ = ("config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 """Other files that can change scores."""
-
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 PATIENCE = 5.0  # seconds to wait for the hub's first answer
 

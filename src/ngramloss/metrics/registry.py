@@ -93,21 +93,17 @@ class Metric:
 
 VITC = "tals/albert-xlarge-vitaminc-mnli"
 """The hub id of SummaC's usual model. Here, as :mod:`ngramloss.metrics.nli` is imported only to run it."""
-
 _HERE = "ngramloss.metrics"
 _of_texts = partial(Metric, packages=("sacrebleu",), extra="score")
 _of_model = partial(Metric, packages=("transformers",), extra="hf")
-
 _BATCH = Setting(32, least=1, most=2**16, help="texts or pairs of texts per batch")
 _DEVICE = Setting(None, kind=str, help="device, such as cpu or cuda:1; by default the GPU if there is one")
 _SPLITTER = Setting("pysbd", choices=("pysbd", "newline", "period"), help="how texts are split into sentences")
 _LANGUAGE = Setting("auto", help="language of the texts, for pysbd, such as de; auto chooses by script")
-
 _ROUGE_PARTS = {
     "precision": "how much of the prediction is in the reference",
     "recall": "how much of the reference is in the prediction",
 }
-
 _BUILTIN = {
     "rouge": Metric(
         f"{_HERE}.rouge:rouge",
@@ -280,7 +276,6 @@ _BUILTIN = {
         },
     ),
 }
-
 METRICS: Registry[Metric] = Registry("metric", Metric, _BUILTIN)
 """All metrics by name. To add one, write its function and an entry, here or in your own program."""
 

@@ -21,15 +21,11 @@ EDGES = (
 )  # fmt: skip
 """The edges of the bins that the published weights were trained with ("percentile"). Each bin includes its lower
 edge, the last one both edges."""
-
 SHORTEST = 11  # fewest characters of a sentence. Shorter sentences of documents and summaries are ignored
-
 SUMMARY_SENTENCES = 10  # the most sentences of a summary that Conv reads
-
 WEIGHTS = "summac_conv_vitc_sent_perc_e.bin"
 SHAPES = {"mlp.weight": (1, len(EDGES) - 1), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,)}
 """The tensors in the published file ``WEIGHTS`` of SummaC-Conv, and their shapes."""
-
 FORMS = ("conv", "zs")
 
 

@@ -16,7 +16,6 @@ AHEAD = 512  # documents that are tokenised at a time
 CPU_TOKENS = 8192  # source tokens of a batch on a CPU, padding included. More of them did not make generation faster
 MOST_DOCUMENTS = 512  # documents of a batch, however short they are
 SHARE = 0.5  # of the free memory that a batch may need by our estimate, which is rough
-
 Document = TypeVar("Document")
 Text = TypeVar("Text")
 

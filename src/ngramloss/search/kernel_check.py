@@ -17,7 +17,6 @@ from ngramloss.search.search import Search
 
 SOURCES, TOKENS = 2, 6  # of the search that is compared
 MOST = 2**24  # logits of a token, above which only two tokens are compared: drawing more would take seconds
-
 Advance = Callable[[Sequence[Beams], Tensor, Limits], Tensor]
 
 

@@ -16,7 +16,6 @@ from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import GIVEN, IGNORE_INDEX, CandidateStats, TokenStats, token_stats
 
 FILLER = "_"  # replaces a missing word in a candidate. It has its own id and matches nothing, not even a real ``_``
-
 _MISSING = {
     "twins": "two predictions of a model with different dropout, and a pair of sentences has one",
     "teacher": "all probabilities of a model with those of a teacher, and a pair of sentences has none",

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 MOST_GRAPHS = 32
 """Maximum number of shapes captured for one loss; others run without a graph. Capturing waits for the device once."""
 MOST_NUMBERS = 2**22  # larger statistics are not captured, because a graph keeps a copy of them
-
 Inputs = dict[str, Tensor]
 Results = list[Tensor]
 

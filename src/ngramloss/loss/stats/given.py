@@ -12,11 +12,9 @@ from ngramloss.loss.stats.labels import IGNORE_INDEX
 from ngramloss.loss.stats.token_stats import TokenStats
 
 WEIGHTS = "weights"  # the weight of each label. No term asks for it; those that can read it do
-
 BESIDE_LABELS = ("lm_logp", WEIGHTS)
 """Statistics that come with the data: a number for each label, which travels beside ``labels`` in rows and batches.
 They have no gradient."""
-
 _STREAMS = (
     "which predict the next tokens but one: attach(model, ...) to a ProphetNet reads them. Logits alone do not have "
     "them, and other models have no such streams"

@@ -31,9 +31,7 @@ from ngramloss.loss.terms.registry import TEMPERED, temperature_of
 
 ALIGNMENT = 128
 """Columns of a block are rounded up to a multiple of this: matrix units are several times slower on odd lengths."""
-
 SPARE = ALIGNMENT  # extra columns after the block's, for scattered values that belong to another block or to padding
-
 LEAN_BYTES = 2**27  # approximate maximum size of a block of logits with ``memory="lean"``
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 IGNORE_INDEX = -100  # the label of a position that does not count: padding, or a masked prompt
-
 NOT_FLATTENED = (
     " N-grams are read along rows, so do not flatten them: pass {0} and labels [B, T] without .view(-1, ...) or "
     ".flatten(0, 1). For a single row, pass {0}[None] and labels[None]."

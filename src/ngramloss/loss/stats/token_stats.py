@@ -15,13 +15,10 @@ from ngramloss.loss.stats.teachers import Teacher, divergences, needed_teacher
 from ngramloss.loss.terms.registry import TEACHER_STATISTICS, TWIN_STATISTICS, temperature_of
 
 LARGEST_VOCABULARY = 2**31  # two ids are packed into one int64 where n-grams are compared
-
 TOP = 20  # how many of the most probable tokens ``top_entropy`` reads
-
 FAR_BELOW = -1000.0
 """Differences from the largest logit are at least this where they are multiplied by their exponential. It is 0 there in
 any precision, and 0 times −inf would be NaN."""
-
 LOGITS_ONLY = frozenset({"top_entropy"})
 """Statistics that need all logits of a position at once, so that a sweep in blocks cannot compute them."""
 

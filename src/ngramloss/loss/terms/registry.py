@@ -98,29 +98,20 @@ def _callable(function: str | Formula) -> Formula:
 
 TWIN_STATISTICS = frozenset({"twin_kl", "twin_token"})
 """Optional statistics that compare a row with its twin. A formula that needs one of them needs twins."""
-
 TEACHER_STATISTICS = frozenset({"teacher_kl", "teacher_reverse_kl"})
 """Optional statistics that compare with a teacher. A formula that needs one of them needs a teacher."""
-
 CANDIDATE_STATISTICS = frozenset({"token_logp", "greedy", "greedy_cross_logp", "baseline"})
 """Optional statistics of candidates. A formula that needs one of them reads candidates; one that needs ``greedy`` reads
 the model's own greedy text, and no other does."""
-
 OWN_TEXT = ("greedy", "token_logp")  # what the variants ``:student`` need: the greedy text and its log-probabilities
-
 TEMPERED = "tempered_lse"
 """The optional statistic at a temperature, which is a part of what a formula needs: ``tempered_lse=2.0``."""
-
 START = "keep"  # the objective whose teacher is the model itself before training
-
 MOST_N = 1024  # the largest n: summaries and translations are shorter, and a reference shorter than n gives no gradient
-
 ONE_TOKEN = "a reward for single tokens repeats what cross-entropy does. Use matches(1), or raise n."
-
 _length_exponent = partial(
     Setting, kind=float, least=0, most=4, help="exponent of the length that divides a log-probability"
 )
-
 _FORMULAS, _KERNELS = "ngramloss.loss.objectives", "ngramloss.loss.kernels.windows"
 _SHOWN = "ngramloss.loss.explaining.blocks"
 
@@ -148,7 +139,6 @@ def _entry(
 
 _of_tokens = partial(_entry, least_n=None, per="token", by_position=True, weighted=True)
 _of_candidates = partial(_entry, least_n=None, reads="candidates")
-
 _BUILTIN = {
     "ce": _of_tokens(
         "tokens.ce", "Cross-entropy: negative log-likelihood of the reference tokens.",

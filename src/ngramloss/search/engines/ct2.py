@@ -25,7 +25,6 @@ NO_PENALTY = 1e-9
 MARGIN, ROUNDED = 3, 8
 """A search that stops late is first made for ``MARGIN`` tokens more than greedy search writes, rounded up to a
 multiple: many sources are searched together then."""
-
 Ids = Sequence[int]
 
 

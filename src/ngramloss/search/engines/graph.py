@@ -26,16 +26,12 @@ from ngramloss.search.sampling import sampled, text_seeds
 from ngramloss.search.search import Search
 
 LOOKED = 8  # whether all texts are done is looked at after this many tokens: to look, the host waits for the device
-
 MOST_SHAPES, MOST_MEMORY = 8, 0.25
 """Shapes of sources whose caches and graphs are kept on a GPU: their number, and the share of its memory they may have.
 On a CPU none are kept: there is no graph to capture again, and a new cache costs nothing beside the search."""
-
 BY_LENGTH = {"dynamic", "longrope"}
 """Types of rotary positions that change with the length of the text, which only the device knows."""
-
 FAMILIES = tuple(DECODERS)  # the types of models that it serves
-
 Ids = Sequence[int]
 
 

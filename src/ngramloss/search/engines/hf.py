@@ -37,9 +37,7 @@ KNOWN = (
 OF_SAMPLING = {"min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
 """Settings that change texts only where ``generate`` itself samples: beams have none, and :func:`_sampled` reads
 none."""
-
 UNPADDED = ("rwkv", "recurrent_gemma")  # decoder-only models that read padding, although it is masked
-
 Ids = Sequence[int]
 
 

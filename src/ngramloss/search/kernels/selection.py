@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 BLOCK, SPAN = 4096, 64
 """Logits that one program reads in the sweep over the vocabulary, and those of which it keeps only the largest."""
-
 NOISY = 1024  # logits of which one program draws the noise: each takes two logarithms in fp64
-
 LOWEST = tl.constexpr(-(2**63))  # the key of what is not there
 
 
