@@ -14,10 +14,28 @@ from ngramloss import recipe
 from ngramloss.cli import main
 from ngramloss.errors import UserError
 from ngramloss.loss.terms import OBJECTIVES
-from ngramloss.metrics.registry import METRICS, score_owners
+from ngramloss.metrics.registry import METRICS, checked_options, score_owners
 from ngramloss.plugins import load_function
 from ngramloss.search.registry import ENGINES
 from ngramloss.settings import Setting, Switch, settings_of
+
+
+@pytest.mark.parametrize(
+    ("metric", "option", "value", "message"),
+    [
+        ("wmd", "stop_words", "German", "must be one of none, english, got 'German'"),
+        ("wmd", "limit", -1, "must be at least 0, got -1"),
+        ("summac", "form", "Conv", "must be one of conv, zs, got 'Conv'"),
+        ("summac", "document_sentences", 0, "must be at least 1, got 0"),
+        ("summac", "batch_size", 0, "must be at least 1, got 0"),
+        ("bertscore", "batch_size", 0, "must be at least 1, got 0"),
+        ("rouge", "tokens", "chars", "must be one of script, default, unicode, characters, auto, got 'chars'"),
+        ("chrf", "word_order", -1, "must be at least 0, got -1"),
+    ],
+)
+def test_an_option_that_a_metric_cannot_have_is_named(metric, option, value, message):
+    with pytest.raises(UserError, match=f"{metric}.{option}: {message}"):
+        checked_options(metric, {option: value})
 
 
 def keyword_defaults(function):

@@ -541,5 +541,3 @@ def test_misuse_gets_a_sentence(bert):
         bertscore([["a"], "abc"], ["a", "b"], model=bert, layer=2)
     with pytest.raises(ValueError, match="document 1 has no reference"):
         bertscore([[]], ["a"], model=bert, layer=2)
-    with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
-        bertscore([["a"]], ["a"], model=bert, layer=2, batch_size=0)

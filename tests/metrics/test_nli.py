@@ -180,8 +180,3 @@ def test_published_models_have_their_documented_outputs(short, columns, bert, tm
     monkeypatch.setattr(pretrained, "cached", lambda name: {hub: local}[name])
     assert nli(short, metric="m").columns == nli(hub, metric="m").columns == columns
     assert nli(short, metric="m").name == hub
-
-
-def test_bad_options_get_sentences(bert):
-    with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
-        probabilities(nli(str(bert[0]), metric="m"), PAIRS, batch_size=0)

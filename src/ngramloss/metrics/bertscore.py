@@ -123,8 +123,6 @@ def bertscore(
     """
     refs = reference_count(references)
     check_lengths(references=references, predictions=predictions)
-    if batch_size < 1:
-        raise UserError(f"batch_size must be 1 or more, got {batch_size}.")
     encoder = _encoder(model, layer, device)
     rescaled = None if baseline is None else _baseline(Path(baseline), encoder.layer)
     ids = _token_ids(encoder, {text for texts in references for text in texts} | set(predictions))

@@ -96,8 +96,6 @@ def probabilities(
     """
     import torch
 
-    if batch_size < 1:
-        raise UserError(f"batch_size must be 1 or more, got {batch_size}.")
     known = {} if known is None else known
     fresh = [pair for pair in dict.fromkeys(pairs) if pair not in known]
     ids = _encode(classifier, fresh)

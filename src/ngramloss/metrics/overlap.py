@@ -85,8 +85,6 @@ def _has_mecab(language: str) -> bool:
 
 def chrf(references: Sequence[Sequence[str]], predictions: Sequence[str], *, word_order: int = 0) -> Scores:
     """Corpus chrF; ``word_order=2`` is chrF++."""
-    if word_order < 0:
-        raise UserError(f"chrF needs a word_order of 0 or more, got {word_order}; 2 is chrF++.")
     metric, sentence = (_sacrebleu("CHRF", word_order=word_order) for _ in range(2))  # each counts its references
     return _pooled_scores("chrf", metric, sentence, references, predictions)
 

@@ -26,7 +26,6 @@ SUMMARY_SENTENCES = 10  # the most sentences of a summary that Conv reads
 WEIGHTS = "summac_conv_vitc_sent_perc_e.bin"
 SHAPES = {"mlp.weight": (1, len(EDGES) - 1), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,)}
 """The tensors in the published file ``WEIGHTS`` of SummaC-Conv, and their shapes."""
-FORMS = ("conv", "zs")
 
 
 class Conv(NamedTuple):
@@ -90,10 +89,6 @@ def summac(
         device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
     """
     check_lengths(documents=documents, predictions=predictions)
-    if form not in FORMS:
-        raise UserError(f"unknown form of SummaC {form!r}; choose from {list(FORMS)}.")
-    if document_sentences < 1:
-        raise UserError(f"document_sentences must be 1 or more, got {document_sentences}.")
     metric = f"summac_{form}"
     pretrained.packages("summac")
     import torch

@@ -48,7 +48,6 @@ ENGLISH = frozenset(
         "whether which while who whom whose why will with would you your yours yourself yourselves",
     )
 )
-STOP_WORDS: Mapping[str, frozenset[str]] = {"none": frozenset(), "english": ENGLISH}
 FORMATS = (".txt", ".vec", ".bin")
 LONGEST_WORD = 1 << 16  # bytes; a longer word means that the file is not a vector file
 LONGEST_LINE = 1 << 24  # bytes, likewise
@@ -101,12 +100,8 @@ def wmd(
     """
     refs = reference_count(references)
     check_lengths(references=references, predictions=predictions)
-    if stop_words not in STOP_WORDS:
-        raise UserError(f"unknown stop words {stop_words!r}; choose from {sorted(STOP_WORDS)}.")
-    if limit < 0:
-        raise UserError(f"limit must be 0 (read all vectors) or more, got {limit}.")
     ot = _transport()
-    stopped = STOP_WORDS[stop_words]
+    stopped = ENGLISH if stop_words == "english" else frozenset[str]()
     documents = [
         (_bag(prediction, stopped), [_bag(text, stopped) for text in texts])
         for prediction, texts in zip(predictions, references, strict=True)

@@ -46,29 +46,21 @@ class Part:
     reads_labels: bool = True  # whether the function takes the labels. Functions of candidates without n do not
 
 
-@dataclass(frozen=True)
-class CheckedFormula:
-    """A formula that is not ours. What it returns is checked: a wrong shape could be broadcast to a wrong loss."""
+def checked_value(name: str, formula: Callable[..., Tensor], stats: Any, *labels: Tensor, **options: Any) -> Tensor:
+    """What a formula that is not ours returns, [B]. Raises for a wrong shape, which could be broadcast to a wrong loss.
+    """
+    from torch import Tensor
 
-    name: str
-    formula: Callable[..., Tensor]
-
-    def __call__(self, stats: Any, *labels: Tensor, **options: Any) -> Tensor:
-        """The value of each row, [B]. Raises if it is anything else."""
-        from torch import Tensor
-
-        found = call("objective", self.name, self.formula, stats, *labels, **options)
-        like = labels[0] if labels else stats.logp                       # [B, T] or [B, K]
-        got = type(found).__name__
-        if isinstance(found, Tensor):
-            got = f"{found.dtype} of shape {list(found.shape)} on {found.device}"
-        if (not isinstance(found, Tensor) or not found.is_floating_point()
-                or (found.shape, found.device) != (like.shape[:1], like.device)):
-            raise UserError(
-                f"the objective {self.name!r} must return a floating-point number for each row, a tensor of shape "
-                f"[{len(like)}] on {like.device}, got {got}. docs/add_objective.md has an example."
-            )
+    found = call("objective", name, formula, stats, *labels, **options)
+    like = labels[0] if labels else stats.logp                           # [B, T] or [B, K]
+    is_tensor = isinstance(found, Tensor)
+    if is_tensor and found.is_floating_point() and (found.shape, found.device) == (like.shape[:1], like.device):
         return found
+    got = f"{found.dtype} of shape {list(found.shape)} on {found.device}" if is_tensor else type(found).__name__
+    raise UserError(
+        f"the objective {name!r} must return a floating-point number for each row, a tensor of shape "
+        f"[{len(like)}] on {like.device}, got {got}. docs/add_objective.md has an example."
+    )
 
 
 @dataclass(frozen=True)
@@ -153,7 +145,7 @@ class Term:
         """The values it computes: one for each n, or a single one."""
         spec = OBJECTIVES.entry(self.name)
         formula = spec.formula(self.variant)
-        checked = CheckedFormula(self.name, formula) if OBJECTIVES.origin(self.name) else formula
+        checked = partial(checked_value, self.name, formula) if OBJECTIVES.origin(self.name) else formula
         function = partial(checked, **self.options)
         part = partial(
             Part, weight=self.weight, per=spec.per, kernel=spec.kernels.get(self.variant or "", ""),
