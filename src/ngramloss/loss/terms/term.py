@@ -53,10 +53,11 @@ def checked_value(name: str, formula: Callable[..., Tensor], stats: Any, *labels
 
     found = call("objective", name, formula, stats, *labels, **options)
     like = labels[0] if labels else stats.logp                           # [B, T] or [B, K]
-    is_tensor = isinstance(found, Tensor)
-    if is_tensor and found.is_floating_point() and (found.shape, found.device) == (like.shape[:1], like.device):
-        return found
-    got = f"{found.dtype} of shape {list(found.shape)} on {found.device}" if is_tensor else type(found).__name__
+    got = type(found).__name__
+    if isinstance(found, Tensor):
+        if found.is_floating_point() and (found.shape, found.device) == (like.shape[:1], like.device):
+            return found
+        got = f"{found.dtype} of shape {list(found.shape)} on {found.device}"
     raise UserError(
         f"the objective {name!r} must return a floating-point number for each row, a tensor of shape "
         f"[{len(like)}] on {like.device}, got {got}. docs/add_objective.md has an example."
