@@ -109,14 +109,8 @@ def bertscore(
 
     Scores do not depend on the order of the documents. Batches change them only by fp32 rounding (1e-6).
 
-    Args:
-        model: a folder that ``save_pretrained`` wrote, or a hub id. A model in the hub's cache is not fetched again.
-            Code that comes with a model is never run.
-        layer: counted from 1. By default the layer that the authors chose for a model of that name.
-        idf: whether rare tokens weigh more.
-        baseline: a file of the package bert-score (columns LAYER, P, R, F). A score x becomes (x - b) / (1 - b):
-            unrelated sentences then score about 0, lower scores are possible, and empty texts score -b / (1 - b).
-        device: a name of torch, such as ``cpu``. By default the GPU, if there is one.
+    ``baseline`` is a file of the package bert-score (columns LAYER, P, R, F): a score x becomes (x - b) / (1 - b), so
+    that unrelated sentences score about 0, lower scores are possible, and empty texts score -b / (1 - b).
 
     Returns:
         ``bertscore_precision``, ``bertscore_recall`` and ``bertscore``, which is F.

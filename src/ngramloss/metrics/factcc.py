@@ -43,12 +43,6 @@ def factcc(
       512 tokens: the end of the longer text is cut. So only the beginning of a long document is read. If both texts
       are longer than 256 tokens, which no real sentence is, the cut may differ from the released code by one token.
     * A summary without sentences scores 0. An empty document is scored like any other.
-
-    Args:
-        model: a folder or hub id of a BERT with two outputs: FactCC, or FactCCX as it was released.
-        splitter: see ``ngramloss.data.sentences``.
-        language: for the splitter; ``auto`` chooses by script.
-        device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
     """
     check_lengths(documents=documents, predictions=predictions)
     judge = _judge(model, device)

@@ -37,15 +37,7 @@ def logprob(
 
     Scores of different models, or with different prompts, cannot be compared. A model prefers its own texts.
 
-    Args:
-        documents: the source texts, at least one.
-        predictions: a text for each.
-        model: a folder or hub id of an encoder-decoder or a decoder-only model, for one language.
-        prompt: template with ``{source}`` for a decoder-only model, or ``chat``; see ``data.prompt`` of recipes.
-        prefix: text before the document, for an encoder-decoder such as T5.
-        max_source: most tokens of a document or prompt; fewer if the model has fewer positions.
-        max_target: most tokens of a text; the rest is not scored.
-        device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
+    Tokens beyond ``max_target`` are not scored.
     """
     check_lengths(documents=documents, predictions=predictions)
     transformers = pretrained.packages("logprob")

@@ -54,13 +54,8 @@ def nli(
     The meanings of its outputs are ``labels`` if given. A published model, or a folder of that name, has those in
     ``PUBLISHED``. Otherwise they are read from the configuration (``id2label``, then ``label2id``).
 
-    Args:
-        name: a name in ``PUBLISHED``, a hub id, or a folder.
-        metric: the metric that uses the model, for messages.
-        labels: the meanings of the outputs in order, words of ``RELATIONS``.
-        longest: the most tokens of a pair, special ones included; SummaC's 500. A model with fewer positions reads
-            fewer.
-        device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
+    ``name`` is one in ``PUBLISHED``, a hub id or a folder. A pair has at most ``longest`` tokens, special ones too,
+    and fewer if the model has fewer positions.
     """
     hub, known = _published_model(name)
     source = pretrained.find(hub, metric=metric)

@@ -27,8 +27,7 @@ NOTED = 0.05  # from this share of letters in such scripts on, a note says so
 def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str = AUTO) -> Scores:
     """Corpus BLEU. A document's score is its sentence BLEU with sacreBLEU's smoothing.
 
-    Args:
-        tokenize: a tokenizer of sacreBLEU, or ``auto``: :func:`tokenizer_of` the references. The signature names it.
+    ``tokenize`` is a tokenizer of sacreBLEU, or ``auto``: that of :func:`tokenizer_of`, which the signature names.
 
     Example:
         >>> bleu([["the cat sat on the mat"]], ["the cat sat on the mat"]).values

@@ -91,12 +91,8 @@ def load_model(
 ) -> Any:
     """The model in fp32, without dropout. Raises if weights are missing.
 
-    Args:
-        source: the model's folder.
-        kind: the name of the class in transformers.
-        config: what ``load_config`` returned.
-        state: its tensors, if the names in the files are not those of the class.
-        needless: patterns of tensors that may be missing, because they do not affect scores.
+    ``kind`` is the name of the class in transformers. ``state`` has the tensors, if their names in the files are not
+    those of the class; ``needless`` has patterns of tensors that may be missing, as they do not affect scores.
     """
     with reading(source.folder, source.metric):
         model, report = getattr(packages(source.metric), kind).from_pretrained(

@@ -40,16 +40,10 @@ def rouge(
     L compares whole texts, Lsum sentence by sentence. With several references, each score is the highest over the
     references.
 
-    Args:
-        stemmer: compare Porter stems, as most published scores do. Only words of a–z are stemmed.
-        sentences: how Lsum splits sentences: ``newline``, or a splitter such as ``pysbd``.
-        tokens: ``script`` is :func:`tokens_of` the references, which the signature names; ``default`` keeps only a–z
-            and 0–9; ``auto`` keeps letters of any script, and makes each character of
-            Chinese, Japanese, Thai, Lao, Khmer and Burmese a token, which for plain English are the default's tokens;
-            ``unicode`` keeps words by the rules of Unicode; ``characters`` makes each character a token.
-        language: for the splitter; see ``ngramloss.data.sentences``.
-        parts: also return precision and recall. With several references, they are those of the reference with the
-            highest F-measure.
+    Of ``tokens``, ``script`` is :func:`tokens_of` the references, which the
+    signature names; ``auto`` makes each character of Chinese, Japanese, Thai, Lao, Khmer and Burmese a token, and for
+    plain English has the default's tokens. Only words of a–z are stemmed. Precision and recall of several references
+    are those of the reference with the highest F-measure.
 
     Example:
         >>> rouge([["the cat sat"]], ["the cat ran"]).values["rouge1"]

@@ -76,17 +76,8 @@ def summac(
     * A probability very close to a bin's edge may change bins with the batch size or the device. This changes Conv by
       the weight of one sentence. Nothing else depends on them beyond rounding.
 
-    Args:
-        model: ``vitc``, ``mnli``, ``anli``, a hub id, or a folder. The published weights are for ``vitc``.
-        form: ``conv``, or ``zs``, which needs no weights.
-        weights: for Conv, the published ``summac_conv_vitc_sent_perc_e.bin``, or .safetensors with the same names.
-        splitter: see ``ngramloss.data.sentences``.
-        language: for the splitter; ``auto`` chooses by script.
-        document_sentences: the most sentences of a document that are read.
-        contradiction: whether ZS subtracts :math:`c_{ij}`. Without it ZS is from 0 to 100. Conv never uses it.
-        labels: the meanings of the model's outputs in order, if its configuration lacks them.
-        batch_size: pairs of sentences per batch.
-        device: a name of torch, such as ``cpu``. By default the first GPU, if there is one.
+    The published weights, ``summac_conv_vitc_sent_perc_e.bin`` or .safetensors
+    with the same names, are for the model ``vitc``. Without ``contradiction`` ZS is from 0 to 100; Conv never uses it.
     """
     check_lengths(documents=documents, predictions=predictions)
     metric = f"summac_{form}"

@@ -86,13 +86,9 @@ def wmd(
     Departures from the paper: stop words are not removed by default, and vectors are scaled to unit length by default,
     as in gensim, so distances are between 0 and 2.
 
-    Args:
-        vectors: a file in word2vec's text format (``.txt``, ``.vec``; also GloVe and fastText, with or without the line
-            ``count dimensions``) or binary format (``.bin``), optionally with ``.gz``. The file is streamed: only
-            vectors of words that occur are kept.
-        stop_words: words to ignore: "none", or "english", the list in this file.
-        normalise: whether to divide each vector by its length.
-        limit: read only this many vectors of the file, which are usually sorted by frequency. 0 reads all.
+    ``vectors`` is a file in word2vec's text format (``.txt``, ``.vec``; also GloVe and fastText, with or without the
+    line ``count dimensions``) or binary format (``.bin``), optionally with ``.gz``. It is streamed: only vectors of
+    words that occur are kept.
 
     Returns:
         ``wmd``, and ``wmd_known``: the percentage of the words of prediction and references that have a vector, stop
