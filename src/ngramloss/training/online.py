@@ -166,13 +166,13 @@ def _raise_unless_finite(
                 raise UserError(f"the gain of a text of row {row} is {value}: {text!r:.200}. Gains are from 0 to 1.")
 
 
-class _Drawn(TypedDict):
+class _DrawnTexts(TypedDict):
     candidates: list[list[int]]
     gains: list[float]
     unended: int
 
 
-class Drawn(_Drawn, total=False):
+class DrawnTexts(_DrawnTexts, total=False):
     """The texts of a source, what they gain, how many have no end, and what the greedy text gains if that is needed."""
 
     baseline: float
@@ -182,7 +182,7 @@ class Saved(NamedTuple):
     """The texts that a checkpoint has, and the steps that were done when they were written."""
 
     first: int
-    rows: dict[int, Drawn]
+    rows: dict[int, DrawnTexts]
 
 
 class FreshTexts(Rows):
@@ -228,7 +228,7 @@ class FreshTexts(Rows):
             if self.needs.greedy_text or self.needs.baseline:
                 self.greedy = _writer(self.copy or model, Options(beams=1), own.generation)
         self.search = (self.sampler or self.greedy).search  # type: ignore[union-attr]  # one of them is there
-        self.drawn: dict[int, Drawn] = {}
+        self.drawn: dict[int, DrawnTexts] = {}
         """Row → its texts."""
         self.first = 0
         """Steps that were done when these texts were written."""
@@ -340,9 +340,9 @@ class FreshTexts(Rows):
         self._sums.update(seconds=time.perf_counter() - began, texts=sum(map(len, found)))
         return None
 
-    def _drawn(self, texts: Sequence[tuple[list[int], bool]], values: Sequence[float]) -> Drawn:
+    def _drawn(self, texts: Sequence[tuple[list[int], bool]], values: Sequence[float]) -> DrawnTexts:
         first = int(self.greedy is not None and not self.needs.greedy_text)  # it is only a baseline
-        made: Drawn = {
+        made: DrawnTexts = {
             "candidates": [ids for ids, _ in texts[first:]],
             "gains": [float(value) for value in values[first:]],
             "unended": sum(not ended for _, ended in texts[first:]),

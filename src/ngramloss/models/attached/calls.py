@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 from ngramloss.errors import UserError
 from ngramloss.loss.stats import Labelled
 from ngramloss.models.attached.adapted_heads import adapter_state, head_input, without_dropout
-from ngramloss.models.attached.heads import Head, head_module, head_of, raise_unless_equal
+from ngramloss.models.attached.heads import OutputHead, head_module, head_of, raise_unless_equal
 
 Outputs = Any
 """A ``transformers.utils.ModelOutput``, a dictionary with attributes. This module does not import transformers."""
@@ -76,7 +76,7 @@ class HeadRows(NamedTuple):
     """The head's whole input, or logits if there is no head, [B, T, …]."""
     streams: Tensor | None
     """That of the further streams of a ProphetNet, [B, n − 1, T, …]."""
-    head: Head | None
+    head: OutputHead | None
 
 
 class HeadHook:

@@ -13,7 +13,7 @@ from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import CandidateStats, TextIds, TokenStats, at_positions, token_stats, token_stats_from_hidden
 from ngramloss.models.attached.calls import HeadRows, LabelledBatch
 from ngramloss.models.attached.candidates import CandidateRows
-from ngramloss.models.attached.heads import Head, has_encoder
+from ngramloss.models.attached.heads import OutputHead, has_encoder
 
 STREAM_STATS = {"future_logp": "label_logp", "future_mean_logp": "mean_logp"}
 """What objectives read of a ProphetNet's further streams → the statistic of each stream that it is the sum of."""
@@ -63,7 +63,7 @@ def _stream_stats(loss_fn: JointLoss, made: HeadRows, labels: Tensor) -> dict[st
 
 
 def _candidate_stats(
-    loss_fn: JointLoss, candidates: CandidateRows, rows: Tensor, references: Tensor, head: Head | None
+    loss_fn: JointLoss, candidates: CandidateRows, rows: Tensor, references: Tensor, head: OutputHead | None
 ) -> CandidateStats:
     """What the objective reads of the candidates, whose rows are [B·K, T', …]; ``references`` are labels, [B, T]."""
     labels, needs = candidates.labels.flatten(0, 1).to(rows.device), loss_fn.candidate_needs  # [B·K, T']
@@ -79,7 +79,7 @@ def _candidate_stats(
 
 
 def _row_stats(
-    loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: Head | None, *, memory: str, **more: Any
+    loss_fn: JointLoss, rows: Tensor, labels: Tensor, head: OutputHead | None, *, memory: str, **more: Any
 ) -> TokenStats:
     """Statistics of further rows [N, T, …], from hidden states without ever having all logits; ``more`` is theirs."""
     labels, more["check"] = labels.to(rows.device), loss_fn.check  # [N, T]

@@ -22,7 +22,7 @@ Rounding gives about 1e-5 in fp32; in bf16 0.01 with 12 layers and 0.1 with Smol
 by one give 0.7."""
 
 
-class Head(NamedTuple):
+class OutputHead(NamedTuple):
     """The parameters of the output head: logits are ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``."""
 
     weight: Tensor
@@ -88,7 +88,7 @@ def head_module(model: Module) -> Module:
     return module
 
 
-def head_of(model: Module, module: Any) -> Head:
+def head_of(model: Module, module: Any) -> OutputHead:
     """The head's current parameters: they may be sharded, cast or replaced between two steps."""
     weight = adapted.weight_of(module)  # [V, D]
     low_rank = adapted.low_rank_of(module, weight)  # [V, r]
@@ -98,10 +98,10 @@ def head_of(model: Module, module: Any) -> Head:
     own = adapted.bias_of(module), getattr(model, "final_logits_bias", None)
     biases = [bias.reshape(-1) for bias in own if isinstance(bias, Tensor)]  # [V]
     softcap = _setting(getattr(model, "config", None), "final_logit_softcapping")
-    return Head(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), softcap, low_rank)
+    return OutputHead(weight, sum(biases[1:], biases[0]) if biases else None, _scale(model), softcap, low_rank)
 
 
-def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: Head) -> None:
+def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: OutputHead) -> None:
     """Compare the model's own logits at one position with ours. Raises if the model post-processes its logits."""
     with torch.no_grad():
         coarse = torch.finfo(F.linear(hidden[..., : head.weight.shape[1]], head.weight).dtype).eps
