@@ -20,12 +20,10 @@ from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import Labelled, Packing, at_positions, labelled, packing
 from ngramloss.loss.terms import Term
 from ngramloss.models.attached import calls, step_loss
+from ngramloss.models.attached import candidates as further
 from ngramloss.models.attached.callers import Caller, find_caller
 from ngramloss.models.attached.calls import HeadRows, LabelledBatch, Outputs, Ran, WatchedHead
-from ngramloss.models.attached.candidates import KEYS as CANDIDATES
-from ngramloss.models.attached.candidates import candidate_rows, decoder_that_repeats, repeat_sources
 from ngramloss.models.attached.decoder_inputs import add_decoder_inputs
-from ngramloss.models.attached.further_rows import further_stats, reads_streams, refuse_missing_streams
 from ngramloss.models.attached.heads import bare, has_encoder, head_module, head_of
 from ngramloss.models.attached.routers import asks_for_router_loss, router_loss
 from ngramloss.models.attached.segments import BESIDE, KEY, POSITIONS, Unit, check_unit, segments_of_batch, taken_beside
@@ -119,8 +117,8 @@ def attach(
     _refuse_model(inner)
     loss_fn = JointLoss(objective, **options)
     loss_fn.refuse_terms_of_logits("attach")
-    refuse_missing_streams(inner, loss_fn)
-    decoder = decoder_that_repeats(inner) if loss_fn.needs_candidates and has_encoder(inner) else None
+    further.refuse_missing_streams(inner, loss_fn)
+    decoder = further.decoder_that_repeats(inner) if loss_fn.needs_candidates and has_encoder(inner) else None
     check_unit(segments)
     state = _State(
         StepLoss(loss_fn),
@@ -208,7 +206,7 @@ def aligned_packing(model: Module, inputs: Mapping[str, Any]) -> Packing | None:
 def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the model's own head for a batch with labels, [B, T, V]."""
     labels, positions = inputs["labels"], inputs.get(POSITIONS)  # [B, T]
-    inputs = {name: value for name, value in inputs.items() if name not in {*OURS, *CANDIDATES}}
+    inputs = {name: value for name, value in inputs.items() if name not in {*OURS, *further.KEYS}}
     if has_encoder(bare(model)):
         add_decoder_inputs(bare(model), inputs, labels)
     else:
@@ -243,7 +241,7 @@ class _State:
         """Hook the head, and a decoder that gets candidates, so that it gets each source as often as it needs it."""
         self.head.watch(head)
         if decoder is not None:
-            self.repeating = decoder.register_forward_pre_hook(repeat_sources, with_kwargs=True)
+            self.repeating = decoder.register_forward_pre_hook(further.repeat_sources, with_kwargs=True)
 
     def unhook(self) -> None:
         """Remove all hooks."""
@@ -273,7 +271,7 @@ class _State:
         step_loss.refuse_lost_boundaries(self.loss.loss_fn, caller.lost_boundaries)
         caller.refuse_predictions_of_twins()
         loss_fn = self.loss.objective(model, has_candidates=inputs.get("candidates") is not None)
-        candidates = candidate_rows(model, inputs)
+        candidates = further.candidate_rows(model, inputs)
         _refuse_inputs(model, inputs)
         wants_dict, aligned = inputs.get("return_dict"), aligned_labels(model, inputs)  # [B, T]
         batch = LabelledBatch(
@@ -294,11 +292,11 @@ class _State:
             add_decoder_inputs(model, inputs, batch.labels, candidates)
         forward = forward if batch.places is None else on_the_right(forward)
         made = self.made(model, forward, inputs, caller)
-        made, further = further_stats(loss_fn, made, candidates, batch)
+        made, more = further.further_stats(loss_fn, made, candidates, batch)
         labels, packed = batch.aligned.to(made.rows.device), batch.where.packed  # [B, T]
         if packed is not None:
             packed = Packing(*(part.to(labels.device) for part in packed))
-        score = _score(loss_fn, made, batch.where.positions, given | further)
+        score = _score(loss_fn, made, batch.where.positions, given | more)
         loss = self.loss(score, labels, packed, **counts)  # []
         if with_router:
             loss = loss + router_loss(model, made.outputs, labels, counts)
@@ -334,7 +332,7 @@ class _State:
         if (self.logits and not model.training) or caller.reads_outputs:
             outputs = forward(model, **inputs, return_dict=True)
             return HeadRows(outputs, outputs.logits, outputs.get("logits_ngram"), None)
-        return self.head.run(model, forward, inputs, streams=reads_streams(self.loss.loss_fn))
+        return self.head.run(model, forward, inputs, streams=further.reads_streams(self.loss.loss_fn))
 
 
 def _score(loss_fn: JointLoss, made: HeadRows, positions: Tensor | None, given: dict[str, Any]) -> Callable[..., Any]:
