@@ -232,8 +232,7 @@ def _with_known_columns(
             if choose([*present, *late, *fresh], row.file) != chosen:
                 raise UserError(
                     f"{row.file}:{row.line} has {listed(fresh)}, which the first {LOOKED_AT} rows do not have, and it "
-                    "would be read if they had it. Name the columns that are to be read: data.source and data.target, "
-                    "--source and --target."
+                    "would be read if they had it. Name the columns: data.source, data.target, --source and --target."
                 ).on_page("columns")
             known.update(fresh)
             late.update(dict.fromkeys(fresh))

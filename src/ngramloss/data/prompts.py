@@ -370,9 +370,8 @@ def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[tuple
     places = [at for _, at in pieces]
     if changed := [at for at in answers if at not in places]:
         raise UserError(
-            f"the chat template of the tokenizer writes messages differently when others follow (row "
-            f"{example.id!r}, message {changed[0] + 1}), so several answers cannot be learnt in one row. Give each its "
-            "own row, or use another chat template."
+            f"the chat template of the tokenizer writes messages differently when others follow (row {example.id!r}, "
+            f"message {changed[0] + 1}). Give each answer that is learnt its own row, or use another chat template."
         )
     learnt = [(text, at in answers) for text, at in pieces[places.index(answers[0]) :]]
     return json.dumps(messages[: answers[0]], ensure_ascii=False), learnt

@@ -70,16 +70,14 @@ def raise_unless_mergeable(model: Any) -> None:
         if hasattr(layer, "original_module"):
             raise UserError(
                 f"{name} is trained whole or in single tokens (modules_to_save, trainable_token_indices), which "
-                "checkpoints here do not save. Leave that out, train the whole model without adapters, or use attach "
-                "with another trainer."
+                "checkpoints here do not save. Leave that out, train without adapters, or attach with another trainer."
             )
         if not isinstance(layer, tuners.BaseTunerLayer):
             continue
         if not isinstance(layer, lora.Linear | lora.Embedding):
             raise UserError(
-                f"the adapter of {name} ({type(layer).__name__}) cannot be merged into its weight here: it is not "
-                "LoRA, or the weight is quantised. Use plain LoRA on a model that is not quantised, or attach with "
-                "another trainer."
+                f"the adapter of {name} ({type(layer).__name__}) cannot be merged here: it is not LoRA, or the weight "
+                "is quantised. Use plain LoRA on a model that is not quantised, or attach with another trainer."
             )
         if layer.lora_variant or any(layer.lora_bias.values()):
             raise UserError(

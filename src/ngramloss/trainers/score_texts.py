@@ -104,10 +104,7 @@ class ScoreTexts(TrainerCallback):
         """Move before the reporting callbacks, and check that the model can read the examples."""
         put_first(self)
         if adds_tokens(kwargs["model"]):
-            raise UserError(
-                "ScoreTexts does not write texts behind virtual tokens (prompt tuning, prefix tuning). Use LoRA, or "
-                "remove it."
-            )
+            raise UserError("ScoreTexts writes no texts behind virtual tokens, as of prompt tuning. Use LoRA.")
         self._prepare(bare(kwargs["model"]), kwargs.get("processing_class"))
 
     on_train_begin = on_init_end  # which callbacks that were added later do not get

@@ -162,10 +162,7 @@ def best_of(settings: Recipe) -> Best:
         )
     if name in terms:
         if settings.train.best_options:
-            raise UserError(
-                f"train.best_options: {name} is a term and has no options. Leave them out, or set "
-                "train.best to a score such as rouge2."
-            )
+            raise UserError(f"train.best_options: {name} is a term and has no options. Leave them out.")
         return Best(name)
     metric = metric_of(name, "train.best", terms)
     better = scores_of(metric)[name].better

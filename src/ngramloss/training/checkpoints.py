@@ -203,10 +203,8 @@ def read_weights(checkpoint: Path, model: Any) -> dict[str, Any]:
             raise UserError(f"the weights in {checkpoint} are not those of {type(model).__name__}: {name} is missing.")
     for name, value in model.state_dict().items():
         if name in weights and weights[name].shape != value.shape:
-            raise UserError(
-                f"the weights in {checkpoint} are not those of {type(model).__name__}: {name} should have the shape "
-                f"{list(value.shape)}."
-            )
+            shape = f"{name} should have the shape {list(value.shape)}"
+            raise UserError(f"the weights in {checkpoint} are not those of {type(model).__name__}: {shape}.")
     return weights
 
 

@@ -180,8 +180,7 @@ def _checked(settings: Recipe) -> Run:
         name = next(term.names[0] for term in terms if term.reads == "candidates" and "greedy" not in term.needs)
         raise UserError(
             f"{name} compares texts that the model writes, and online.samples is 0, so that it writes the greedy text "
-            "alone. Set online.samples=4, or leave the term out; beside terms of the own text, a file of candidates is "
-            "not read."
+            "alone. Set online.samples=4, or leave it out. Beside terms of own texts, no file of candidates is read."
         )
     if writes and train.fsdp:
         raise UserError(

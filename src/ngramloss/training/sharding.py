@@ -15,10 +15,7 @@ def raise_unless_shardable(processes: int, precision: str) -> None:
     if processes == 1:
         raise UserError("train.fsdp needs several processes: start with torchrun --nproc_per_node N -m -- ngramloss")
     if precision == "fp16":
-        raise UserError(
-            "train.fsdp does not work with fp16, whose scaled gradients are not checked over all shards. "
-            "Use train.precision=bf16 or fp32."
-        )
+        raise UserError("train.fsdp does not work with fp16. Use train.precision=bf16 or fp32.")
 
 
 def shard(model: Any) -> None:

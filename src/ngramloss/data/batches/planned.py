@@ -59,8 +59,7 @@ def lengths_of(examples: Any, *, joined: Joined = "") -> ExampleLengths:
         if joined and rows and (all(_repeats_its_source(row) for row in rows) or _has_only_ignored(rows)):
             raise UserError(
                 f"the labels repeat the input_ids, or contain {IGNORE_INDEX}. For a decoder-only model, `input_ids` "
-                "are the prompt alone, and `labels` the ids that follow it; an id there that is read but not learnt is "
-                "written ~id."
+                "are the prompt alone, `labels` the ids that follow it; one that is read but not learnt is written ~id."
             )
         numbers = np.array([_joined_lengths(row, joined) if joined else _lengths(row) for row in rows]).reshape(-1, 6)
     except (TypeError, KeyError) as reason:

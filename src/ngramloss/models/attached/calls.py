@@ -321,7 +321,6 @@ def _replaced(model: Module, replacement: Any) -> str:
     who = f" (by {by})" if by and not by.startswith("transformers") else ""
     return (
         f"the loss does not come from the objective attached to this {type(model).__name__}: after attach, "
-        f"`model.forward` was replaced{who} by a function that computes its own loss. With TRL, do not attach; train "
-        "with ng.NgramSFTTrainer(..., objective=...). With other libraries, turn off what replaces it: a fused or "
-        "chunked loss, a Liger kernel."
+        f"`model.forward` was replaced{who} by a function that computes its own loss. With TRL, train with "
+        "ng.NgramSFTTrainer(..., objective=...). Elsewhere turn off what replaces it: a fused loss, a Liger kernel."
     )
