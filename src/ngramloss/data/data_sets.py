@@ -144,7 +144,13 @@ def split_rows(name: str, split: str, *, limit: int = 0) -> Iterator[RawRow | Ba
         except Exception as error:
             raise _hub_error(name, data_set, error) from error
         return (RawRow(f"{data_set}/{split}", number, values) for number, values in enumerate(table, 1))
-    return _newswire_rows(split, limit)
+    from ngramloss.data import newswire
+
+    if split not in newswire.SPLITS:
+        raise UserError(f"{BUILT_IN} has no split {split!r}; choose from {list(newswire.SPLITS)}.")
+    names = "id", "document", "summary"
+    items = enumerate(newswire.items(split, limit or None), 1)
+    return (RawRow(f"{BUILT_IN}/{split}", at, {name: getattr(item, name) for name in names}) for at, item in items)
 
 
 def canonical(name: str) -> str:
@@ -278,18 +284,6 @@ def _hub_error(name: str, hub: Hub, error: Exception) -> Exception:
         f"cannot load {name!r}: {tried} ({type(error).__name__}: "
         f"{lines[0].rstrip('.')}). You can use local files instead: {folder}give a file, a folder with train.jsonl, "
         "validation.jsonl and test.jsonl (.csv, .tsv and .parquet too), or train=FILE,validation=FILE,test=FILE."
-    )
-
-
-def _newswire_rows(split: str, limit: int) -> Iterator[RawRow | BadRow]:
-    from ngramloss.data import newswire
-
-    if split not in newswire.SPLITS:
-        raise UserError(f"{BUILT_IN} has no split {split!r}; choose from {list(newswire.SPLITS)}.")
-    items = newswire.items(split, limit or None)
-    return (
-        RawRow(f"{BUILT_IN}/{split}", number, {"id": item.id, "document": item.document, "summary": item.summary})
-        for number, item in enumerate(items, 1)
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -152,7 +151,9 @@ def tokenise(
 
     def arrays(chunk: Sequence[Example]) -> Arrays:
         short: tuple[list[bool], list[bool]] = [], []
-        with _without_collector():
+        collects = gc.isenabled()
+        gc.disable()  # Python's cycle collector would go through all examples again and again, and find nothing
+        try:
             if shape.prompt is not None:
                 both = prompts.rows(chunk, tokenizer, shape.prompt, shape.max_source, shape.max_target, short)
             else:
@@ -160,6 +161,9 @@ def tokenise(
                 inputs = sources([row.source for row in chunk], tokenizer, shape, separator, words(), short[0])
                 both = inputs, targets([row.target for row in chunk], tokenizer, shape, words(), short[1])
             found: Arrays = {name: (flat_ids(ids), list(map(len, ids))) for name, ids in zip(NAMES, both, strict=True)}
+        finally:
+            if collects:
+                gc.enable()
         cut = np.array(short, np.uint8).T.flatten()  # whether the source and the target of each example were cut
         return {**found, CUT: (cut, [2] * len(chunk))}
 
@@ -223,18 +227,6 @@ def _write_part(
     for name in pieces:
         np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
         np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Switch Python's cycle collector off: it would go through all examples again and again, and find nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def join_parts(parts: list[Path], folder: Path) -> None:

@@ -146,7 +146,12 @@ class ScoreTexts(TrainerCallback):
             prompt = None
             data = Data(name="", separator="none", prompt=self._prompt, max_source=self._longest_source(model, causal))
             if causal:
-                prompt = prompt_of(data, "summarisation", self._column, tokenizer, _stops(model, tokenizer))
+                named = model.generation_config.eos_token_id
+                named = tokenizer.eos_token_id if named is None else named
+                if named is None:
+                    raise UserError("ScoreTexts: the model has no end token. Set generation_config.eos_token_id.")
+                stops = list(named) if isinstance(named, list | tuple) else [int(named)]
+                prompt = prompt_of(data, "summarisation", self._column, tokenizer, stops)
             self._shape = Shape.of(data, prompt)
         return tokenizer, self._shape
 
@@ -182,12 +187,3 @@ class ScoreTexts(TrainerCallback):
                 raise UserError(f"scores: {reason}") from None
             found |= {name: corpus_score(scores, name) for name in names}
         return found
-
-
-def _stops(model: Any, tokenizer: Any) -> list[int]:
-    """The ids at which a decoder-only model stops: those of its generation settings, or its tokenizer's end token."""
-    named = model.generation_config.eos_token_id
-    named = tokenizer.eos_token_id if named is None else named
-    if named is None:
-        raise UserError("ScoreTexts: the model has no token that ends a text. Set generation_config.eos_token_id.")
-    return list(named) if isinstance(named, list | tuple) else [int(named)]

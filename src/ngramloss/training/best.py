@@ -172,7 +172,10 @@ def best_of(settings: Recipe) -> Best:
 def metric_of(name: str, key: str, terms: Sequence[str] = ()) -> str:
     """The metric that has a score, and can score texts of a model in training."""
     usable = [metric for metric in METRICS if not METRICS.problem(metric)]
-    owners, choices = score_owners(usable), _choices(usable)
+    scores = [score for each in usable if not has_own_model(each) for score in scores_of(each).items()]
+    names = [each for each, score in scores if score.better != "neither"]
+    owners = score_owners(usable)
+    choices = [each for each in names if not any(each.startswith(f"{other}_") for other in names)]  # no rouge2_recall
     if name not in owners:
         kind = "neither a term nor a score" if terms else "no score"
         of_objective = f"Terms of this objective: {', '.join(terms)}. " if terms else ""
@@ -193,18 +196,6 @@ def metric_of(name: str, key: str, terms: Sequence[str] = ()) -> str:
     if needed := METRICS[metric].packages_needed:
         raise UserError(f"{key}: {name} {needed}.")
     return metric
-
-
-def _choices(metrics: Iterable[str]) -> list[str]:
-    """The scores that can select a checkpoint, without parts of other scores, such as ``rouge2_recall``."""
-    names = [
-        name
-        for metric in metrics
-        if not has_own_model(metric)
-        for name, score in scores_of(metric).items()
-        if score.better != "neither"
-    ]
-    return [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
 
 
 def has_own_model(metric: str) -> bool:

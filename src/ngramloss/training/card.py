@@ -58,6 +58,10 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
         heading, remarks = "Deviations from the paper", deviations(settings, prepared.machine.precision)
     else:
         heading, remarks = "Model", [*new_model(settings.model), *_fes(settings)]
+    splits = [  # systems say in sentences what they read
+        f"| {name} | {split.examples:,} | {len(split.skipped)} | `{split.fingerprint}` |"
+        for name, split in prepared.splits.items()
+    ]
     lines = [
         f"# {in_markdown(title(settings))}",
         "",
@@ -66,7 +70,7 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
         "",
         "## Data",
         "",
-        *_splits(prepared),
+        *(["| split | examples | skipped | fingerprint |", "|---|---|---|---|", *splits, ""] if splits else []),
         *(f"* {in_markdown(sentence)}" for sentence in prepared.used),
         *(f"\n{sentence}" for sentence in _sentences(run, prepared)),
         "",
@@ -84,15 +88,6 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
         f"Finished {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Every setting is in recipe.toml, every step in log.jsonl.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _splits(prepared: Prepared) -> list[str]:
-    """The splits as a table; systems say in sentences what they read."""
-    rows = [
-        f"| {name} | {split.examples:,} | {len(split.skipped)} | `{split.fingerprint}` |"
-        for name, split in prepared.splits.items()
-    ]
-    return ["| split | examples | skipped | fingerprint |", "|---|---|---|---|", *rows, ""] if rows else []
 
 
 def _settings(run: Run) -> list[str]:

@@ -58,11 +58,6 @@ class State:
     averages: dict[str, checkpoints.Average] = dataclasses.field(default_factory=dict)
     """At the end: of ``average`` and ``ema``."""
 
-    def keep_scale(self, scaler: torch.amp.GradScaler) -> None:
-        """Keep what fp16 multiplies the loss with."""
-        if scaler.is_enabled():
-            self.scale, self.scale_grows_in = scaler.get_scale(), scaler._get_growth_tracker()
-
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
         """Keep the best value of a validation, or end a training that has not improved for long.
 
@@ -143,7 +138,8 @@ def run(task: Task, settings: Train, here: Processes, around: Around) -> Trainin
         """Write a checkpoint, if there is a folder for it; at the end, the averages of the weights beside it."""
         if around.folder is not None:
             with log.paused():
-                state.keep_scale(scaler)
+                if scaler.is_enabled():
+                    state.scale, state.scale_grows_in = scaler.get_scale(), scaler._get_growth_tracker()
                 if finished:
                     state.averages = averaging.write(around.folder, task, settings, here, state.step, ema, log)
                 more = {**around.saved_with, **task.saved(state.step)}

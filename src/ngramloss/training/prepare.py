@@ -215,23 +215,18 @@ def read_splits(settings: Recipe) -> dict[str, Split]:
                 f"the sources of the training split are in {trained!r}, those of the validation split in {column!r}: "
                 "the model would read them in different ways. Name the columns alike, or say which: data.source."
             )
-    _check_weights(settings, splits)
+    examples, messages = splits["train"].examples, splits["train"].column == MESSAGES
+    if messages and data.weights and all(set(example.weights) == {1.0} for example in examples):
+        raise UserError(
+            f"data.weights: no answer of the training data has a {data.weights!r} other than 1. Name the key of the "
+            "messages that has the weight, usually weight, or leave the setting out."
+        )
+    if any(has_label_weights(split, messages=messages) for split in splits.values()):
+        refuse_unweighted(parse(settings.objective))
     for split in splits.values():
         for bad in split.skipped:
             logger.warning(f"skipped {bad}")
     return splits
-
-
-def _check_weights(settings: Recipe, splits: Mapping[str, Split]) -> None:
-    """Raise if weights of tokens are not there, or if a term cannot read them."""
-    examples, messages = splits["train"].examples, splits["train"].column == MESSAGES
-    if messages and settings.data.weights and all(set(example.weights) == {1.0} for example in examples):
-        raise UserError(
-            f"data.weights: no answer of the training data has a {settings.data.weights!r} other than 1. Name the key "
-            "of the messages that has the weight, usually weight, or leave the setting out."
-        )
-    if any(has_label_weights(split, messages=messages) for split in splits.values()):
-        refuse_unweighted(parse(settings.objective))
 
 
 def _judged(run: Run, validation: Split | None) -> list[Example]:

@@ -50,7 +50,12 @@ def find_caller(
         labels: whether this call has labels. ``Trainer`` removes them when it computes the loss itself.
         compiling: a graph is being traced. It is used for every later call, so assume that everything may be read.
     """
-    frames = [*_trainer_frames()]
+    frames = []  # each compute_loss and prediction_step of a Hugging Face trainer, innermost first
+    for frame in _frames():
+        if frame.f_code.co_name in ("compute_loss", "prediction_step"):
+            trainer = frame.f_locals.get("self")
+            if hasattr(trainer, "label_smoother") and hasattr(trainer, "compute_loss_func"):
+                frames.append(frame)
     if not frames:
         return Caller()
     args = getattr(frames[0].f_locals["self"], "args", None)
@@ -100,15 +105,6 @@ def _frames() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def _trainer_frames() -> Iterator[FrameType]:
-    """Each ``compute_loss`` and ``prediction_step`` of a Hugging Face trainer in the call stack, innermost first."""
-    for frame in _frames():
-        if frame.f_code.co_name in ("compute_loss", "prediction_step"):
-            trainer = frame.f_locals.get("self")
-            if hasattr(trainer, "label_smoother") and hasattr(trainer, "compute_loss_func"):
-                yield frame
 
 
 def _own_loss(frame: FrameType, token: str, labels: bool, is_ours: Callable[[Any], object]) -> str:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     """The ``decoder_input_ids`` that an encoder-decoder derives from labels, [B, T]."""
     model = bare(model)
-    labels = _with_a_label(labels, _pad(model))  # [B, T]
+    blank = (labels == IGNORE_INDEX).all(-1)  # [B]: mBART's function fails without a label
+    first = labels[:, 0].masked_fill(blank, int(_pad(model) == 0))  # [B]
+    labels = torch.cat([first.unsqueeze(-1), labels[:, 1:]], -1)  # [B, T]
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", getattr(model, "_shift_right", None))
     shift = getattr(sys.modules[type(model).__module__], "shift_tokens_right", None)
     ids: Tensor
@@ -52,13 +54,6 @@ def add_decoder_inputs(
     inputs["decoder_input_ids"] = ids  # [B, T], or with candidates
     if model.config.model_type == "encoder-decoder" and inputs.get("decoder_attention_mask") is None:
         inputs["decoder_attention_mask"] = (ids != model.config.pad_token_id).to(ids.dtype)  # [B, T]
-
-
-def _with_a_label(labels: Tensor, pad: int) -> Tensor:
-    """The same labels, with some id first in rows that have none: mBART's function fails for them, [B, T]."""
-    blank = (labels == IGNORE_INDEX).all(-1)  # [B]
-    first = labels[:, 0].masked_fill(blank, int(pad == 0))  # [B]
-    return torch.cat([first.unsqueeze(-1), labels[:, 1:]], -1)
 
 
 def _pad(model: Any) -> int:
