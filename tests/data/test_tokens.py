@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import pickle
-import re
 import shutil
 import signal
 from dataclasses import replace
@@ -18,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import few
 
-from ngramloss.data import Example, fingerprint, tokens, word_ids
+from ngramloss.data import Example, fingerprint, tokens
 from ngramloss.data.sentences import sentences
 from ngramloss.data.tokens import Shape, Tokens, separator_id, sources, targets, tokenise, tokenizer_fingerprint
-from ngramloss.data.word_ids import bare_ids, word_encoder
 from ngramloss.output.progress import Progress
 
 ROOMY = Shape(max_source=10_000)
@@ -131,14 +129,13 @@ def test_a_document_that_just_fits_keeps_its_end(ours):
 
 @pytest.mark.parametrize("separator", ["auto", "none"])
 def test_only_a_text_that_lost_its_end_counts_as_cut(ours, separator):
-    token, encode = separator_id(ours, separator), word_encoder(ours)
+    token = separator_id(ours, separator)
     whole, target = len(sources([DOCUMENT], ours, ROOMY, token)[0]), len(ours("A cat sat.")["input_ids"])
     for less in (0, 1):
         cut = []
         sources([DOCUMENT, "A dog."], ours, Shape(separator, max_source=whole - less), token, cut=cut)
-        for own in (None, encode):
-            targets(["A cat sat.", "A"], ours, Shape(max_target=target - less), own, cut)
-        assert cut == [bool(less), False] * 3
+        targets(["A cat sat.", "A"], ours, Shape(max_target=target - less), cut)
+        assert cut == [bool(less), False] * 2
 
 
 def test_a_prefix_stands_before_the_first_separator(ours):
@@ -471,17 +468,6 @@ MANY = [
         ["rain", "", "日本", "“no”", "</s>", "they'll", "1½", "a\u00a0b", "\u200fx", "cat " * 40]
     )
 ]
-SIGNS = [
-    *"aZéŁ0²½٣_-'’“”.,!? \t\n\r\x0b\x1c\x85\u00a0\u2009\u2028…€日𝒳ǅʰ\u0301\u200f",
-    "'s",
-    "'ll",
-    "</s>",
-    "<unk>",
-    "cat",
-    " the",
-    "  ",
-]
-ODD = st.lists(st.sampled_from(SIGNS), max_size=30).map("".join)
 
 
 def written_the_plain_way(folder, examples, tokenizer, shape):
@@ -528,68 +514,6 @@ def test_files_are_byte_for_byte_those_of_the_plain_way(tmp_path, monkeypatch, t
     fits = made(tmp_path, MANY[:1], tokenizer, Shape(splitter=splitter))
     exactly = Shape(splitter=splitter, max_source=int(fits.lengths[0]), max_target=int(fits.target_lengths[0]))
     assert made(tmp_path, MANY[:1], tokenizer, exactly).cut == (0, 0)
-
-
-@given(st.lists(ODD, max_size=4), st.sampled_from(["ours", "bart"]))
-@settings(max_examples=300, deadline=None)
-def test_ids_by_words_are_those_of_the_tokenizer(texts, family):
-    tokenizer = tiny_tokenizers.FAMILIES[family]()
-    encode = word_encoder(tokenizer)
-    encode._agrees = True  # no comparison at run time: that would hide a difference
-    assert encode(texts) == bare_ids(tokenizer, texts)
-
-
-def test_every_known_character_is_classed_as_the_tokenizer_classes_it():
-    tokenizer = tiny_tokenizers.bart_like()
-    pre = tokenizer.backend_tokenizer.pre_tokenizer
-    for sign in word_ids._KNOWN:
-        text = f"a{sign}b {sign}{sign} 1{sign}2 .{sign}.  {sign}"
-        assert word_ids._word_pattern().findall(text) == [
-            text[start:end] for _, (start, end) in pre.pre_tokenize_str(text)
-        ], repr(sign)
-
-
-def test_a_word_is_encoded_once_and_words_are_forgotten_in_time(monkeypatch):
-    tokenizer = tiny_tokenizers.bart_like()
-    encode, texts = word_encoder(tokenizer), ["The cat sat.", " The dog ran home"]
-    first = encode(texts)
-    assert set(encode) == {"The", " cat", " sat", ".", " The", " dog", " ran", " home"}
-    monkeypatch.setattr(word_ids, "bare_ids", lambda tokenizer, texts: pytest.fail("asked again") if texts else [])
-    monkeypatch.setattr(type(encode), "__missing__", lambda *_: pytest.fail("encoded again"))
-    assert encode(texts) == first
-    monkeypatch.undo()
-    monkeypatch.setattr(word_ids, "MOST_WORDS", 3)
-    assert encode(["Rain"]) == bare_ids(tokenizer, ["Rain"])
-    assert list(encode) == ["Rain"]
-
-
-def test_a_tokenizer_that_disagrees_is_believed(monkeypatch):
-    tokenizer = tiny_tokenizers.bart_like()
-    monkeypatch.setattr(word_ids, "_word_pattern", lambda: re.compile(r"\S+"))
-    assert word_encoder(tokenizer)([DOCUMENT]) == bare_ids(tokenizer, [DOCUMENT])
-
-
-def test_only_a_byte_level_bpe_without_other_rules_is_encoded_by_words():
-    from tokenizers import normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    class Own(PreTrainedTokenizerFast):
-        def _encode_plus(self, *args, **options):
-            return super()._encode_plus(*args, **options)
-
-    assert {name for name, make in tiny_tokenizers.FAMILIES.items() if word_encoder(make()) is not None} == {
-        "ours",
-        "bart",
-        "mbart",
-    }
-    lower, digits, dropping = (tiny_tokenizers.bart_like() for _ in range(3))
-    lower.backend_tokenizer.normalizer = normalizers.Lowercase()
-    digits.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel()]
-    )
-    dropping.backend_tokenizer.model.dropout = 0.5
-    own = Own(tokenizer_object=tiny_tokenizers.bart_like().backend_tokenizer)
-    assert [word_encoder(one) for one in (lower, digits, dropping, own, object())] == [None] * 5
 
 
 def test_a_tokenizer_that_cuts_from_the_left_keeps_doing_so(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from ngramloss.data.tokens import (
     tokenizer_fingerprint,
     write_in_parts,
 )
-from ngramloss.data.word_ids import word_encoder
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
 
@@ -140,7 +138,6 @@ def tokenise_candidates(
     what = [FORMAT, fingerprint, candidates.fingerprint, tokenizer_fingerprint(tokenizer), shape.max_target]
     what += [asdict(shape.prompt)] if shape.prompt is not None else []
     folder = cached_at("candidates", what, cache)
-    words = lru_cache(partial(word_encoder, tokenizer))
 
     def arrays(chunk: Sequence[Example]) -> Arrays:
         rows = [(example.source, *candidates.rows.get(example.id, ((), ()))) for example in chunk]
@@ -150,7 +147,7 @@ def tokenise_candidates(
             sources = [source for source, own, _ in rows for _ in own]
             ids = completion_ids(sources, texts, tokenizer, shape.prompt, shape.max_target, short) if texts else []
         else:
-            ids = targets(texts, tokenizer, shape, words(), short) if texts else []
+            ids = targets(texts, tokenizer, shape, short) if texts else []
         gains = np.array([gain for _, _, own in rows for gain in own], np.float32)
         return {
             "ids": (flat_ids(ids), list(map(len, ids))),

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ngramloss.data.examples import Example, Split
 from ngramloss.data.prompts import led_texts
 from ngramloss.data.rows import bad_row_lines
+from ngramloss.data.token_ids import special_tokens
 from ngramloss.data.tokens import Shape, Tokens, cached_at, tokenizer_fingerprint, tokens_fingerprint
-from ngramloss.data.word_ids import special_tokens
 from ngramloss.errors import UserError
 from ngramloss.storage.checksums import cached_folder
 

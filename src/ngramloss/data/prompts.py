@@ -19,7 +19,7 @@ from ngramloss.data.columns import INSTRUCTION
 from ngramloss.data.examples import Example
 from ngramloss.data.messages import ASSISTANT, MESSAGES
 from ngramloss.data.rows import needed
-from ngramloss.data.word_ids import bare_ids, special_tokens
+from ngramloss.data.token_ids import bare_ids, special_tokens
 from ngramloss.errors import UserError
 from ngramloss.recipe import CHAT, NO_SOURCE, SOURCE, Data
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch.utils.data import Dataset
 
 from ngramloss.data import Example, prompts, split_many
 from ngramloss.data.prompts import Prompt
-from ngramloss.data.word_ids import Encode, bare_ids, special_tokens, word_encoder
+from ngramloss.data.token_ids import bare_ids, special_tokens
 from ngramloss.errors import UserError
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data
@@ -147,7 +146,6 @@ def tokenise(
     if shape.splitter == "sentencex" and shape.separator != "none":
         what.append(installed("sentencex"))  # its rules change from version to version
     folder = cached_at("tokens", what, cache)
-    words = lru_cache(partial(word_encoder, tokenizer))
 
     def arrays(chunk: Sequence[Example]) -> Arrays:
         short: tuple[list[bool], list[bool]] = [], []
@@ -158,8 +156,8 @@ def tokenise(
                 both = prompts.rows(chunk, tokenizer, shape.prompt, shape.max_source, shape.max_target, short)
             else:
                 separator = separator_id(tokenizer, shape.separator)
-                inputs = sources([row.source for row in chunk], tokenizer, shape, separator, words(), short[0])
-                both = inputs, targets([row.target for row in chunk], tokenizer, shape, words(), short[1])
+                inputs = sources([row.source for row in chunk], tokenizer, shape, separator, short[0])
+                both = inputs, targets([row.target for row in chunk], tokenizer, shape, short[1])
             found: Arrays = {name: (flat_ids(ids), list(map(len, ids))) for name, ids in zip(NAMES, both, strict=True)}
         finally:
             if collects:
@@ -263,27 +261,22 @@ def target_ids(sources: Sequence[str], texts: Sequence[str], tokenizer: Any, sha
 
 
 def sources(
-    texts: Sequence[str],
-    tokenizer: Any,
-    shape: Shape,
-    separator: int | None,
-    encode: Encode | None = None,
-    cut: list[bool] | None = None,
+    texts: Sequence[str], tokenizer: Any, shape: Shape, separator: int | None, cut: list[bool] | None = None
 ) -> list[list[int]]:
     """Source ids. Separators are inserted before truncation, so only texts that are too long lose their end."""
     before, after = special_tokens(tokenizer)
     room = shape.max_source - len(before) - len(after)
     if room < 1:
         raise UserError(f"max_source={shape.max_source} is too small for the tokenizer's special tokens. Raise it.")
-    encode = partial(bare_ids, tokenizer) if encode is None else encode
     if separator is None:
-        bodies = encode([shape.prefix + text for text in texts])
+        bodies = bare_ids(tokenizer, [shape.prefix + text for text in texts])
     else:
         split = split_many(texts, shape.splitter, language=shape.language)
-        pieces = encode([" " * (index > 0) + sentence for document in split for index, sentence in enumerate(document)])
+        spaced = [" " * (index > 0) + sentence for document in split for index, sentence in enumerate(document)]
+        pieces = bare_ids(tokenizer, spaced)
         for piece in pieces:
             piece.insert(0, separator)
-        prefix = encode([shape.prefix])[0] if shape.prefix else []
+        prefix = bare_ids(tokenizer, [shape.prefix])[0] if shape.prefix else []
         rest = iter(pieces)
         bodies = [[*prefix, *chain.from_iterable(islice(rest, len(document)))] for document in split]
     if cut is not None:
@@ -291,25 +284,15 @@ def sources(
     return [[*before, *body[:room], *after] for body in bodies]
 
 
-def targets(
-    texts: Sequence[str], tokenizer: Any, shape: Shape, encode: Encode | None = None, cut: list[bool] | None = None
-) -> list[list[int]]:
-    """Target ids, truncated; arguments as in :func:`sources`."""
-    before, after = ([], []) if encode is None else special_tokens(tokenizer, "text_target")
-    room = shape.max_target - len(before) - len(after)
-    if encode is None or room < 0 or tokenizer.truncation_side != "right":
-        limit = shape.max_target
-        made = list(tokenizer(text_target=list(texts), truncation=True, max_length=limit)["input_ids"])
-        if cut is not None:  # with room for one more token, what lost its end has more
-            full = [text for text, ids in zip(texts, made, strict=True) if len(ids) >= limit]
-            roomier = tokenizer(text_target=full, truncation=True, max_length=limit + 1)["input_ids"] if full else []
-            longer = iter(roomier)
-            cut += [len(ids) >= limit and len(next(longer)) > limit for ids in made]
-        return made
-    bodies = encode(texts)
-    if cut is not None:
-        cut += [len(body) > room for body in bodies]
-    return [[*before, *body[:room], *after] for body in bodies]
+def targets(texts: Sequence[str], tokenizer: Any, shape: Shape, cut: list[bool] | None = None) -> list[list[int]]:
+    """Target ids, truncated; ``cut`` is extended by whether each text lost its end."""
+    limit = shape.max_target
+    made = list(tokenizer(text_target=list(texts), truncation=True, max_length=limit)["input_ids"])
+    if cut is not None:  # with room for one more token, what lost its end has more
+        full = [text for text, ids in zip(texts, made, strict=True) if len(ids) >= limit]
+        longer = iter(tokenizer(text_target=full, truncation=True, max_length=limit + 1)["input_ids"] if full else [])
+        cut += [len(ids) >= limit and len(next(longer)) > limit for ids in made]
+    return made
 
 
 def separator_id(tokenizer: Any, separator: str) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ngramloss import recipe
 from ngramloss.data.data_sets import BUILT_IN, Files, Hub, missing, origin
 from ngramloss.data.prompts import prompt_of, template_of
-from ngramloss.data.word_ids import special_tokens
+from ngramloss.data.token_ids import special_tokens
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.metrics.registry import METRICS, scores_of
 from ngramloss.models.adapters import ADAPTER
