@@ -261,15 +261,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def draw(groups: Mapping[str, Mapping[str, float]], path: Path, *, title: str, axis: str, decimals: int) -> None:
-    """Draw bars, a panel for each group. Names that contain ``ngramloss`` have another colour.
-
-    Args:
-        groups: title of a panel → what was measured → its number, from top to bottom.
-        path: the file to write.
-        title: of the picture.
-        axis: what the numbers are.
-        decimals: of the numbers that are written beside the bars.
-    """
+    """Draw bars, a panel for each group. Names that contain ``ngramloss`` have another colour."""
     from matplotlib.figure import Figure
 
     tallest = max(map(len, groups.values()))

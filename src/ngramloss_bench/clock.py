@@ -124,10 +124,6 @@ def captured(run: Callable[[], object], clear: Callable[[], object]) -> tuple[Ca
 
     Each replay writes the same buffers, which stay for as long as the graph does.
 
-    Args:
-        run: the function. It may not wait for the device.
-        clear: drops the gradients, so that they do not count as allocated before.
-
     Returns:
         The replay, and the peak memory in GiB that the graph needs in addition to what was allocated before.
     """

@@ -31,14 +31,7 @@ Lengths: TypeAlias = "NDArray[np.int64]"
 
 
 def sample(name: str, documents: int, seed: int, longest: tuple[int, int] = LONGEST) -> tuple[Lengths, Lengths]:
-    """Source and target tokens of this many documents, drawn from the data set's histogram.
-
-    Args:
-        name: one of ``NAMES``.
-        documents: how many.
-        seed: the same seed gives the same lengths.
-        longest: limits of the model; lengths above them are cut.
-    """
+    """Source and target tokens of this many documents, drawn from the data set's histogram."""
     import numpy as np
 
     if name == FULL:

@@ -146,12 +146,7 @@ def _set_allocator(setting: str) -> None:
 
 
 class _Lists(Dataset[dict[str, list[int]]]):
-    """The same rows as lists of numbers, as a tokenizer returns them.
-
-    Args:
-        tokens: the rows.
-        joined: put the target behind its source in one row, with labels only there, as for a decoder-only model.
-    """
+    """The same rows as lists of numbers, as a tokenizer returns them."""
 
     def __init__(self, tokens: ng.tokens.Tokens, *, joined: bool) -> None:
         self.tokens, self.joined = tokens, joined

@@ -60,12 +60,7 @@ class SentenceLayer(nn.Module):
 
 
 class SentenceScorer(nn.Module):
-    """Layers over sentences, and a score of each.
-
-    Args:
-        width: of the encoder.
-        options: of the system.
-    """
+    """Layers over sentences, and a score of each."""
 
     def __init__(self, width: int, options: Mapping[str, Any]) -> None:
         super().__init__()
@@ -98,10 +93,6 @@ def sinusoids(count: int, width: int) -> Tensor:
 class Extractor(nn.Module):
     """An encoder, and what scores sentences from it. The encoder's part is named as in models with a head of their
     own, so that ``AutoModel`` and everything else that reads encoders loads it from a saved extractor.
-
-    Args:
-        encoder: of Hugging Face.
-        options: of the system.
     """
 
     def __init__(self, encoder: Any, options: Mapping[str, Any]) -> None:
@@ -182,13 +173,6 @@ def read_documents(
 
     Sentences of fewer words are left out, unless all of a document are so short. A document without words has no
     sentences.
-
-    Args:
-        texts: the documents.
-        tokenizer: of the encoder.
-        reading: has the splitter, the language and the most tokens of a document.
-        marks: the ids before and after every sentence.
-        min_words: words of the shortest sentence that may be taken.
     """
     split = ng.data.split_documents(texts, reading)
     kept = [
@@ -329,11 +313,6 @@ def summary_of(document: Document, scores: Sequence[float], options: Mapping[str
 
     Sentences are taken from the highest score down. With blocking, one that shares three words in a row with a sentence
     that was taken is left out.
-
-    Args:
-        document: may have no sentences, which gives an empty text.
-        scores: of its sentences, and maybe of padding after them.
-        options: ``sentences``, the most to take, and ``blocking``.
     """
     taken: list[int] = []
     seen: set[tuple[str, ...]] = set()
@@ -369,15 +348,7 @@ class Extraction(NamedTuple):
 
 
 def load_extraction(folder: str, reading: ng.recipe.Data | None = None) -> Extraction:
-    """Load a run of this system.
-
-    Args:
-        folder: of the run.
-        reading: has the splitter, the language and the most tokens of a document; by default the run's own.
-
-    Raises:
-        UserError: the folder is not a finished run of this system.
-    """
+    """Load a run of this system."""
     run = ng.saved_run(folder, NAME, command="ngramloss train bertsum-ext")
     tokenizer, options, reading = run.tokenizer, run.options, reading or run.settings.data
     base = ng.recipe.Model(name=str(run.model))
@@ -405,12 +376,7 @@ def load_extraction(folder: str, reading: ng.recipe.Data | None = None) -> Extra
 
 
 def generate(work: ng.Job, folder: Path) -> Path:
-    """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions.
-
-    Args:
-        work: a job whose model is a run of this system.
-        folder: where the predictions go.
-    """
+    """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions."""
     taken = load_extraction(work.model, work.data)
     path = ng.predictions.write_texts(work, folder, taken.write, taken.facts)
     if any(taken.lost):

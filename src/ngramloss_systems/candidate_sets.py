@@ -52,16 +52,6 @@ def read_set(
 
     A file or folder that ``ngramloss candidates`` or ``generate`` wrote names its data and its split. For another file,
     they are those of the recipe. Candidates without gains get those of the task's usual metric.
-
-    Args:
-        paths: files, or folders with one.
-        data: the data section of the recipe.
-        task: of the recipe.
-        split: of candidates that do not say theirs.
-        exactly: the data are read as given, whatever the candidates say.
-
-    Raises:
-        UserError: candidates are of other texts, of no example, or of an example that has some already.
     """
     parts = [_read(path, data, task, split, exactly=exactly) for path in paths]
     rows: dict[str, Any] = {}
@@ -82,14 +72,7 @@ def read_set(
 
 
 def one_metric(metrics: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The metric that gains of several origins have in common; empty if none of them names it.
-
-    Args:
-        metrics: where the gains are from, for messages → their metric, as it was saved.
-
-    Raises:
-        UserError: there are two.
-    """
+    """The metric that gains of several origins have in common; empty if none of them names it."""
     known = {where: metric for where, metric in metrics.items() if metric}
     for where, metric in known.items():
         first, theirs = next(iter(known.items()))
@@ -153,17 +136,8 @@ def _keys(of_split: CandidateSet) -> set[tuple[str, str, str]]:
 def check_asked(paths: Sequence[Path], data: ng.recipe.Data, split: str | None, asked: Sequence[str]) -> str:
     """Check what was asked for against what candidates say of themselves.
 
-    Args:
-        paths: files or folders.
-        data: what was asked for.
-        split: likewise; None if nothing was.
-        asked: the settings of ``data`` that somebody gave.
-
     Returns:
         The split.
-
-    Raises:
-        UserError: they say something else, or are of different data or splits.
     """
     origins = {}
     for path in paths:

@@ -43,14 +43,7 @@ class Guidance(NamedTuple):
 
 
 def make_guidance(split: ng.data.Split, source: ng.recipe.Data, task: str, options: Mapping[str, Any]) -> Guidance:
-    """The guidance of the documents of a split: the oracle's, or that of a column.
-
-    Args:
-        split: the documents.
-        source: where they are from, and how sentences are split.
-        task: of the recipe.
-        options: of the system.
-    """
+    """The guidance of the documents of a split: the oracle's, or that of a column."""
     column = options["guidance"]
     if column != ORACLE:
         texts = read_column(split, source, task, column)
@@ -232,12 +225,7 @@ def _used(split: str, rows: Guided, guidance: Guidance, settings: ng.recipe.Reci
 
 
 def generate(work: ng.Job, folder: Path) -> Path:
-    """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions.
-
-    Args:
-        work: a job whose model is a run of this system.
-        folder: where the predictions go.
-    """
+    """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions."""
     asked = work.asked_system
     if asked.name != NAME:
         raise ng.UserError(f"system: {work.model} is a run of {NAME}, not of {asked.name}.")

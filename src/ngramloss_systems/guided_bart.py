@@ -107,11 +107,7 @@ class GuidedDecoderLayer(bart.BartDecoderLayer):  # type: ignore[misc]
 
 
 class GuidedBart(bart.BartForConditionalGeneration):  # type: ignore[misc]
-    """A BART that reads a document and a guidance. ``forward`` and ``generate`` take the guidance's ids and mask.
-
-    Args:
-        config: its configuration.
-    """
+    """A BART that reads a document and a guidance. ``forward`` and ``generate`` take the guidance's ids and mask."""
 
     config_class = GuidedBartConfig
     config: GuidedBartConfig
@@ -125,12 +121,7 @@ class GuidedBart(bart.BartForConditionalGeneration):  # type: ignore[misc]
         self.post_init()
 
     def guidance(self, ids: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        """The keys and values of a guidance for every layer of the decoder, [B, 2, H, G, D / H] each.
-
-        Args:
-            ids: of the guidance, padded on the right, [B, G].
-            mask: which are real, [B, G].
-        """
+        """The keys and values of a guidance for every layer of the decoder, [B, 2, H, G, D / H] each."""
         encoder = self.model.encoder
         embedded = encoder.embed_tokens(ids)  # [B, G, D]
         states = encoder.layernorm_embedding(embedded + encoder.embed_positions(ids))  # [B, G, D]
@@ -213,10 +204,6 @@ def guided(model: Any, *, copying: bool = False) -> GuidedBart:
 
     The guidance's top layer of the encoder begins as the document's. The attention to the guidance is new, as in the
     authors' code, which copies that layer alone.
-
-    Args:
-        model: a BART.
-        copying: whether its attention to the document started as the identity; that to the guidance then does, too.
     """
     settings = {
         name: value for name, value in model.config.to_dict().items() if name not in ("model_type", "architectures")
@@ -233,12 +220,7 @@ def guided(model: Any, *, copying: bool = False) -> GuidedBart:
 
 
 def load_guided(settings: ng.recipe.Model, tokenizer: Any) -> GuidedBart:
-    """A guided BART from its folder, from any BART, or from scratch, in fp32.
-
-    Args:
-        settings: the model section of a recipe.
-        tokenizer: the model's own.
-    """
+    """A guided BART from its folder, from any BART, or from scratch, in fp32."""
     if ng.loading.is_guided(settings.name):
         made: GuidedBart = ng.loading.load_own(GuidedBart, settings.name)
         return made

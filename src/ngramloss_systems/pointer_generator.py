@@ -57,14 +57,7 @@ class Row(NamedTuple):
 
 
 def row_of(tokenizer: Any, vocabulary: Mapping[str, int], example: ng.data.Example, *, longest: tuple[int, int]) -> Row:
-    """An example as ids. A document without words is read as one unknown word.
-
-    Args:
-        tokenizer: of words.
-        vocabulary: its words → ids.
-        example: with a target or an empty one.
-        longest: the most words of a document and the most tokens of a summary, with its end.
-    """
+    """An example as ids. A document without words is read as one unknown word."""
     source, target = split_words(tokenizer, example.source), split_words(tokenizer, example.target)
     unknown: dict[str, int] = {}
     ids = extended_ids(source[: longest[0]], vocabulary, unknown, grow=True) or [UNKNOWN_ID]
@@ -76,11 +69,7 @@ def row_of(tokenizer: Any, vocabulary: Mapping[str, int], example: ng.data.Examp
 def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any]]) -> ng.padding.Batch:
     """Rows → a batch: ids and their mask, [B, S], labels, [B, T], and which unknown words each document has, [B, U].
 
-    Args:
-        most_unknown: U, the most unknown words that a document can have. All batches have as many, so that a row's loss
-            does not depend on the rows beside it.
-        vocabulary: the first unknown word's id.
-        rows: with ``input_ids`` and ``labels``.
+    U is the same in all batches, so that a row's loss does not depend on the rows beside it.
     """
     ids, mask = ng.padding.padded([row["input_ids"] for row in rows], PADDING_ID)  # [B, S]
     labels, _ = ng.padding.padded([row["labels"] for row in rows], ng.IGNORE_INDEX)  # [B, T]
@@ -245,12 +234,7 @@ def _coverage_remarks(settings: ng.recipe.Recipe, options: Mapping[str, Any]) ->
 
 
 def generate(work: ng.Job, folder: Path) -> Path:
-    """Write the texts of a run's model, as ``ngramloss generate`` writes predictions.
-
-    Args:
-        work: a job whose model is a run of this system.
-        folder: where the predictions go.
-    """
+    """Write the texts of a run's model, as ``ngramloss generate`` writes predictions."""
     run = ng.saved_run(work.model, NAME, command="ngramloss train pointer-generator")
     tokenizer, device, how = run.tokenizer, run.device, work.generation or run.settings.generation
     model = load_model(run.model, tokenizer).to(device).eval()

@@ -73,14 +73,7 @@ class Predicted(NamedTuple):
 
 
 class PointerGenerator(nn.Module):
-    """A bidirectional LSTM, a decoder with attention and coverage, and a mixture of writing and copying.
-
-    Args:
-        vocabulary: the number of words, with special tokens.
-        width: of an LSTM's state.
-        embeddings: their width.
-        coverage: whether attention reads what it attended to before; its weights are there in any case.
-    """
+    """A bidirectional LSTM, a decoder with attention and coverage, and a mixture of writing and copying."""
 
     def __init__(self, *, vocabulary: int, width: int, embeddings: int, coverage: bool = False) -> None:
         super().__init__()

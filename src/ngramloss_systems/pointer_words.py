@@ -21,13 +21,7 @@ SPECIAL = UNKNOWN, PADDING, START, END = "<unk>", "<pad>", "<s>", "</s>"
 
 
 def word_tokenizer(texts: Iterable[str], size: int, *, lowercase: bool) -> Any:
-    """A tokenizer of the most frequent words, the first in the alphabet of equally frequent ones.
-
-    Args:
-        texts: of the training split.
-        size: of the vocabulary, with the four special tokens.
-        lowercase: whether texts lose their capitals.
-    """
+    """A tokenizer of the most frequent words, the first in the alphabet of equally frequent ones."""
     empty = _with_vocabulary({}, lowercase=lowercase)
     counts: Counter[str] = Counter()
     for text in texts:
@@ -71,15 +65,7 @@ def _with_vocabulary(ids: dict[str, int], *, lowercase: bool) -> Any:
 def cached_tokenizer(
     texts: Callable[[], Iterable[str]], count: int, fingerprint: str, size: int, *, lowercase: bool
 ) -> Any:
-    """:func:`word_tokenizer`, made once for the same texts.
-
-    Args:
-        texts: makes the texts.
-        count: their number, for the progress.
-        fingerprint: of their content.
-        size: of the vocabulary.
-        lowercase: whether texts lose their capitals.
-    """
+    """:func:`word_tokenizer`, made once for the same texts."""
 
     def train() -> Any:
         with ng.Progress("counting words", total=count, unit="texts") as progress:

@@ -87,14 +87,7 @@ class Scores(NamedTuple):
 
 
 def score_batch(encoder: Any, batch: ng.padding.Batch, *, pad: int, pooling: str) -> Scores:
-    """Score the texts of a batch of :class:`Padder`. Texts that are absent are not encoded, and score 0.
-
-    Args:
-        encoder: reads ids and a mask.
-        batch: sources, references (``labels``) and candidates.
-        pad: the id of padding.
-        pooling: "first": a text is its first token's state; "mean": the mean over its tokens.
-    """
+    """Score the texts of a batch of :class:`Padder`. Texts that are absent are not encoded, and score 0."""
     ids = batch["input_ids"]  # [B, S]
     mask = batch.get("attention_mask", torch.ones_like(ids))  # [B, S]
     documents = _states(encoder, ids, mask, pooling)  # [B, D]
@@ -245,11 +238,7 @@ def _choice(scores: Scores) -> Tensor:
 
 
 class Reranker:
-    """A trained reranker.
-
-    Args:
-        folder: its run.
-    """
+    """A trained reranker."""
 
     def __init__(self, folder: Path) -> None:
         run = ng.RunFolder(folder)
@@ -339,15 +328,7 @@ class Chosen(NamedTuple):
 
 
 def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, metric: str = "") -> Chosen:
-    """Choose a text of each source and write it, as ``ngramloss generate`` writes predictions.
-
-    Args:
-        chooser: the folder of a reranker, or one of ``CHOOSERS``.
-        of_split: sources, references and candidates.
-        folder: where to write.
-        task: what the texts are.
-        metric: what ``mbr`` compares texts by; by default the metric of the gains, or the task's usual one.
-    """
+    """Choose a text of each source and write it, as ``ngramloss generate`` writes predictions."""
     if metric and chooser != MBR:
         raise ng.UserError(f"--metric is what {MBR} compares texts by, and {chooser} compares none. Leave it out.")
     if chooser in CHOOSERS and ng.RunFolder(Path(chooser)).recipe.is_file():
@@ -403,12 +384,7 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, met
 
 
 def generate(work: ng.Job, folder: Path) -> Path:
-    """Write candidates of the documents of a job as the writer of the training candidates did, and choose among them.
-
-    Args:
-        work: a job whose model is a reranker's run.
-        folder: where candidates and predictions go.
-    """
+    """Let the writer of the training candidates write candidates of a job's documents, and choose among them."""
     run = ng.RunFolder(Path(work.model))
     own = ng.recipe.load(str(run.recipe), objective=False)
     if work.task != own.task:
