@@ -334,13 +334,7 @@ def _runs(text: str) -> set[tuple[str, ...]]:
 
 
 class Extraction(NamedTuple):
-    """A trained extractor, ready to take sentences.
-
-    Attributes:
-        write: examples → their summaries.
-        lost: for each of these whether the document lost its end.
-        facts: what could change the summaries.
-    """
+    """A trained extractor: examples → their summaries; whether each document lost its end; what could change them."""
 
     write: Callable[[Sequence[ng.data.Example]], list[str]]
     lost: list[bool]

@@ -29,13 +29,7 @@ ORACLE = "oracle"
 
 
 class Guidance(NamedTuple):
-    """A guidance of each document.
-
-    Attributes:
-        texts: in the order of the documents.
-        facts: where they are from, for ``generation.json``.
-        about: the same in words.
-    """
+    """A text that guides each document, and where they are from, for ``generation.json`` and in words."""
 
     texts: list[str]
     facts: dict[str, Any]

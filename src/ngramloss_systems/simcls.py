@@ -304,18 +304,7 @@ def _trained_on(own: ng.recipe.Recipe) -> list[Path]:
 
 
 class Chosen(NamedTuple):
-    """What was chosen. Gains are means over the sources.
-
-    Attributes:
-        path: of the predictions.
-        sources: their number.
-        first: the gain of the writer's own first texts.
-        chosen: that of the chosen texts.
-        best: that of the best possible choice.
-        mean: that of all candidates.
-        changed: sources for which another text than the first was chosen.
-        metric: of the gains, in words.
-    """
+    """What was chosen, for how many sources another text than the first, and mean gains: also of the best choice."""
 
     path: Path
     sources: int
