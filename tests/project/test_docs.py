@@ -57,7 +57,7 @@ HOW_TO = [
 ]
 LOOK_UP = ["objectives", "settings", "metrics", "choose", "security", "results", "performance"]
 FOR_DEVELOPERS = [
-    *(ROOT / name for name in ("CONTRIBUTING.md", "ARCHITECTURE.md", "docs/dev/log.md")),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "ARCHITECTURE.md", "docs/dev/log.md", "docs/dev/gpu.md")),
     *sorted((ROOT / "docs" / "dev" / "decisions").glob("*.md")),
 ]
 BLOCK = re.compile(
