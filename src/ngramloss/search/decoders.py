@@ -200,11 +200,7 @@ class Decoder:
     ) -> Tensor:
         """Attention of the newest tokens to the texts so far, which keep their keys and values, [B, K, H · d].
 
-        Args:
-            queries, keys, values: of the newest tokens, [B, K, H · d].
-            position: of the newest tokens, [].
-            scale: multiplies the products of queries and keys.
-            bias: of the newest position to each other, [H, L].
+        Queries, keys and values are [B, K, H · d], ``bias`` is of the newest position to each other, [H, L].
         """
         if self.has_kernels:
             from ngramloss.search.kernels import attention as decoding
@@ -457,13 +453,8 @@ class CausalDecoder(Decoder):
     ) -> Tensor:
         """Attention of the newest tokens to their prompt and to the texts so far, [B, K, G · H · d].
 
-        Args:
-            queries: of the newest tokens, [B, K, H · G · d]. G of them share a key.
-            keys, values: of the newest tokens, [B, K, H · d].
-            position: of the newest tokens in their texts, [].
-            scale: multiplies the products of queries and keys.
-            softcap: bounds them, if given.
-            window: how many positions a token attends to, with its own; None: to all.
+        ``queries``: [B, K, H · G · d], G of them share a key. ``keys`` and ``values``: [B, K, H · d]. ``window``: how
+        many positions a token attends to, with its own; None: to all.
         """
         B, K, _ = queries.shape
         sources = self.source_keys[index], self.source_values[index]     # [B, H, S, d] each

@@ -1,7 +1,7 @@
 """a sentence pair and a term → the windows, words or outputs that the term reads, and what each earns or costs.
 
-The registry of objectives names the function that shows an objective: ``(sentence, term, n) → Block``. Its docstring is
-the title, unless the block has another one.
+The registry of objectives names the function that shows an objective: ``(sentence, term, n) → Explanation``. Its
+docstring is the title, unless the explanation has another one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ngramloss.loss.terms import OBJECTIVES, Term
 Columns = Mapping[str, Any]  # head of a column → its cells, as texts or as numbers, [1, rows]
 
 
-class Block(NamedTuple):
+class Explanation(NamedTuple):
     """The table of a term, with a head."""
 
     table: list[list[str]]
@@ -49,12 +49,12 @@ def decimal(value: float) -> str:
     return f"{value + 0.0:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
-def value_alone(sentence: Sentence, term: Term, n: int) -> Block:
+def value_alone(sentence: Sentence, term: Term, n: int) -> Explanation:
     """your own objective"""
-    return Block([["its windows are not shown"]])
+    return Explanation([["its windows are not shown"]])
 
 
-def ce(sentence: Sentence, term: Term, n: int) -> Block:
+def ce(sentence: Sentence, term: Term, n: int) -> Explanation:
     """mean of −log p over the words of the reference"""
     title, temperature = str(ce.__doc__), _option(term, "temperature")
     if temperature != 1:
@@ -65,7 +65,7 @@ def ce(sentence: Sentence, term: Term, n: int) -> Block:
     return _windows(sentence, "reference", 1, columns | {"costs": _token_costs(sentence, term)})._replace(title=title)
 
 
-def eaft(sentence: Sentence, term: Term, n: int) -> Block:
+def eaft(sentence: Sentence, term: Term, n: int) -> Explanation:
     """mean of −log p over the words of the reference, weighted by the entropy"""
     stats, costs = sentence.stats, _token_costs(sentence, term)
     entropy: Any = stats.top_entropy if term.variant == "released" else stats.entropy  # [1, T]
@@ -73,14 +73,14 @@ def eaft(sentence: Sentence, term: Term, n: int) -> Block:
     return _windows(sentence, "reference", 1, columns)
 
 
-def weighted(sentence: Sentence, term: Term, n: int) -> Block:
+def weighted(sentence: Sentence, term: Term, n: int) -> Explanation:
     """mean of −weight · log p over the words of the reference"""
     logp, costs = sentence.stats.label_logp, _token_costs(sentence, term)  # [1, T] each
     weight = _where(costs.isfinite() & (logp > -1e9) & (logp < 0), -costs * logp.shape[1] / logp)
     return _windows(sentence, "reference", 1, {"probability": logp.exp(), "weight": weight, "costs": costs})
 
 
-def unlikelihood(sentence: Sentence, term: Term, n: int) -> Block:
+def unlikelihood(sentence: Sentence, term: Term, n: int) -> Explanation:
     """mean over the words of the reference of −log(1 − p), summed over other words before"""
     used = negatives(sentence.labels)[0].tolist()  # [T, T]
     words = [" ".join(compress(sentence.reference, row)) or "–" for row in used]
@@ -88,27 +88,27 @@ def unlikelihood(sentence: Sentence, term: Term, n: int) -> Block:
     return _windows(sentence, "reference", 1, {"penalised words": words, "costs": costs})
 
 
-def matches(sentence: Sentence, term: Term, n: int) -> Block:
+def matches(sentence: Sentence, term: Term, n: int) -> Explanation:
     """1 − what the windows of the candidate earn"""
     most = most_counted(n) if term.variant == "released" else None
     earned = matched(sentence.stats, sentence.labels, n=n, most=most)
     return _earned(sentence, n, earned, {"in reference": _occurrences(sentence, n), "copies": _whole(earned.copies)})
 
 
-def rewards(sentence: Sentence, term: Term, n: int) -> Block:
+def rewards(sentence: Sentence, term: Term, n: int) -> Explanation:
     """1 − what the windows of the candidate earn"""
     earned = placed(sentence.stats, sentence.labels, n=n)
     copies = [count if hit else "–" for count, hit in zip(_whole(earned.copies), earned.hit[0], strict=True)]
     return _earned(sentence, n, earned, {"same place": _yes(earned.hit), "copies": copies})
 
 
-def gated(sentence: Sentence, term: Term, n: int) -> Block:
+def gated(sentence: Sentence, term: Term, n: int) -> Explanation:
     """1 − what the windows of the candidate earn"""
     earned = correct(sentence.stats, sentence.labels, n=n)
     return _earned(sentence, n, earned, {"same place": _yes(earned.hit)})
 
 
-def precision(sentence: Sentence, term: Term, n: int) -> Block:
+def precision(sentence: Sentence, term: Term, n: int) -> Explanation:
     """− what the windows of the candidate add to the precision"""
     share = (covered_released if term.variant == "released" else covered)(sentence.stats, sentence.labels, n=n)
     probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
@@ -116,7 +116,7 @@ def precision(sentence: Sentence, term: Term, n: int) -> Block:
     return _windows(sentence, "candidate", n, columns)
 
 
-def bag(sentence: Sentence, term: Term, n: int) -> Block:
+def bag(sentence: Sentence, term: Term, n: int) -> Explanation:
     """1 − what the n-grams of the reference earn"""
     counts, share = (of(sentence.stats, sentence.labels, n=n) for of in (expected, found))  # [1, S] each
     released = counts.clamp_max(1) / max(counts.shape[1], 1)  # [1, S]
@@ -125,13 +125,13 @@ def bag(sentence: Sentence, term: Term, n: int) -> Block:
     return block._replace(title=str(bag.__doc__)[2:] if term.variant == "released" else "")
 
 
-def eisl(sentence: Sentence, term: Term, n: int) -> Block:
+def eisl(sentence: Sentence, term: Term, n: int) -> Explanation:
     """mean of −log p of the reference's n-grams, each where the model prefers it"""
     fit = preferred(sentence.stats, sentence.labels, n=n)  # [1, S]
     return _windows(sentence, "reference", n, {"log p where it fits": fit, "costs": -fit / max(fit.shape[1], 1)})
 
 
-def soft(sentence: Sentence, term: Term, n: int) -> Block:
+def soft(sentence: Sentence, term: Term, n: int) -> Explanation:
     """1 − what the windows of the reference earn"""
     options: dict[str, Any] = dict(term.options)
     earns = powers(sentence.stats, sentence.labels, n=n, **options)  # [1, S]
@@ -139,7 +139,7 @@ def soft(sentence: Sentence, term: Term, n: int) -> Block:
     return _windows(sentence, "reference", n, {"probability": probability, "earns": earns})
 
 
-def near(sentence: Sentence, term: Term, n: int) -> Block:
+def near(sentence: Sentence, term: Term, n: int) -> Explanation:
     """1 − what the windows of the reference earn"""
     options: dict[str, Any] = dict(term.options)
     probability, weight = nearness(sentence.stats, sentence.labels, n=n, **options)  # [1, S] each
@@ -147,54 +147,54 @@ def near(sentence: Sentence, term: Term, n: int) -> Block:
     return _windows(sentence, "reference", n, {"probability": probability, "weight": weight, "earns": earns})
 
 
-def bleu(sentence: Sentence, term: Term, n: int) -> Block:
+def bleu(sentence: Sentence, term: Term, n: int) -> Explanation:
     """− geometric mean of the clipped shares"""
     table = [["n", "windows", "clipped share"]]
     for order in term.n:
         windows = int(ngrams.real(sentence.labels, order).sum())
         share = clipped_share(sentence.stats, sentence.labels, n=order).item()
         table.append([str(order), str(windows), f"{share:.4f}" if windows else "–"])
-    return Block(table)
+    return Explanation(table)
 
 
-def lcs(sentence: Sentence, term: Term, n: int) -> Block:
+def lcs(sentence: Sentence, term: Term, n: int) -> Explanation:
     """−log of the longest common subsequence's share of the reference"""
     (part,), words = term.parts, len(sentence.reference)
     length = part.function(sentence.stats, sentence.labels).neg().exp().item() * words
-    return Block([["soft common words", "of"], [f"{length:.4f}", str(words)]])
+    return Explanation([["soft common words", "of"], [f"{length:.4f}", str(words)]])
 
 
-def convex(sentence: Sentence, term: Term, n: int) -> Block:
+def convex(sentence: Sentence, term: Term, n: int) -> Explanation:
     """− the geometric mean of the words' probabilities, to the power of the order"""
     mean = sentence.stats.label_logp.mean().exp().item()
     cells = [f"{mean:.4f}", f"{_option(term, 'order'):g}", str(len(sentence.reference))]
-    return Block([["mean probability", "order", "words"], cells])
+    return Explanation([["mean probability", "order", "words"], cells])
 
 
-def outputs(sentence: Sentence, term: Term, n: int) -> Block:
+def outputs(sentence: Sentence, term: Term, n: int) -> Explanation:
     """your own objective"""
     return _ranked(sentence, {"words": _words(sentence), "f": _score(sentence, term)})
 
 
-def prefer(sentence: Sentence, term: Term, n: int) -> Block:
+def prefer(sentence: Sentence, term: Term, n: int) -> Explanation:
     """−log σ(beta · (f(first) − f(last)) − margin)"""
     return outputs(sentence, term, n)
 
 
-def rank(sentence: Sentence, term: Term, n: int) -> Block:
+def rank(sentence: Sentence, term: Term, n: int) -> Explanation:
     """sum over d of the mean of max(0, f(worse) − f(better) + d·margin), for outputs d places apart"""
     costs = rank_costs(sentence.samples, margin=_option(term, "margin"), alpha=_option(term, "alpha"))[0]  # [K, K]
     sums = [[str(d), str(len(costs) - d), decimal(costs.diagonal(d).sum().item())] for d in range(1, len(costs))]
     return outputs(sentence, term, n)._replace(sums=[["places apart", "pairs", "costs"], *sums])
 
 
-def risk(sentence: Sentence, term: Term, n: int) -> Block:
+def risk(sentence: Sentence, term: Term, n: int) -> Explanation:
     """sum over the outputs of their share of the probability^sharpness, times 1 − gain"""
     share = shares(sentence.samples, sharpness=_option(term, "sharpness"))  # [1, K]
     return _ranked(sentence, {"share": share, "costs": share * (1 - sentence.samples.gain)})
 
 
-def policy(sentence: Sentence, term: Term, n: int) -> Block:
+def policy(sentence: Sentence, term: Term, n: int) -> Explanation:
     """− mean over the outputs of the advantage times log p / words^alpha"""
     chosen = {name: _option(term, name) for name in ("baseline", "scale")}
     advantage = advantages(sentence.samples, **chosen)  # [1, K]
@@ -202,7 +202,7 @@ def policy(sentence: Sentence, term: Term, n: int) -> Block:
     return _ranked(sentence, {"words": _words(sentence), "advantage": advantage, "costs": costs})
 
 
-def credit(sentence: Sentence, term: Term, n: int) -> Block:
+def credit(sentence: Sentence, term: Term, n: int) -> Explanation:
     """− mean of (credit − {}) · log p over the words of each output, then over outputs"""
     given, logp = credits(sentence.samples, sentence.labels, n=term.n), sentence.samples.token_logp
     assert logp is not None
@@ -211,48 +211,48 @@ def credit(sentence: Sentence, term: Term, n: int) -> Block:
     for k, words in enumerate(sentence.outputs):
         numbers = (map(decimal, x[0, k, : len(words)].tolist()) for x in (given.credit, logp, costs))
         table += [[str(k + 1), *row] for row in zip(words, *numbers, strict=True)]
-    return Block(table, str(credit.__doc__).format(decimal(given.mean.item())))
+    return Explanation(table, str(credit.__doc__).format(decimal(given.mean.item())))
 
 
-def matches_student(sentence: Sentence, term: Term, n: int) -> Block:
+def matches_student(sentence: Sentence, term: Term, n: int) -> Explanation:
     """1 − what the windows of the own text earn"""
     earned = student.matched(sentence.written, sentence.labels, n=n)
     return _own(sentence, n, {"copies": _whole(earned.copies), "earns": _where(earned.hit, earned.amount)})
 
 
-def precision_student(sentence: Sentence, term: Term, n: int) -> Block:
+def precision_student(sentence: Sentence, term: Term, n: int) -> Explanation:
     """− what the windows of the own text add to the precision"""
     return _own(sentence, n, {"adds": student.covered(sentence.written, sentence.labels, n=n)})
 
 
-def bag_student(sentence: Sentence, term: Term, n: int) -> Block:
+def bag_student(sentence: Sentence, term: Term, n: int) -> Explanation:
     """1 − what the n-grams of the reference earn along the own text"""
     counts, amount = student.found(sentence.written, sentence.labels, n=n)  # [1, S] each
     columns = {"copies": _copies(sentence, n), "expected": counts, "earns": amount}
     return _windows(sentence, "reference", n, columns)
 
 
-def _earned(sentence: Sentence, n: int, earned: Earned, columns: Columns) -> Block:
+def _earned(sentence: Sentence, n: int, earned: Earned, columns: Columns) -> Explanation:
     probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
     numbers = {"probability": probability, "earns": _where(earned.hit, earned.amount)}
     return _windows(sentence, "candidate", n, {**columns, **numbers})
 
 
-def _own(sentence: Sentence, n: int, columns: Columns) -> Block:
+def _own(sentence: Sentence, n: int, columns: Columns) -> Explanation:
     tokens, logp = sentence.written.own_text()  # [1, T'] each
     own, reference = ngrams.same_length(tokens, sentence.labels)  # [1, L] each
     shown = {"in reference": _times(own, reference, n), "probability": ngrams.sums(logp, n).exp()}
     return _windows(sentence, "own text", n, {**shown, **columns})
 
 
-def _windows(sentence: Sentence, side: str, n: int, columns: Columns) -> Block:
+def _windows(sentence: Sentence, side: str, n: int, columns: Columns) -> Explanation:
     """A row for each window of these words; columns may have further cells, of windows over padding."""
     words = {"reference": sentence.reference, "candidate": sentence.candidate}.get(side, sentence.outputs[0])
     windows = [" ".join(words[t : t + n]) for t in range(len(words) - n + 1)]
-    return Block(_table(("at", side), windows, columns))
+    return Explanation(_table(("at", side), windows, columns))
 
 
-def _ranked(sentence: Sentence, columns: Columns) -> Block:
+def _ranked(sentence: Sentence, columns: Columns) -> Explanation:
     """A row for each output, in the order of their gains."""
     order = by_gain.ranked(sentence.samples, alpha=1).order[0]  # [K]
     shown = {"gain": sentence.samples.gain, "log p": sentence.samples.logp, **columns}
@@ -260,7 +260,7 @@ def _ranked(sentence: Sentence, columns: Columns) -> Block:
         name: column[:, order] if isinstance(column, Tensor) else [column[k] for k in order]
         for name, column in shown.items()
     }
-    return Block(_table(("order", "output"), [" ".join(sentence.outputs[k]) for k in order], placed))
+    return Explanation(_table(("order", "output"), [" ".join(sentence.outputs[k]) for k in order], placed))
 
 
 def _table(heads: tuple[str, str], names: Sequence[str], columns: Columns) -> list[list[str]]:

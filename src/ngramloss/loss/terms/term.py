@@ -160,7 +160,7 @@ class Term:
         return [part(self._unweighted((n,)), partial(function, n=n)) for n in self.n]
 
     def _unweighted(self, n: tuple[int, ...]) -> str:
-        inside = [str(length) for length in n] + [f"{name}={_written(value)}" for name, value in self.options.items()]
+        inside = [str(length) for length in n] + [f"{name}={_number(value)}" for name, value in self.options.items()]
         return self.name + (f"({','.join(inside)})" if inside else "") + (f":{self.variant}" if self.variant else "")
 
     def _check_weight(self) -> None:
@@ -190,9 +190,7 @@ class Term:
             if not isinstance(length, int) or isinstance(length, bool):
                 raise TypeError(f"{self.name} needs a whole number for n, got {length!r}. Write {self.name}(2).")
             if length < spec.least_n:
-                raise UserError(
-                    f"{self.name} needs n of at least {spec.least_n}, got {length}: {spec.why_least}"
-                )
+                raise UserError(f"{self.name} needs n of at least {spec.least_n}, got {length}: {spec.why_least}")
             if length > MOST_N:
                 raise UserError(
                     f"{self.name} takes n of at most {MOST_N:,}, got {_short(length)}: so long an n-gram is never "
@@ -255,11 +253,9 @@ def plugin_sources(terms: Sequence[Term]) -> dict[str, str]:
     return {term.name: OBJECTIVES.source(term.name) for term in terms if OBJECTIVES.origin(term.name)}
 
 
-def _written(value: float | str) -> str:
-    return value if isinstance(value, str) else _number(value)
-
-
-def _number(value: float) -> str:
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
     return str(int(value)) if value == int(value) and abs(value) < 1e16 else repr(float(value))
 
 

@@ -136,11 +136,8 @@ def attend_to_source(
 ) -> Tensor:
     """Attention of the newest tokens of all texts to their source, [B, K, H · d].
 
-    Args:
-        queries: [B, K, H · d].
-        keys, values: of the sources, [B, H, S, d] each, wherever heads and tokens are.
-        lengths: tokens of each source, at least 1, [B].
-        scale: multiplies the products of queries and keys.
+    ``queries``: [B, K, H · d]. ``keys`` and ``values``: of the sources, [B, H, S, d] each, wherever heads and tokens
+    are. ``lengths``: tokens of each source, at least 1, [B].
     """
     found = queries.new_empty(queries.shape)                             # [B, K, H · d]
     _launch_to_source(queries, keys, values, lengths, found, scale=scale)
@@ -153,14 +150,8 @@ def attend_to_prompt(
 ) -> PromptAttention:
     """Attention of the newest tokens of all texts to the prompt before them.
 
-    Args:
-        queries: [B, K, H · G · d]. G of them share a key.
-        keys, values: of the prompts, [B, H, S, d] each, wherever heads and tokens are.
-        lengths: tokens of each prompt, [B].
-        position: of the newest tokens in their texts, [].
-        scale: multiplies the products of queries and keys.
-        softcap: bounds the scores, if given.
-        window: how many positions a token attends to, with its own; None: to all.
+    ``keys`` and ``values``: of the prompts, [B, H, S, d] each, wherever heads and tokens are. ``lengths``: tokens of
+    each prompt, [B]. Other arguments are those of :func:`attend_to_text`.
     """
     B, K, width = queries.shape
     heads = width // keys.shape[3]                                       # H · G
