@@ -61,8 +61,7 @@ def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
     which texts it was made from: ``source_hash`` and ``reference_hash``, or ``source``, the text itself. Other keys are
     ignored.
 
-    Args:
-        need_gains: whether a row without ``gains`` is an error; otherwise its gains are empty.
+    ``need_gains``: whether a row without ``gains`` is an error; otherwise its gains are empty.
 
     Raises:
         UserError: rows that cannot be used, all of them listed at once, or none at all.
@@ -133,14 +132,7 @@ def about_of(path: Path) -> dict[str, Any]:
 def check_candidates(
     candidates: Candidates, about: Mapping[str, Any], examples: Sequence[Example], *, path: Path, split: str = "train"
 ) -> str:
-    """Check that candidates are of the examples that have their ids.
-
-    Returns:
-        A sentence to tell the user, if it cannot be known for all rows; otherwise it is empty.
-
-    Raises:
-        UserError: they are of another split, or of other texts.
-    """
+    """Check that candidates are of the examples that have their ids. Returns a doubt to tell the user, or nothing."""
     again = "make the candidates again with: ngramloss candidates RUN_OR_MODEL"
     if (theirs := about.get("split", split)) != split:
         raise UserError(

@@ -78,17 +78,16 @@ def columns(
         need_target: if false, a table without a target is read, too. Then a given target need not be there, unless
             another column has the usual name of one; ``none`` means that there is no target.
 
-    Example:
-        >>> columns(["fname", "dialogue", "topic", "summary"], "data/train.csv")
-        Columns(source='dialogue', target='summary', id='fname', others=(), more=())
-        >>> columns(["text", "summary1", "summary2"], "test.csv").others
-        ('summary2',)
-        >>> columns(["de", "en"], "train.tsv", languages=("en_XX", "de_DE"))
-        Columns(source='en', target='de', id=None, others=(), more=())
-        >>> columns(["instruction", "input", "output"], "alpaca.json")
-        Columns(source='instruction', target='output', id=None, others=(), more=('input',))
-        >>> columns(["id", "document"], "new.jsonl", need_target=False)
-        Columns(source='document', target=None, id='id', others=(), more=())
+    >>> columns(["fname", "dialogue", "topic", "summary"], "data/train.csv")
+    Columns(source='dialogue', target='summary', id='fname', others=(), more=())
+    >>> columns(["text", "summary1", "summary2"], "test.csv").others
+    ('summary2',)
+    >>> columns(["de", "en"], "train.tsv", languages=("en_XX", "de_DE"))
+    Columns(source='en', target='de', id=None, others=(), more=())
+    >>> columns(["instruction", "input", "output"], "alpaca.json")
+    Columns(source='instruction', target='output', id=None, others=(), more=('input',))
+    >>> columns(["id", "document"], "new.jsonl", need_target=False)
+    Columns(source='document', target=None, id='id', others=(), more=())
     """
     without = not need_target and target == NO_TARGET
     given_sources, given_targets = given_columns(source, present), [] if without else given_columns(target, present)
@@ -143,9 +142,8 @@ def found_sources(names: Sequence[str], present: Sequence[str], taken: Sequence[
 def joined(texts: Sequence[str]) -> str:
     """The texts of several source columns as one, with an empty line between them. Those behind the first may be empty.
 
-    Example:
-        >>> joined(["Shorten it.", "", "The text."])
-        'Shorten it.\\n\\nThe text.'
+    >>> joined(["Shorten it.", "", "The text."])
+    'Shorten it.\\n\\nThe text.'
     """
     return "\n\n".join(text for at, text in enumerate(texts) if text or at == 0)
 
@@ -181,9 +179,8 @@ def id_column(given: str | None, present: Sequence[str], where: str) -> str | No
 def reference_columns(names: Sequence[str], present: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
     """The first column with one of the names, and the numbered ones beside it, in their order.
 
-    Example:
-        >>> reference_columns(["reference"], ["id", "reference_2", "reference_1", "reference_10"])
-        ['reference_1', 'reference_2', 'reference_10']
+    >>> reference_columns(["reference"], ["id", "reference_2", "reference_1", "reference_10"])
+    ['reference_1', 'reference_2', 'reference_10']
     """
     for name in names:
         numbered = []

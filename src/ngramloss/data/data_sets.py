@@ -156,9 +156,8 @@ def split_rows(name: str, split: str, *, limit: int = 0) -> Iterator[RawRow | Ba
 def canonical(name: str) -> str:
     """The known name of a data set for any of its spellings; other names are returned unchanged.
 
-    Example:
-        >>> canonical("cnndm"), canonical("EdinburghNLP/xsum"), canonical("data/mine.csv")
-        ('cnn_dailymail', 'xsum', 'data/mine.csv')
+    >>> canonical("cnndm"), canonical("EdinburghNLP/xsum"), canonical("data/mine.csv")
+    ('cnn_dailymail', 'xsum', 'data/mine.csv')
     """
     return ALIASES.get(name) or next((known for known, hub in KNOWN.items() if name in (hub.id, str(hub))), name)
 

@@ -287,9 +287,8 @@ def fingerprint(examples: Iterable[Example]) -> str:
 
     Each field is preceded by its length, so different lists of examples give different input to the hash.
 
-    Example:
-        >>> fingerprint([Example("1", "a", "bc")]) == fingerprint([Example("1", "ab", "c")])
-        False
+    >>> fingerprint([Example("1", "a", "bc")]) == fingerprint([Example("1", "ab", "c")])
+    False
     """
     digest = hashlib.sha256()
     for example in examples:
@@ -325,11 +324,10 @@ def _first_rows(rows: Iterator[RawRow | BadRow]) -> list[RawRow | BadRow]:
 def _read_weights(row: RawRow, column: str) -> tuple[tuple[float, ...], str]:
     """The list of numbers in a column, or in JSON text as CSV files have it; and why it cannot be used, if so.
 
-    Example:
-        >>> _read_weights(RawRow("a.csv", 2, {"w": "[1, 0.5]"}), "w")
-        ((1.0, 0.5), '')
-        >>> _read_weights(RawRow("a.csv", 2, {"w": [1, -1]}), "w")
-        ((), "number 2 of 'w' is -1, and weights are finite and 0 or more")
+    >>> _read_weights(RawRow("a.csv", 2, {"w": "[1, 0.5]"}), "w")
+    ((1.0, 0.5), '')
+    >>> _read_weights(RawRow("a.csv", 2, {"w": [1, -1]}), "w")
+    ((), "number 2 of 'w' is -1, and weights are finite and 0 or more")
     """
     if column not in row.values:
         return (), f"no column {column!r}"

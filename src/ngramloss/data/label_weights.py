@@ -110,9 +110,8 @@ def _texts(examples: Sequence[Example], tokenizer: Any, shape: Shape) -> Iterato
 def _touched(offsets: Sequence[tuple[int, int]], words: list[range], length: int) -> list[range]:
     """The words of each token, by the characters that it stands for. White space belongs to the next word.
 
-    Example:
-        >>> _touched([(0, 1), (1, 4), (4, 5), (0, 5)], [range(0, 2), range(3, 5)], 5)
-        [range(0, 1), range(0, 2), range(1, 2), range(0, 2)]
+    >>> _touched([(0, 1), (1, 4), (4, 5), (0, 5)], [range(0, 2), range(3, 5)], 5)
+    [range(0, 1), range(0, 2), range(1, 2), range(0, 2)]
     """
     last = len(words) - 1
     following = np.searchsorted([word.stop for word in words], np.arange(length + 1), side="right").clip(max=last)

@@ -22,11 +22,10 @@ LONG = {short: long for long, short in SHORT.items()}
 def close_codes(code: str, known: Iterable[str]) -> list[str]:
     """At most three known codes that may be meant.
 
-    Example:
-        >>> close_codes("de", ["cs_CZ", "de_DE"]), close_codes("de_DE", ["deu_Latn", "dik_Latn"])
-        (['de_DE'], ['deu_Latn'])
-        >>> close_codes("zho_Hans", ["en", "zh"]), close_codes("en_US", ["en_XX"]), close_codes("klingon", ["en"])
-        (['zh'], ['en_XX'], [])
+    >>> close_codes("de", ["cs_CZ", "de_DE"]), close_codes("de_DE", ["deu_Latn", "dik_Latn"])
+    (['de_DE'], ['deu_Latn'])
+    >>> close_codes("zho_Hans", ["en", "zh"]), close_codes("en_US", ["en_XX"]), close_codes("klingon", ["en"])
+    (['zh'], ['en_XX'], [])
     """
     known = list(known)
     same = [other for other in known if _language(other) == _language(code)]
@@ -36,9 +35,8 @@ def close_codes(code: str, known: Iterable[str]) -> list[str]:
 def column_names(code: str) -> list[str]:
     """The names of columns that may have texts in a language, the code itself first.
 
-    Example:
-        >>> column_names("de_DE"), column_names("deu_Latn"), column_names("")
-        (['de_de', 'de', 'deu'], ['deu_latn', 'de', 'deu'], [])
+    >>> column_names("de_DE"), column_names("deu_Latn"), column_names("")
+    (['de_de', 'de', 'deu'], ['deu_latn', 'de', 'deu'], [])
     """
     short = _language(code)
     return list(dict.fromkeys(name for name in (code.casefold(), short, LONG.get(short, short)) if name))

@@ -77,9 +77,8 @@ def split_messages(
 def spoken(source: str) -> str:
     """What the messages of a source say, one after the other, for those who count or show texts.
 
-    Example:
-        >>> spoken('[{"role": "user", "content": "The cat sat."}, {"role": "assistant", "content": "Why?"}]')
-        'The cat sat.\\nWhy?'
+    >>> spoken('[{"role": "user", "content": "The cat sat."}, {"role": "assistant", "content": "Why?"}]')
+    'The cat sat.\\nWhy?'
     """
     return "\n".join(message["content"] for message in json.loads(source))
 

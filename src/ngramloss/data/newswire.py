@@ -146,11 +146,10 @@ class Item(NamedTuple):
 def items(split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
     """The first ``count`` items of a split; a longer list starts with every shorter one.
 
-    Example:
-        >>> for item in items("validation", 2):
-        ...     print(item.summary)
-        Profits at carmaker Galaflex Industries jumped 6 per cent to £78.3 million, helped by a hit product.
-        Joel Branding is retiring as Nexotech Partners strategy director aged 69, Rachel Wenbeck taking charge.
+    >>> for item in items("validation", 2):
+    ...     print(item.summary)
+    Profits at carmaker Galaflex Industries jumped 6 per cent to £78.3 million, helped by a hit product.
+    Joel Branding is retiring as Nexotech Partners strategy director aged 69, Rachel Wenbeck taking charge.
     """
     if split not in SPLITS:
         raise UserError(f"unknown split {split!r} of newswire; choose from {sorted(SPLITS)}")

@@ -27,8 +27,7 @@ def overview(
 
     A row is a source with its target; its id does not matter. Rows are found by their hashes, so the time is linear.
 
-    Args:
-        cut: split → how many of its sources and of its targets were cut, if it was tokenised.
+    ``cut``: split → how many of its sources and of its targets were cut, if it was tokenised.
     """
     train = _rows(splits["train"].examples)
     sentences, warnings = [], []

@@ -43,9 +43,8 @@ def template_of(data: Data, task: str, column: str) -> str:
 def read_alike(trained: str, column: str, *, template: str = "") -> bool:
     """Whether the sources of two columns are read in the same way.
 
-    Example:
-        >>> read_alike("document", "dialogue"), read_alike("document", "prompt"), read_alike("a,b", "b")
-        (True, False, False)
+    >>> read_alike("document", "dialogue"), read_alike("document", "prompt"), read_alike("a,b", "b")
+    (True, False, False)
     """
     kinds = _kind(trained), _kind(column)
     if kinds[0] != kinds[1] and (not template or MESSAGES in kinds):
@@ -93,9 +92,8 @@ class Prompt:
 def prompt_of(data: Data, task: str, column: str, tokenizer: Any, stops: Sequence[int]) -> Prompt:
     """The prompt that a recipe asks for.
 
-    Args:
-        column: the name of the source column: ``prompt`` is used as it is, the chat template writes ``messages``, and
-            an instruction is no document.
+    ``column``: the name of the source column: ``prompt`` is used as it is, the chat template writes ``messages``, and
+    an instruction is no document.
     """
     if data.prefix or data.separator not in ("auto", "none"):
         key = "prefix" if data.prefix else "separator"
@@ -191,8 +189,7 @@ def _dated(template: str, day: date) -> str:
 def _written(tokenizer: Any, messages: Sequence[Message], *, ask: bool = False) -> str:
     """Messages as one text, by the chat template.
 
-    Args:
-        ask: whether an answer is to follow; then the text ends with what begins one.
+    ``ask``: whether an answer is to follow; then the text ends with what begins one.
     """
     jinja = needed("jinja2", "a chat template", "hf")
     try:
@@ -292,8 +289,7 @@ def completion_ids(
 ) -> list[Ids]:
     """The ids of completions, each with its end. One that is too long loses its end.
 
-    Args:
-        sources: what each belongs to: a space is put before a completion, unless its prompt ends in white space.
+    ``sources``: what each belongs to: a space is put before a completion, unless its prompt ends in white space.
     """
     made = [[*ids, *prompt.ending] for ids in bare_ids(tokenizer, led_texts(sources, targets, tokenizer, prompt))]
     if cut is not None:

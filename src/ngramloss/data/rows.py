@@ -138,11 +138,10 @@ def _checked(path: Path, compression: str, kind: str) -> Iterator[RawRow | BadRo
 def parts(path: Path) -> tuple[str, str, str]:
     """Split a file name into stem, format and compression.
 
-    Example:
-        >>> parts(Path("data/test.jsonl.xz"))
-        ('test', '.jsonl', '.xz')
-        >>> parts(Path("train.csv"))
-        ('train', '.csv', '')
+    >>> parts(Path("data/test.jsonl.xz"))
+    ('test', '.jsonl', '.xz')
+    >>> parts(Path("train.csv"))
+    ('train', '.csv', '')
     """
     if path == STDIN:
         return "stdin", ".txt", ""
@@ -319,9 +318,8 @@ def _delimiter(opening: bytes) -> str:
 
     Quoted names do not count. Without any, it is a comma.
 
-    Example:
-        >>> _delimiter(b'id;"a,b,c";summary\\n1;2;3\\n')
-        ';'
+    >>> _delimiter(b'id;"a,b,c";summary\\n1;2;3\\n')
+    ';'
     """
     header = re.sub(rb'"[^"]*"', b"", opening).partition(b"\n")[0]
     return max(",;\t", key=lambda sign: header.count(sign.encode()))

@@ -63,17 +63,15 @@ def sentences(text: str, splitter: str = "pysbd", *, language: str = AUTO) -> li
     * ``newline``: one sentence per line, as in CNN/DailyMail's highlights.
     * ``period``: after each full stop, which is how the paper's authors counted sentences of documents.
 
-    Args:
-        language: two letters, for ``RULES``; ``auto`` chooses by script and takes Latin letters for English.
-            Texts in a language without rules are split at marks that end a sentence in any script.
+    ``language``: two letters, for ``RULES``; ``auto`` chooses by script and takes Latin letters for English. Texts in a
+    language without rules are split at marks that end a sentence in any script.
 
-    Example:
-        >>> sentences("Dr. Who left. He came back!")
-        ['Dr. Who left.', 'He came back!']
-        >>> sentences("Dr. Who left. He came back!", "period")
-        ['Dr.', 'Who left.', 'He came back!']
-        >>> sentences('"It is late," said Mr. Fox. "Go home." He left.', "sentencex")
-        ['"It is late," said Mr. Fox.', '"Go home."', 'He left.']
+    >>> sentences("Dr. Who left. He came back!")
+    ['Dr. Who left.', 'He came back!']
+    >>> sentences("Dr. Who left. He came back!", "period")
+    ['Dr.', 'Who left.', 'He came back!']
+    >>> sentences('"It is late," said Mr. Fox. "Go home." He left.', "sentencex")
+    ['"It is late," said Mr. Fox.', '"Go home."', 'He left.']
     """
     if splitter not in SPLITTERS:
         raise UserError(f"unknown splitter {splitter!r}; choose from {list(SPLITTERS)}.")

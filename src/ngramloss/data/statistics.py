@@ -157,10 +157,9 @@ def statistics(
         language: of the texts, for the standard rules; ``auto`` chooses by script.
         progress: called with the number of texts (sources and targets) split into sentences since the last call.
 
-    Example:
-        >>> counts = statistics([Example("1", "The cat sat. It slept.", "The cat slept.")])
-        >>> counts.means["source_words"], counts.means["source_sentences"], counts.means["novel_bigrams"]
-        (5.0, 2.0, 50.0)
+    >>> counts = statistics([Example("1", "The cat sat. It slept.", "The cat slept.")])
+    >>> counts.means["source_words"], counts.means["source_sentences"], counts.means["novel_bigrams"]
+    (5.0, 2.0, 50.0)
     """
     _check(rules)
     if not examples:

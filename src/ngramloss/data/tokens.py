@@ -187,8 +187,7 @@ def write_in_parts(
 ) -> Path:
     """The folder with the arrays of all examples, written part by part unless it is there, undamaged.
 
-    Args:
-        folder: in the cache. Beside each array it has a second one, with the ends of its groups.
+    ``folder``: in the cache. Beside each array it has a second one, with the ends of its groups.
     """
     bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
     parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}

@@ -23,8 +23,7 @@ ADAPTER = "adapter"
 def add_lora(model: Any, settings: Model) -> Any:
     """The model with LoRA adapters; only these are trained. The same model if ``settings.lora`` is 0.
 
-    Args:
-        model: a Hugging Face model. It is changed: its linear layers get adapters.
+    ``model``: a Hugging Face model. It is changed: its linear layers get adapters.
     """
     if not settings.lora:
         return model
@@ -123,8 +122,7 @@ def has_adapters(model: Any) -> bool:
 def save(model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
     """Write the merged model into a folder, as ``from_pretrained`` reads it, and its adapter alone into ``adapter``.
 
-    Args:
-        weights: of a plain model, if they are not its own, because these are sharded.
+    ``weights``: of a plain model, if they are not its own, because these are sharded.
     """
     with quiet_loading():
         merged(model).save_pretrained(folder, state_dict=weights)

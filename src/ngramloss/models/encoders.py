@@ -109,8 +109,7 @@ def with_decoder_config(settings: Model) -> Any:
 def with_new_decoder(settings: Model, tokenizer: Any) -> Any:
     """A pretrained encoder and a new decoder, whose embeddings and head begin as the encoder's embeddings.
 
-    Args:
-        tokenizer: the encoder's own. Its first token starts a text, its last token ends one.
+    ``tokenizer``: the encoder's own. Its first token starts a text, its last token ends one.
     """
     from transformers import BertLMHeadModel, EncoderDecoderModel
 
@@ -152,8 +151,7 @@ def longest_text(encoder: Any) -> int | None:
 def raise_unless_it_fits(encoder: Any, tokenizer: Any, name: str, *, longest: int) -> None:
     """Raise if an encoder is shorter than the longest texts, or does not belong to the tokenizer.
 
-    Args:
-        longest: the most tokens of a text, of data.max_source and data.max_target.
+    ``longest``: the most tokens of a text, of data.max_source and data.max_target.
     """
     positions = longest_text(encoder)
     if positions is not None and positions < longest:

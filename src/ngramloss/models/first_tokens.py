@@ -23,8 +23,7 @@ def align_start(model: Any, tokenizer: Any, *, name: str, training: bool) -> Non
     begins with the target language, which its labels end with; mBART-50, M2M100 and NLLB begin with ``</s>``, and the
     target language is the first label. Generation reads ``generation_config``, which may say something else or nothing.
 
-    Args:
-        training: whether the model is trained here; then labels must tell the decoder the target language.
+    ``training``: whether the model is trained here; then labels must tell the decoder the target language.
     """
     model = bare(model)
     _complete_config(model, tokenizer, name)

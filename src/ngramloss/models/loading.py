@@ -224,8 +224,7 @@ def refuse_foreign_kernels(config: Any) -> None:
 def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str) -> tuple[Any, Path | None]:
     """Load the tokenizer, or train one for a model from scratch. Also returns its folder if it was trained here.
 
-    Args:
-        fingerprint: of those texts; a tokenizer for the same content and settings is read from the cache.
+    ``fingerprint``: of those texts; a tokenizer for the same content and settings is read from the cache.
     """
     from transformers import AutoTokenizer
 
@@ -323,8 +322,7 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
 def generation_changes(settings: Generation, *, causal: bool = False, only: Collection[str] = ()) -> dict[str, Any]:
     """A recipe's generation settings by Hugging Face's names. Of a decoder-only model, lengths do not count prompts.
 
-    Args:
-        only: the settings that count; the others are the model's own. By default all do.
+    ``only``: the settings that count; the others are the model's own. By default all do.
     """
     changes: dict[str, Any] = {"do_sample": False}
     changes["_from_model_config"] = False  # otherwise it may be recreated from the model's config

@@ -57,8 +57,7 @@ def text_logp(
 
     The encoder runs once for each source, whatever the number of its texts.
 
-    Args:
-        texts: the ids of one or more texts of each source, from the start token on.
+    ``texts``: the ids of one or more texts of each source, from the start token on.
     """
     model.eval()
     if is_causal(model.config):
@@ -92,8 +91,7 @@ def text_logp(
 def joined_label_logp(model: Any, rows: Sequence[dict[str, Any]], *, pad: int) -> list[list[float]]:
     """The log-probability of every label of each row of a decoder-only model.
 
-    Args:
-        rows: with ``input_ids``, the prompt, of one token or more, and ``labels``, the text behind it.
+    ``rows``: with ``input_ids``, the prompt, of one token or more, and ``labels``, the text behind it.
     """
     model.eval()
     count = _joined_at_once(model, rows)

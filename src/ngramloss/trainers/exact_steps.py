@@ -147,8 +147,7 @@ class ExactSteps(Trainer):
     def _blank_repeated_rows(self, batch: dict[str, Any], dataset: Any, size: int, copies: int = 1) -> None:
         """Remove the labels of rows that Accelerate repeats to give every process a full last batch.
 
-        Args:
-            size: rows of the data set in a full batch. A collator may have put them into one row.
+        ``size``: rows of the data set in a full batch. A collator may have put them into one row.
         """
         state, labels, processes = self.accelerator.gradient_state, batch.get("labels"), self.accelerator.num_processes
         if labels is None or processes == 1 or not state.end_of_dataloader or self.args.dataloader_drop_last:

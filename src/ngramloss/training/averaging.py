@@ -28,11 +28,7 @@ AVERAGE, EMA = "average", "ema"
 def write(
     folder: Path, task: Task, settings: Train, here: Processes, step: int, ema: MovingAverage | None, log: Log
 ) -> dict[str, checkpoints.Average]:
-    """Validate the averages that a recipe asks for as a checkpoint is, and write each as a model beside these.
-
-    Returns:
-        What ``State.averages`` keeps of each.
-    """
+    """Validate the averages as a checkpoint is, and write each as a model beside these. Returns ``State.averages``."""
     model, found = task.model, {}
     if settings.average:
         others = members(folder, settings)

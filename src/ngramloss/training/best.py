@@ -98,15 +98,14 @@ def better_average(best: Best, facts: Mapping[str, Any]) -> str:
 def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
     """Which weights became the model, and what they and the averages score.
 
-    Example:
-        >>> facts = {"step": 30, "best_step": 20, "best": 1.25}
-        >>> weights_text(Best("ce"), facts, Path("checkpoint-20"))
-        'the weights of step 20 (lowest validation ce, 1.2500)'
-        >>> weights_text(Best("ce"), facts, Path("checkpoint-30"))
-        'the weights of step 30 (the last)'
-        >>> facts["averages"] = {"average": {"value": 1.2, "steps": [20, 30]}}
-        >>> weights_text(Best("ce"), facts, Path("average"))
-        'the mean of the weights of steps 20 and 30 (validation ce 1.2000; the weights of step 20: 1.2500)'
+    >>> facts = {"step": 30, "best_step": 20, "best": 1.25}
+    >>> weights_text(Best("ce"), facts, Path("checkpoint-20"))
+    'the weights of step 20 (lowest validation ce, 1.2500)'
+    >>> weights_text(Best("ce"), facts, Path("checkpoint-30"))
+    'the weights of step 30 (the last)'
+    >>> facts["averages"] = {"average": {"value": 1.2, "steps": [20, 30]}}
+    >>> weights_text(Best("ce"), facts, Path("average"))
+    'the mean of the weights of steps 20 and 30 (validation ce 1.2000; the weights of step 20: 1.2500)'
     """
     averages = {}
     for name, known in facts.get("averages", {}).items():

@@ -60,8 +60,7 @@ def earns(model: Any) -> Earns:
 def seconds_saved(model: Any, lengths: ExampleLengths, *, rows: float, steps: int) -> float:
     """About how many seconds of a training compiled layers save on a GPU.
 
-    Args:
-        lengths: of the examples; for a decoder-only model, sources have their targets.
+    ``lengths``: of the examples; for a decoder-only model, sources have their targets.
     """
     parts = [(model, lengths.sources)]
     if has_encoder(model):
@@ -129,14 +128,7 @@ def code_folder() -> Path:
 
 
 def run_compiled(model: Any, run: Callable[[], object], *, asked: bool) -> bool:
-    """Run compiled layers for the first time. If that fails, the reason is logged, and they run uncompiled.
-
-    Args:
-        asked: whether ``train.compile`` asks for them, so that a failure is an error.
-
-    Returns:
-        Whether they are compiled.
-    """
+    """Run compiled layers for the first time, uncompiled if that fails and they were not asked for. Returns which."""
     try:
         run()
     except Exception as reason:  # of the compiler, Triton or the C compiler that it calls: any class; or no memory

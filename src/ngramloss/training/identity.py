@@ -78,8 +78,7 @@ _OF_ADAPTERS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"
 def record_of(made_of: Mapping[str, Any], settings: Recipe | None = None) -> str:
     """The text of ``data.json``.
 
-    Args:
-        settings: of a run, which are recorded, too, but for speed; of files and folders, the content counts.
+    ``settings``: of a run, which are recorded, too, but for speed; of files and folders, the content counts.
     """
     left_out = {*recipe.only_speed(), *recipe.affecting("place")}
     kept = {key: value for key, value in (recipe.flat(settings) if settings else ()) if key not in left_out}
@@ -91,8 +90,7 @@ def raise_unless_same(
 ) -> None:
     """Raise unless a checkpoint was trained with the same things as the training that would continue it.
 
-    Args:
-        record: what the training would continue with, from :func:`record_of`.
+    ``record``: what the training would continue with, from :func:`record_of`.
     """
     saved, now = read_record(checkpoint, otherwise), json.loads(record)
     changed = changes(saved, now)

@@ -111,8 +111,7 @@ class LogFile:
 def show_lines(progress: Progress, parts: Sequence[str], *, score: str = "") -> Write:
     """What shows lines of the log to the user: terms and speed beside the progress, validations as messages.
 
-    Args:
-        score: the score of generated texts that validation computes; empty if it computes none.
+    ``score``: the score of generated texts that validation computes; empty if it computes none.
     """
 
     first = progress.done + 1  # loads, compiles and captures: its speed is not that of the training

@@ -59,11 +59,7 @@ class State:
     """At the end: of ``average`` and ``ema``."""
 
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
-        """Keep the best value of a validation, or end a training that has not improved for long.
-
-        Returns:
-            Whether this step must be saved.
-        """
+        """Keep the best value, or end a training that has not improved for long. Returns whether to save this step."""
         if is_better(value, self.best, higher=higher):
             self.best, self.best_step = value, self.step
             return True

@@ -91,8 +91,7 @@ def writing_copy(model: Any, precision: str) -> Any:
 
     In fp16 a copy could overflow where training keeps sums in fp32, so such a model writes itself, in fp32.
 
-    Args:
-        model: before its objective is attached and its layers are compiled.
+    ``model``: before its objective is attached and its layers are compiled.
     """
     if precision != "bf16" or model.dtype == torch.bfloat16:
         return None
@@ -279,11 +278,7 @@ class FreshTexts(Rows):
     # Steps
 
     def steps(self, planned: PlannedSteps, done: int) -> Iterator[Step]:
-        """The steps after those that are done. Each is made when it is asked for: the model writes at a refresh.
-
-        Raises:
-            CannotMakeStep: texts cannot be scored. It is raised in every process.
-        """
+        """The steps after those that are done. Each is made when it is asked for: the model writes at a refresh."""
         refresh, ahead = self.own.settings.refresh, planned.rows_from(done)
         while some := list(islice(ahead, refresh - done % refresh)):
             own = {row for _, rows in some for row in planned.own(rows)}

@@ -88,12 +88,7 @@ class Prepared:
 
     @classmethod
     def read(cls, path: Path) -> Prepared:
-        """Read ``prepared.json``.
-
-        Raises:
-            Stopped: it contains the error of the first process.
-            UserError: it is damaged, or a file of something else.
-        """
+        """Read ``prepared.json``. Raises :class:`Stopped` if it has the error of the first process."""
         advice = "Start the training again."
         content = read_object(path, advice)
         if "error" in content:

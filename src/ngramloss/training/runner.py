@@ -102,9 +102,8 @@ def train(run: Run, folder: Path, *, fresh: bool = False) -> RunOutcome:
 def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, besides: Any) -> RunOutcome:
     """Run the loop.
 
-    Args:
-        besides: the task of a system; else the validation examples for which texts are generated, which only the first
-            process has.
+    ``besides``: the task of a system; else the validation examples for which texts are generated, which only the first
+    process has.
     """
     settings, newest = run.settings, prepared.continued_from
     began = checkpoints.step(newest) if newest else 0

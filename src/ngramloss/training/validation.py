@@ -112,11 +112,7 @@ def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pa
 
 
 def notes_on(best: Best, examples: Sequence[Example]) -> list[str]:
-    """Try the metric on a few references; return sentences about texts that its options do not read well.
-
-    Raises:
-        UserError: the metric cannot score these texts, or does not compute the score.
-    """
+    """Try the metric on a few references; return sentences about texts that its options do not read well."""
     tried = examples[:TRIED]
     score_of(best, tried, [example.target for example in tried])
     return notes_on_references(best.metric, tried, best.options)

@@ -37,9 +37,8 @@ def split_turns(labels: Any) -> tuple[Ids, list[range]]:
 
     A token that is read but not learnt, such as a question between two answers, is stored as ``~id``: it is negative.
 
-    Example:
-        >>> split_turns([5, 6, ~7, 8])
-        (array([5, 6, 7, 8]), [range(0, 2), range(3, 4)])
+    >>> split_turns([5, 6, ~7, 8])
+    (array([5, 6, 7, 8]), [range(0, 2), range(3, 4)])
     """
     stored = np.asarray(labels, np.int64)  # [T]
     learnt = np.concatenate([[False], stored >= 0, [False]])  # [T + 2]

@@ -294,8 +294,7 @@ def open_grid(
 ) -> Grid:
     """A grid for texts whose lengths are not known yet: it holds every source, with texts of the greatest length.
 
-    Args:
-        lengths: source tokens of each example; for a decoder-only model, without its text.
+    ``lengths``: source tokens of each example; for a decoder-only model, without its text.
     """
     targets = [-(-longest_text // MULTIPLE) * MULTIPLE]
     while targets[-1] > 2 * MULTIPLE and len(targets) < OPEN:

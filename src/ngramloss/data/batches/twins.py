@@ -20,9 +20,8 @@ class Twins:
         collator: a list of examples → a batch, such as ``DataCollatorForSeq2Seq``. Around a :class:`Padder` or a
             :class:`JoinedPadder` the wrapper takes a size, too.
 
-    Example:
-        >>> twins(lambda rows: [row["labels"] for row in rows])([{"labels": 1}, {"labels": 2}])
-        [1, 1, 2, 2]
+    >>> twins(lambda rows: [row["labels"] for row in rows])([{"labels": 1}, {"labels": 2}])
+    [1, 1, 2, 2]
     """
 
     def __init__(self, collator: Callable[..., Any]) -> None:

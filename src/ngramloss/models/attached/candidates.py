@@ -67,8 +67,7 @@ class CandidateRows(NamedTuple):
     def split(self, rows: Tensor, length: int, references: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What the model computed for each row, hidden states or logits, [B·(1 + K), T'', …].
 
-        Args:
-            references: indices of the positions of a decoder-only model that predict the references, [B, T].
+        ``references``: indices of the positions of a decoder-only model that predict the references, [B, T].
 
         Returns:
             Those of the references, [B, T, …], and of the candidates, [B·K, T', …].
@@ -106,8 +105,7 @@ class CandidateRows(NamedTuple):
 def candidate_rows(model: Any, inputs: dict[str, Any]) -> CandidateRows | None:
     """Take the candidates out of a model's inputs; None if it has none.
 
-    Args:
-        inputs: of its forward, with labels. The keys of candidates are removed.
+    ``inputs``: of its forward, with labels. The keys of candidates are removed.
     """
     references = inputs["labels"]  # [B, T]
     labels, ready, positions, gains, greedy, baseline = (inputs.pop(name, None) for name in KEYS)

@@ -39,8 +39,7 @@ def segments_of_batch(
     tokens, and are read for decoder-only models only. The first token of a document is predicted from another document,
     so its label belongs to no text, unless the document is the first of its row.
 
-    Args:
-        shift: whether the labels were shifted, so that the segments must be too.
+    ``shift``: whether the labels were shifted, so that the segments must be too.
     """
     given = inputs.get(KEY)
     segments: Tensor | None = None  # [B, T]
@@ -175,8 +174,7 @@ def _refuse_contradiction(segments: Tensor, inputs: Mapping[str, Any], labels: T
 def taken_beside(inputs: Mapping[str, Any], *, shift: bool) -> dict[str, Any]:
     """What a batch has beside its labels: argument of the joint loss → a number for each label, [B, T].
 
-    Args:
-        shift: whether position t predicts label t + 1, so that the numbers must be shifted as the labels are.
+    ``shift``: whether position t predicts label t + 1, so that the numbers must be shifted as the labels are.
     """
     found: dict[str, Any] = {}
     for argument, names in BESIDE_NAMES.items():

@@ -260,8 +260,7 @@ class StepLoss:
     def warn_of_mixed_documents(self, model: Any, inputs: Mapping[str, Any], labels: Tensor, *, cached: bool) -> None:
         """Warn once if the model itself does not keep the documents of packed rows apart.
 
-        Args:
-            inputs: the arguments of its forward with such rows; the values are read once for the same names.
+        ``inputs``: the arguments of its forward with such rows; the values are read once for the same names.
         """
         if torch.compiler.is_compiling() or (names := (frozenset(inputs), cached)) in self._looked_at:
             return
