@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from ngramloss.data.language_codes import column_names
 from ngramloss.errors import UserError
@@ -29,17 +29,6 @@ NO_ID = "none"
 
 NO_TARGET = "none"
 """Given as the target column where none is needed: rows have no targets, whatever their columns are called."""
-
-
-class ColumnOptions(TypedDict, total=False):
-    """How the columns to read are chosen: arguments of :func:`columns`."""
-
-    source: str | None
-    target: str | None
-    id: str | None
-    languages: tuple[str, str]
-    task: str
-    need_target: bool
 
 
 class Columns(NamedTuple):

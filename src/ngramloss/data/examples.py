@@ -8,10 +8,10 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from ngramloss.data import data_sets
-from ngramloss.data.columns import NO_TARGET, ColumnOptions, Columns, check_present, columns, joined, listed
+from ngramloss.data.columns import NO_TARGET, Columns, check_present, columns, joined, listed
 from ngramloss.data.messages import ANSWER, ANSWER_WEIGHTS, MESSAGES, are_answered, has_messages, split_messages, spoken
 from ngramloss.data.rows import BadRow, RawRow, bad_row_lines, kind_of, text_fault
 from ngramloss.errors import UserError
@@ -93,7 +93,7 @@ def load(
     validation_fraction: float = 0.0,
     test_fraction: float = 0.0,
     weights: str | None = None,
-    **options: Unpack[ColumnOptions],
+    **options: Any,
 ) -> Split:
     """Read one split of a data set.
 
@@ -167,7 +167,7 @@ def _read(
     on_bad_row: str = "error",
     limit: int = 0,
     weights: str | None = None,
-    **options: Unpack[ColumnOptions],
+    **options: Any,
 ) -> Split:
     """The examples of rows, as :func:`load` reads them."""
     rows = map(_by_language, rows)
@@ -239,7 +239,7 @@ def _with_known_columns(
         yield row
 
 
-def columns_of(data: Data, task: str) -> ColumnOptions:
+def columns_of(data: Data, task: str) -> dict[str, Any]:
     """The arguments of :func:`load` that say which columns to read, from a recipe."""
     return {
         "source": data.source or None,

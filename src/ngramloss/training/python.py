@@ -16,7 +16,7 @@ from ngramloss.training.identity import IDENTITY, python_made_of, raise_unless_s
 from ngramloss.training.loop import Around, TrainingOutcome, run
 from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.online import OwnTexts
-from ngramloss.training.processes import Processes, start_processes
+from ngramloss.training.processes import start_processes
 from ngramloss.training.run import python_run, warn_unless_exact
 
 
@@ -74,7 +74,17 @@ def train(
     checkpoint_folder = None if folder is None else Path(folder)
     newest, record = None, ""
     if checkpoint_folder is not None:
-        newest = _newest(checkpoint_folder, here)
+        saved = checkpoints.find(checkpoint_folder)
+        for checkpoint in saved.broken:
+            if (checkpoint / checkpoints.FOREIGN_STATE).exists():
+                raise UserError(f"{checkpoint} was saved by a Hugging Face trainer. Choose another folder.")
+        here.wait()
+        if here.first:
+            checkpoint_folder.mkdir(parents=True, exist_ok=True)
+            for checkpoint in saved.broken:  # it would count among those that are kept
+                checkpoints.delete(checkpoint)
+        here.wait()
+        newest = saved.newest
         given = {"validation": validation, "teacher": teacher, "own_texts": own_texts, "tokenizer": tokenizer}
         precision = asked.on(here.count, here.device)
         record = record_of(python_made_of(model, examples, settings, objective, precision=precision, **given))
@@ -85,18 +95,3 @@ def train(
     task = ObjectiveTask(model, tokenizer, examples, asked, validation=validated, teacher=teacher, own_texts=own_texts)
     around = Around(checkpoint_folder, {IDENTITY: record} if record else {}, newest, on_step=on_step)
     return run(task, settings, here, around)
-
-
-def _newest(folder: Path, here: Processes) -> Path | None:
-    """The checkpoint to continue from. Incomplete ones are deleted: they would count among those that are kept."""
-    saved = checkpoints.find(folder)
-    for checkpoint in saved.broken:
-        if (checkpoint / checkpoints.FOREIGN_STATE).exists():
-            raise UserError(f"{checkpoint} was saved by a Hugging Face trainer. Choose another folder.")
-    here.wait()
-    if here.first:
-        folder.mkdir(parents=True, exist_ok=True)
-        for checkpoint in saved.broken:
-            checkpoints.delete(checkpoint)
-    here.wait()
-    return saved.newest
