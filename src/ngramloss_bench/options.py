@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
+from ngramloss import options as cli
+
 
 def number(parser: ArgumentParser, name: str, default: int, metavar: str, help: str) -> None:
     """Add an option that takes a whole number; its help ends with the default."""
@@ -28,8 +30,7 @@ def model(parser: ArgumentParser, default: str = "bart-base") -> None:
         "hub id (default: %(default)s)"
     )
     parser.add_argument("--model", default=default, metavar="NAME", help=names)
-    trust = "allow this command to run code that comes with the model; a recipe cannot allow it"
-    parser.add_argument("--trust-remote-code", action="store_true", help=trust)
+    cli.add_trust(parser)
 
 
 def objective(parser: ArgumentParser, default: str, help: str) -> None:

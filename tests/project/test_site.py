@@ -104,7 +104,7 @@ def test_a_page_that_is_missing_from_the_table_of_contents_is_an_error(tmp_path,
 
 def test_every_public_name_and_formula_is_in_the_reference(pages):
     ids = set().union(*(page.ids for path, page in pages.items() if path.parent.name == "api"))
-    assert {f"ngramloss.{name}" for name in ngramloss._ROOMS} <= ids
+    assert {*(f"ngramloss.{name}" for name in ngramloss._ROOMS), *ngramloss._MODULES} <= ids
     formulas = [entry.formula(variant) for entry in OBJECTIVES.values() for variant in (None, *entry.variants)]
     assert {f"{formula.__module__}.{formula.__name__}" for formula in formulas} <= ids
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 
 from ngramloss.cli.options import describe
 from ngramloss.output.console import logger, print_result
@@ -29,8 +30,6 @@ def add(new: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from pathlib import Path
-
     from ngramloss.cli.new_files import write_new
 
     recipe = write_new(Path(options.folder), options.task)

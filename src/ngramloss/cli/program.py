@@ -105,23 +105,14 @@ LEAST = {
 }
 """The smallest value of each integer option; 0 for options not listed."""
 MOST = {
-    "batch_size": 2**16,
+    **dict.fromkeys(("batch_size", "accumulate"), 2**16),
+    **dict.fromkeys(("samples", "shuffles", "documents"), 10**6),
+    **dict.fromkeys(("source", "target", "length"), 2**20),
+    **dict.fromkeys(("workers", "parallel"), 2**10),
+    **dict.fromkeys(("num_return", "beams", "groups", "count"), 2**12),
     "seeds": 1000,
-    "samples": 10**6,
-    "shuffles": 10**6,
-    "source": 2**20,
-    "target": 2**20,
-    "longest": 2**24,
-    "accumulate": 2**16,
-    "documents": 10**6,
-    "workers": 1024,
-    "parallel": 1024,
-    "num_return": 2**12,
-    "beams": 2**12,
-    "groups": 2**12,
-    "count": 2**12,
     "repeats": 10**4,
-    "length": 2**20,
+    "longest": 2**24,
 }
 """The largest value of each integer option, so that a typing error does not fill the memory; else 2³² − 1."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 
 from ngramloss.cli.options import describe
 from ngramloss.output.console import logger, print_result
@@ -35,8 +36,6 @@ def add(publish: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from pathlib import Path
-
     from ngramloss.report.publish import CARD, publish
 
     folder = Path(options.run)

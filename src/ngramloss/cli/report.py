@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ngramloss.cli.options import add_scoring, describe, score_from_options
 from ngramloss.errors import UserError
@@ -34,8 +35,6 @@ def add(report: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from pathlib import Path
-
     from ngramloss.report import build, page
 
     if Path(options.out).is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ngramloss.cli.options import add_number, add_repeated, add_trust, describe, metric_options, passed_on
 from ngramloss.output.console import print_result
@@ -81,8 +82,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from pathlib import Path
-
     from ngramloss.metrics.registry import METRICS
     from ngramloss.study import reproduce
     from ngramloss.study.system_rows import chosen as chosen_systems

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ngramloss.cli.options import add_number, add_repeated, add_trust, describe, passed_on
 from ngramloss.errors import UserError
@@ -55,8 +56,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from pathlib import Path
-
     from ngramloss.report import page
     from ngramloss.study import plan
     from ngramloss.study import run as running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ngramloss.cli.options import add_columns, add_repeated, add_run, add_trust, describe, recipe_settings
@@ -72,8 +73,6 @@ def train_run(settings: Recipe, run: str | None, *, fresh: bool = False) -> int:
     Returns:
         The exit code.
     """
-    from pathlib import Path
-
     from ngramloss.models.remote_code import remote_code_allowed
     from ngramloss.training import runner
     from ngramloss.training.loop import Diverged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ngramloss import UserError, console
 from ngramloss import options as cli
@@ -57,8 +58,6 @@ def add(bring: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from pathlib import Path
-
     from ngramloss_systems import import_summaries
 
     out = cli.output_file(options.out, [options.file, options.references, options.order, options.gold])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ngramloss as ng
@@ -96,8 +97,6 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _data_settings(options: argparse.Namespace) -> list[str]:
     """The settings that name the data: what was given, or what the first candidates say."""
-    from pathlib import Path
-
     given = cli.recipe_settings(options)
     for name in (*options.candidates, *getattr(options, "validation", ())):
         if not Path(name).exists():
@@ -127,8 +126,6 @@ def _load(name: str, settings: list[str], task: str) -> ng.recipe.Recipe:
 
 def run_train(options: argparse.Namespace) -> int:
     """Train a reranker."""
-    from pathlib import Path
-
     from ngramloss_systems.candidate_sets import task_of
 
     given = [Path(name) for name in (*options.candidates, *options.validation)]
@@ -151,8 +148,6 @@ def run_train(options: argparse.Namespace) -> int:
 
 def run_apply(options: argparse.Namespace) -> int:
     """Choose among candidates."""
-    from pathlib import Path
-
     from ngramloss_systems.candidate_sets import OF_THE_DATA, check_asked, read_set, task_of
     from ngramloss_systems.simcls import choose
 
