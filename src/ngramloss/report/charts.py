@@ -59,8 +59,9 @@ class Drawings(NamedTuple):
 
 def draw(report: Report) -> Drawings:
     """Draw everything that the record has to draw."""
-    ablations = [draw_ablation(part, report.scores, f"a{index}") for index, part in enumerate(report.ablations)]
-    return Drawings(draw_results(report), draw_training(report.training), ablations)
+    results, training = draw_results(report), draw_training(report.training)
+    parts = enumerate(report.ablations)
+    return Drawings(results, training, [draw_ablation(part, report.scores, f"a{index}") for index, part in parts])
 
 
 def draw_results(report: Report) -> dict[str, Forest]:

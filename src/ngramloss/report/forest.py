@@ -62,8 +62,9 @@ def draw_forest(rows: Sequence[Estimate], name: str, *, score: str, decimals: in
     scores = {data: list(_score_lines(members, decimals)) for data, members in sets.items()}
     differences = {data: list(_difference_lines(members, decimals)) for data, members in sets.items()}
     compared = any(is_number(row.difference) for row in rows)
+    first = _draw(scores, f"r{name}", score)
     second = _draw(differences, f"d{name}", f"{score}, difference", one_axis=True) if compared else ""
-    return Forest(_draw(scores, f"r{name}", score), second)
+    return Forest(first, second)
 
 
 def _score_lines(rows: Sequence[Estimate], decimals: int) -> Iterator[_Line]:

@@ -82,10 +82,9 @@ def rendered(template: str, scripts: Sequence[str], facts: Any, *, folder: Path 
     """
     import jinja2
 
+    blanks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     loader, undefined = jinja2.FileSystemLoader([folder, _HERE]), jinja2.StrictUndefined
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=undefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=undefined, **blanks)
     environment.globals["colours"] = drawing.COLOURS
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in scripts)
     text = environment.get_template(template).render(

@@ -70,9 +70,8 @@ def _finished(run: RunFolder) -> Recipe:
     if not run.path.exists():
         raise MissingFileError(missing(run.path))
     if not run.recipe.is_file():
-        raise MissingFileError(
-            f"{run.path} is not a run's folder: it has no {run.recipe.name}. Give one that `ngramloss train` wrote."
-        )
+        why = f"{run.path} is not a run's folder: it has no {run.recipe.name}"
+        raise MissingFileError(f"{why}. Give one that `ngramloss train` wrote.")
     settings = recipe.load(str(run.recipe), objective=False)
     if settings.system:
         what = f"{run.path} is a run of {settings.system}, whose model only ngramloss loads"

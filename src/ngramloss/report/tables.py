@@ -182,10 +182,8 @@ def _paper_row(row: PaperRow, scores: Mapping[str, Score]) -> Row:
 
 
 def _plain_cells(values: Mapping[str, float | None], scores: Mapping[str, Score]) -> list[Cell]:
-    return [
-        Cell(fixed(values[name], score.decimals), values[name] if is_number(values[name]) else None)
-        for name, score in scores.items()
-    ]
+    known = [(score.decimals, values[name]) for name, score in scores.items()]
+    return [Cell(fixed(value, decimals), value if is_number(value) else None) for decimals, value in known]
 
 
 def _speed_cell(rate: float | None, ratio: float | None) -> Cell:
@@ -202,7 +200,6 @@ def _with_best(rows: Sequence[Row], scores: Iterable[Score]) -> list[Row]:
     marked = []
     for row in rows:
         pairs = zip_longest(row.cells, best)
-        marked.append(
-            replace(row, cells=[replace(cell, best=True) if cell.text == text else cell for cell, text in pairs])
-        )
+        cells = [replace(cell, best=True) if cell.text == text else cell for cell, text in pairs]
+        marked.append(replace(row, cells=cells))
     return marked

@@ -38,9 +38,7 @@ def limits(written: str) -> LengthLimits:
     return parsed
 
 
-def oddities(
-    texts: Sequence[str], lengths: Sequence[int] | None = None, allowed: LengthLimits | None = None
-) -> list[str]:
+def oddities(texts: Sequence[str], lengths: list[int] | None = None, allowed: LengthLimits | None = None) -> list[str]:
     """Count empty texts, the same text for several documents, and texts outside the limits.
 
     Without the ``lengths`` in tokens words are counted, and the note says so: a text has at least as many tokens as

@@ -167,16 +167,14 @@ def score_systems(
     return result._replace(cache_warnings=[*unused, *unsaved])
 
 
-def _own_corpus(
-    result: Result, system: int, by_metric: Mapping[str, Keyed], draws: Mapping[str, int]
-) -> dict[str, Corpus]:
+def _own_corpus(result: Result, system: int, own: Mapping[str, Keyed], draws: Mapping[str, int]) -> dict[str, Corpus]:
     """A system's corpus scores over all documents for which it has one; a comparison leaves out what others lack."""
     missing = {name: sum(not isfinite(value) for value in result.documents[system][name]) for name in result.left_out}
-    values = _values(by_metric)
+    values = _values(own)
     differing = {name: values[name] for name, count in result.left_out.items() if missing[name] < count}
     alone = significance.compare([differing], shuffles=0, **draws)
-    own = {name: alone[name][0] if name in alone else scores[system] for name, scores in result.scores.items()}
-    return {name: Corpus(*score[:3]) for name, score in own.items()}
+    found = {name: alone[name][0] if name in alone else scores[system] for name, scores in result.scores.items()}
+    return {name: Corpus(*score[:3]) for name, score in found.items()}
 
 
 def _write_caches(
@@ -232,7 +230,7 @@ def _lengths(
 
 
 def _over_seeds(
-    scores: Mapping[str, Sequence[CorpusScore]], texts: Aligned, about: Sequence[Provenance | None]
+    scores: dict[str, list[CorpusScore]], texts: Aligned, about: Sequence[Provenance | None]
 ) -> list[Seeds]:
     """Mean and spread over the runs of each group, and tests against the first group.
 

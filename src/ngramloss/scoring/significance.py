@@ -110,9 +110,7 @@ def _with_holm(scores: Sequence[CorpusScore]) -> list[CorpusScore]:
     return [first, *(score._replace(p_holm=chance) for score, chance in zip(others, holm(larger), strict=True))]
 
 
-def _corpus_scores(
-    table: Sequence[Pooled], sampled: Sequence[Numbers], swaps: Sequence[Numbers | None]
-) -> list[CorpusScore]:
+def _corpus_scores(table: list[Pooled], sampled: list[Numbers], swaps: list[Numbers | None]) -> list[CorpusScore]:
     """One score of all systems.
 
     ``sampled`` has the sums of each system in each bootstrap sample, [samples, k]. ``swaps`` has, for each system but

@@ -218,10 +218,8 @@ def verdicts(result: Result) -> list[str]:
 
 def seed_verdicts(result: Result) -> list[str]:
     """The same by the tests over seeds."""
-    tests = {
-        row.label: {score: (test["difference"], test.get("p_holm")) for score, test in row.against_first.items()}
-        for row in result.seeds[1:]
-    }
+    rows = {row.label: row.against_first.items() for row in result.seeds[1:]}
+    tests = {row: {name: (test["difference"], test.get("p_holm")) for name, test in own} for row, own in rows.items()}
     return _verdicts(result, result.seeds[0].label, tests) if tests else []
 
 

@@ -26,12 +26,7 @@ from ngramloss.training.precision import PRECISION
 from ngramloss.version import __version__
 
 _SCRIPTS = ("page.js", "training.js")
-_NAMES = {
-    "tune": "that were tuned",
-    "always": "that are always tested",
-    "screen": "that were screened",
-    "confirm": "that were confirmed",
-}
+_NAMES = {"tune": "were tuned", "always": "are always tested", "screen": "were screened", "confirm": "were confirmed"}
 
 
 def write_page(
@@ -98,10 +93,8 @@ def _about(study: Study) -> str:
     best = f"the best {study.confirm} of the others"
     chosen = "; ".join([*study.always, best]) if study.always else best[0].upper() + best[1:]
     many = f"{chosen} are confirmed, compared" if study.screening else "All of them are compared"
-    return (
-        f"Study {study.name}: {rows} rows on {listed}. {many} with {study.baseline} on test data, with {seeds} "
-        f"seed{'s' * (seeds > 1)}."
-    )
+    compared = f"{many} with {study.baseline} on test data, with {seeds} seed{'s' * (seeds > 1)}"
+    return f"Study {study.name}: {rows} rows on {listed}. {compared}."
 
 
 def _forests(rows: Sequence[Comparison], *, tested: bool) -> list[tuple[Score, Forest]]:
@@ -143,7 +136,7 @@ def _curves(every: Sequence[Stages], runs: Path) -> list[dict[str, Any]]:
         name, logs = next((each for each in staged if each[1]), ("", []))
         if logs:
             panels, first = charts.draw_training(logs, f"t{len(drawn)}-"), sum(len(own["panels"]) for own in drawn)
-            about = {"data": of_set.data.name, "rows": _NAMES[name], "runs": charts.run_groups(logs)}
+            about = {"data": of_set.data.name, "rows": f"that {_NAMES[name]}", "runs": charts.run_groups(logs)}
             drawn.append({**about, "panels": panels, "first": first})
     return drawn
 

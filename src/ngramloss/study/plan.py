@@ -62,6 +62,9 @@ _TUNE = {"objectives": Setting(kind=list), "others": Setting(kind=str), "seed": 
 _BUDGET = {"minutes": Setting(0.0, least=0), "trainings": Setting(0, least=0)}
 
 
+Rows = Mapping[str, tuple[str, ...]]  # Row → the setting that was tuned for it
+
+
 class Training(NamedTuple):
     """One training of a study, and the split of which its model writes texts."""
 
@@ -89,7 +92,7 @@ class Training(NamedTuple):
         return ", ".join([self.set, self.objective, *self.setting, f"seed {self.seed}"])
 
 
-def trainings_of(data: str, rows: Mapping[str, tuple[str, ...]], seeds: Sequence[int], split: str) -> list[Training]:
+def trainings_of(data: str, rows: Rows, seeds: Sequence[int], split: str) -> list[Training]:
     """The trainings of rows of a set, each with its setting, seed by seed."""
     return [Training(data, row, setting, seed, split) for seed in seeds for row, setting in rows.items()]
 
@@ -389,7 +392,7 @@ def _named_rows(given: Sequence[Any], mistakes: list[str]) -> dict[str, NamedRow
         if not {*_ROW} <= {*values}:
             continue
         name, own = values["name"], [str(text) for text in values["set"]]
-        spelled = _objectives(f"row {name or values['objective']!r}", [values["objective"]], mistakes)
+        spelled = _objectives(f"row {name or values['objective']!r}", [values["objective"]], mistakes, {})
         called = name or next(iter(spelled), values["objective"])
         if name and (is_recipe(name) or not _slug(name) or _is_objective(name)):
             mistakes.append(f"objectives: {name!r} must be a name of its own, which is no objective and no recipe.")
@@ -413,14 +416,12 @@ def _slug(row: str) -> str:
     return Recipe("", objective=row).slug.strip("-")
 
 
-def _objectives(
-    where: str, given: Sequence[Any], mistakes: list[str], named: Mapping[str, NamedRow] | None = None
-) -> tuple[str, ...]:
+def _objectives(where: str, given: list[Any], mistakes: list[str], named: Mapping[str, NamedRow]) -> tuple[str, ...]:
     """The rows in standard spelling; one with settings of its own by its name."""
     rows = []
     for entry in given:
         text = (entry.get("name") or entry.get("objective", "")) if isinstance(entry, dict) else entry
-        if text in (named or {}):
+        if text in named:
             rows.append(text)
             continue
         try:
@@ -541,7 +542,5 @@ def _wrong_options(data: DataSet) -> Iterator[str]:
         except UserError as mistake:
             yield str(mistake)
         else:
-            yield from (
-                f'metric_options: {metric} needs {option}. Give it: metric_options = ["{metric}.{option}=…"].'
-                for option in lacking
-            )
+            for option in lacking:
+                yield f'metric_options: {metric} needs {option}. Give it: metric_options = ["{metric}.{option}=…"].'

@@ -261,9 +261,8 @@ def _report(
     result = result._replace(runs=runs)
     for warning in result.cache_warnings:
         logger.warning(f"warning: {warning}")
-    shown = build.build_record(
-        result, texts, title=plan.title, notes=plan.notes, deviations=deviations(plan), paper_of=plan.paper_data
-    )
+    about = {"notes": plan.notes, "deviations": deviations(plan)}
+    shown = build.build_record(result, texts, title=plan.title, paper_of=plan.paper_data, **about)
     (of_set,) = tables.set_tables(study, running.stages_of_sets(folder, known), known)
     others = [each._replace(table=beside_the_paper(each.table, result, plan)) for each in of_set.others]
     failed = len(written) < len(plan.trainings)

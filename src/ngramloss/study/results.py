@@ -27,7 +27,7 @@ from ngramloss.scoring.score_cache import number
 from ngramloss.storage.files import inside, object_or_empty, read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.storage.typed import typed
-from ngramloss.study.plan import SYSTEM_ROW, TEST, VALIDATION, DataSet, Study, Training
+from ngramloss.study.plan import SYSTEM_ROW, TEST, VALIDATION, DataSet, Rows, Study, Training
 from ngramloss.training.precision import PRECISION
 from ngramloss.version import __version__
 
@@ -244,16 +244,16 @@ class ResultFolder:
         advice = "Restore it: it says which rows the test set was used for."
         saved: Confirmed = typed(Confirmed, read_object(path, advice), path, advice)
         if saved.seeds != list(self.study.confirmation):
+            seeds = (
+                f"the confirmation seeds of {data.name} were {saved.seeds} and are {list(self.study.confirmation)} now"
+            )
             raise UserError(
-                f"the confirmation seeds of {data.name} were {saved.seeds} and are "
-                f"{list(self.study.confirmation)} now. More seeds after a look at the test scores make p too small: "
-                f"put them back, or start again with other --results and --runs. ({path})"
+                f"{seeds}. More seeds after a look at the test scores make p too small: put them back, or start again "
+                f"with other --results and --runs. ({path})"
             )
         return saved.rows
 
-    def raise_if_others_confirmed(
-        self, data: DataSet, rows: Mapping[str, tuple[str, ...]] | None, file: str = CONFIRMED
-    ) -> None:
+    def raise_if_others_confirmed(self, data: DataSet, rows: Rows | None, file: str = CONFIRMED) -> None:
         """Raise if the test set was used for other rows than these."""
         before = self.confirmed(data, file)
         if None not in (before, rows) and before != rows:
@@ -263,15 +263,15 @@ class ResultFolder:
                 "or start again with other confirmation seeds, --results and --runs."
             )
 
-    def confirm(self, data: DataSet, rows: Mapping[str, tuple[str, ...]], file: str = CONFIRMED) -> None:
+    def confirm(self, data: DataSet, rows: Rows, file: str = CONFIRMED) -> None:
         """Save which rows are tested, before the first of them is. Raises if others were chosen earlier."""
         if self.study.grows:
             return
         self.raise_if_others_confirmed(data, rows, file)
         if self.confirmed(data, file) is None:
-            inside(self.path, data.name).mkdir(parents=True, exist_ok=True)
-            content = {"rows": rows, "seeds": self.study.confirmation}
-            write_whole(inside(self.path, data.name, file), json.dumps(content, indent=1) + "\n")
+            path, content = inside(self.path, data.name, file), {"rows": rows, "seeds": self.study.confirmation}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(content, indent=1) + "\n")
 
     def merge(self, other: Path) -> int:
         """Copy the results of another folder that are not here, or failed here. Returns their number.
@@ -460,5 +460,5 @@ def _rounded(value: Any) -> Any:
     return known if known is None else int(known) if known == int(known) else round(known, DECIMALS)
 
 
-def _listed(rows: Mapping[str, tuple[str, ...]] | None) -> str:
+def _listed(rows: Rows | None) -> str:
     return ", ".join(" ".join([row, *setting]) for row, setting in (rows or {}).items()) or "no rows"

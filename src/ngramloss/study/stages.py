@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
+from ngramloss.study.plan import TEST, VALIDATION, DataSet, Rows, Study, Training, trainings_of
 from ngramloss.study.results import Results, WritingResult
-
-Rows = Mapping[str, tuple[str, ...]]  # Row → the setting that was tuned for it
 
 
 class Stage(NamedTuple):

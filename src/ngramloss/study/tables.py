@@ -17,9 +17,9 @@ from ngramloss.output import escape, tabular
 from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark, signed
 from ngramloss.scoring import provenance, significance
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.study.plan import TEST, VALIDATION, DataSet, Study, Training, trainings_of
+from ngramloss.study.plan import TEST, VALIDATION, DataSet, Rows, Study, Training, trainings_of
 from ngramloss.study.results import Results, WritingResult, documents_of
-from ngramloss.study.stages import Rows, Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
+from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
 
 LEVEL, POWER = 0.05, 0.8
 SAMPLES, SHUFFLES = significance.SAMPLES, significance.SHUFFLES  # Of the tests over documents
