@@ -20,11 +20,7 @@ PAGES = {
 
 
 def see(topic: str) -> str:
-    """The line after an error that names a page.
-
-    >>> see("columns")
-    'see docs/data.md#columns'
-    """
+    """The line after an error that names a page."""
     return f"see {PAGES[topic]}"
 
 

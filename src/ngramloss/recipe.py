@@ -409,11 +409,7 @@ def changed_settings(saved: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 def affecting(*effects: str, section: str = "") -> tuple[str, ...]:
-    """The settings that affect one of these; of a section, their names in it.
-
-    >>> affecting("sentences"), affecting("sentences", section="data")
-    (('data.splitter', 'data.language'), ('splitter', 'language'))
-    """
+    """The settings that affect one of these; of a section, their names in it."""
     found = [key for key, described in every_setting().items() if described.affects & {*effects}]
     prefix = f"{section}." * bool(section)
     return tuple(key.removeprefix(prefix) for key in found if key.startswith(prefix))

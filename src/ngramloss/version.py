@@ -71,11 +71,7 @@ EXTRAS = {
 
 
 def lacking(error: ModuleNotFoundError) -> str:
-    """Which package is missing and how to install it.
-
-    >>> lacking(ModuleNotFoundError(name="torch"))
-    "this needs the package torch: pip install 'ngramloss[torch]'"
-    """
+    """Which package is missing and how to install it."""
     package = (error.name or "").partition(".")[0]
     extra = f"'ngramloss[{EXTRAS[package]}]'" if package in EXTRAS else package
     return f"this needs the package {package}: pip install {extra}"

@@ -89,11 +89,7 @@ def build_record(
 
 
 def flat(value: Any, name: str = "") -> dict[str, str]:
-    """Nested settings by dotted name, each as text.
-
-    >>> flat({"train": {"seed": 1, "loss": "ce"}, "lengths": [2, 3]})
-    {'train.seed': '1', 'train.loss': 'ce', 'lengths': '[2, 3]'}
-    """
+    """Nested settings by dotted name, each as text."""
     if isinstance(value, Mapping) and (value or not name):
         settings: dict[str, str] = {}
         for key, inner in value.items():
@@ -104,11 +100,7 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
 
 
 def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Rows of a log → name → (step, value). Values that are not numbers are left out.
-
-    >>> curves([{"step": 1, "ce": 2.0}, {"step": 2, "ce": None, "loss": 1.5}])
-    {'ce': [(1, 2.0)], 'loss': [(2, 1.5)]}
-    """
+    """Rows of a log → name → (step, value). Values that are not numbers are left out."""
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if "step" not in row or not is_number(step := row["step"]):

@@ -98,11 +98,7 @@ def rendered(template: str, scripts: Sequence[str], facts: Any, *, folder: Path 
 
 
 def escaped(value: Any) -> str:
-    """JSON that can stand in a script element: nothing in it ends the element, or opens another.
-
-    >>> print(escaped({"text": "</script><!--"}))
-    {"text":"\\u003c/script\\u003e\\u003c!--"}
-    """
+    """JSON that can stand in a script element: nothing in it ends the element, or opens another."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -24,11 +24,7 @@ class CutOff(NamedTuple):
 
 
 def limits(written: str) -> LengthLimits:
-    """Read ``56:142``; either end may be left out.
-
-    >>> limits("11:62"), limits(":62")
-    (LengthLimits(least=11, most=62), LengthLimits(least=0, most=62))
-    """
+    """Read ``56:142``; either end may be left out."""
     least, colon, most = written.partition(":")
     if not colon or not all(part == "" or part.isdecimal() for part in (least, most)) or not least + most:
         raise UserError(f"limits must be written MIN:MAX, such as 56:142, got {written!r}.")
@@ -62,11 +58,7 @@ def oddities(texts: Sequence[str], lengths: list[int] | None = None, allowed: Le
 
 
 def cut_off(lengths: Sequence[int] | None, allowed: LengthLimits | None) -> CutOff:
-    """The texts whose number of tokens is the limit.
-
-    >>> cut_off([9, 62, 62], LengthLimits(most=62))
-    CutOff(most=62, documents=[1, 2])
-    """
+    """The texts whose number of tokens is the limit."""
     if lengths is None or allowed is None or not allowed.most:
         return CutOff()
     return CutOff(allowed.most, [index for index, count in enumerate(lengths) if count == allowed.most])

@@ -158,9 +158,6 @@ def holm(chances: Sequence[float]) -> list[float]:
 
     The k-th smallest of m is multiplied by m − k + 1, and no corrected value is below an earlier one. NaN stays NaN and
     does not count as a comparison.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
     """
     known = [index for index, chance in enumerate(chances) if not isnan(chance)]
     order = sorted(known, key=lambda index: chances[index])

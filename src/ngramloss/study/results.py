@@ -336,11 +336,7 @@ def raise_unless_same_study(folder: Path, study: Study) -> None:
 
 
 def _file_names(made_of: Mapping[str, str]) -> dict[str, str]:
-    """The names of the files of each model: one that is added or deleted is noticed, too.
-
-    >>> _file_names({"model: config.json": "3f2a", "model: weights": "91c8", "train data": "70aa"})
-    {'model: files': 'config.json, weights'}
-    """
+    """The names of the files of each model: one that is added or deleted is noticed, too."""
     found: dict[str, list[str]] = {}
     for name in sorted(made_of):
         what, colon, file = name.partition(": ")
