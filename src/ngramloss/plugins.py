@@ -241,9 +241,6 @@ def blame(error: BaseException) -> Blame | None:
     return Blame(f"the plugin {theirs[-1].tb_frame.f_code.co_filename}, line {theirs[-1].tb_lineno}", lines)
 
 
-# The code of an entry
-
-
 def _functions(entry: Any) -> Iterator[str | Callable[..., Any]]:
     """The functions of an entry, or their ``module:name``."""
     for name in ("function", "notes", "variants", "kernels"):

@@ -394,10 +394,7 @@ def differences(recipe: Recipe, other: Recipe) -> list[str]:
 
 
 def changed_settings(saved: Recipe, now: Recipe) -> dict[str, tuple[Any, Any]]:
-    """The settings that keep a run from being continued: name → before and now.
-
-    What only changes the speed may differ, and one file or folder may be named in two ways.
-    """
+    """The settings that keep a run from being continued: name → before and now. Speed may differ."""
     before, known, speed, changed = dict(flat(saved)), every_setting(), only_speed(), {}
     for key, value in flat(now):
         if value != before[key] and key not in speed:

@@ -50,10 +50,7 @@ def pack_texts(references: Sequence[Sequence[str]], systems: Sequence[Sequence[s
 
 
 def encode_scores(systems: Sequence[Sequence[float | None]]) -> Encoded:
-    """One score of all systems as whole numbers of 16 bits, in steps of a power of ten.
-
-    The step is 0.01 for scores from 0 to 100, so that what is shown with two decimals is what was computed.
-    """
+    """One score of all systems as numbers of 16 bits, in steps of a power of ten: 0.01 for scores from 0 to 100."""
     known = [value for system in systems for value in system if is_number(value)]
     least, most = min(known, default=0.0), max(known, default=0.0)
     decimals = math.floor(math.log10((NOTHING - 2) / max(most - least, 1.0)))

@@ -251,8 +251,7 @@ def _training(result: Result, labels: Sequence[str], groups: Sequence[str]) -> l
 def _ablations(result: Result, beside: str | None) -> list[record.Ablation]:
     """The parts of the paper's Table 3 of which two rows or more were trained besides cross-entropy.
 
-    The paper's values and other rows, which are of CNN/DailyMail, stand beside its own data, or where they are asked
-    for.
+    The paper's values and other rows, of CNN/DailyMail, stand beside its own data, or where they are asked for.
     """
     nothing = dict.fromkeys(result.scores)
     trained, names = _objectives(result), paper.score_names("cnn_dailymail")[:3]

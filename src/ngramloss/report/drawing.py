@@ -64,10 +64,7 @@ def drawable(text: object) -> str:
 
 
 def markup(figure: Figure, name: str, title: str = "", description: str = "") -> str:
-    """The drawing as an element of a page: no metadata, no style of its own, names that no other drawing has.
-
-    With a title it is read out; without one it is skipped: the page says the same in another way.
-    """
+    """The drawing as an element of a page: no metadata, no style, names of its own. With a title it is read out."""
     out = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts draw it

@@ -76,10 +76,7 @@ def page_text(report: Report, *, budget: int = BUDGET) -> str:
 
 
 def rendered(template: str, scripts: Sequence[str], facts: Any, *, folder: Path = _HERE, **shown: Any) -> str:
-    """A page with our style and scripts, from a template that extends ``frame.html``. The scripts read ``facts``.
-
-    Half a surrogate pair becomes a question mark.
-    """
+    """A page with our style and scripts, which read ``facts``. Half a surrogate pair becomes a question mark."""
     import jinja2
 
     blanks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}

@@ -96,9 +96,6 @@ def _checked(repo: str) -> str:
     return repo
 
 
-# Files
-
-
 def _copy_model(run: RunFolder, to: Path) -> None:
     """Copy what loading reads, and nothing else: no pickles, no links. Raises if these are not the trained weights."""
     left_out = []
@@ -131,9 +128,6 @@ def _warn_of_paths(settings: Recipe) -> None:
         logger.warning(f"warning: {named_here}. Change them there if nobody should read these names.")
 
 
-# Scores
-
-
 def _evaluation(run: RunFolder) -> Evaluation | None:
     """The saved scores of texts that this model wrote; None, and a message, if there are none."""
     reason = ""
@@ -161,9 +155,6 @@ def _evaluation(run: RunFolder) -> Evaluation | None:
         reason = saved.damage or f"the texts have no scores yet: ngramloss score {run.path}"
     logger.warning(f"warning: the card has no scores, because {reason}.")
     return None
-
-
-# Card
 
 
 def _card(
@@ -259,9 +250,6 @@ def _data_name(about: dict[str, Any]) -> str:
         return name
     paths = found.splits.get(split, []) if isinstance(found, Files) else []
     return " + ".join(path.name for path in paths) or Path(name).name
-
-
-# How to use it
 
 
 def _use(settings: Recipe, run: RunFolder, repo: str, *, is_causal: bool) -> str:

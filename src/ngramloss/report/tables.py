@@ -46,10 +46,7 @@ def _grouped(heads: Sequence[Head], rows: Sequence[Row]) -> Table:
 
 
 def copies(report: Report, first: str = "") -> dict[str, Parts]:
-    """The main table in each form, in parts, with the column first that the reader has put first.
-
-    CSV has the descriptive scores too.
-    """
+    """The main table in each form, in parts, from the column that the reader has put first; in CSV with all scores."""
     names, _ = quality_and_description(report)
     main = seeds if report.seeds else results
     shown = _with_first(main(report, names), first)

@@ -35,11 +35,7 @@ def limits(written: str) -> LengthLimits:
 
 
 def oddities(texts: Sequence[str], lengths: list[int] | None = None, allowed: LengthLimits | None = None) -> list[str]:
-    """Count empty texts, the same text for several documents, and texts outside the limits.
-
-    Without the ``lengths`` in tokens words are counted, and the note says so: a text has at least as many tokens as
-    words.
-    """
+    """Count empty texts, the same text for several documents, and texts outside the limits, in tokens or else words."""
     allowed = allowed or LengthLimits()
     unit, note = ("words", " (words were counted; a text has more tokens)") if lengths is None else ("tokens", "")
     counts = [len(text.split()) for text in texts] if lengths is None else lengths

@@ -73,12 +73,8 @@ def compare(
     A document for which any system has no score (NaN) is left out of that score, for all systems. A bootstrap sample of
     only such documents is left out too. If no document has a score, p is NaN.
 
-    Args:
-        systems: for each system, name of a score → the scores of its documents, or their statistics for a pooled score.
-            The others are compared with the first.
-        samples: bootstrap samples.
-        shuffles: shuffles of the randomisation; 0 leaves the test out.
-        seed: random seed of both.
+    A system is name of a score → the scores of its documents, or their statistics for a pooled score. The others are
+    compared with the first. Without shuffles there is no randomisation.
     """
     check(samples=samples, shuffles=shuffles, seed=seed)
     names = [name for name in systems[0] if all(name in system for system in systems)]
@@ -169,10 +165,7 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation and 95% interval (Student's t) of one system's runs; NaN if a run has no score.
-
-    A single run has a mean alone; all else is NaN.
-    """
+    """Mean, standard deviation and 95% interval (Student's t) of a system's runs; NaN without scores, or of one run."""
     import statistics
 
     from scipy.stats import t

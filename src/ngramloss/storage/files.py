@@ -76,8 +76,7 @@ def writing(path: Path) -> Iterator[None]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: readers see the old file or the complete new one. A link at ``path`` is replaced.
 
-    The temporary name cannot be guessed and must not exist yet, so nobody can place a link there for us to write
-    through.
+    The temporary name cannot be guessed and must not exist yet, so nobody can place a link there for us to follow.
     """
     partial = _beside(path)
     try:

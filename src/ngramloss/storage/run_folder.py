@@ -112,10 +112,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self, *, option: str, patience: float = 1.0) -> Iterator[None]:
-        """Lock the folder for training, generating or scoring. Raises :class:`Busy` if another process keeps it locked.
-
-        ``option`` is the command-line option that chooses another folder; ``patience`` the seconds to wait.
-        """
+        """Lock the folder. Raises :class:`Busy` after ``patience`` seconds; ``option`` chooses another folder."""
         until = time.monotonic() + patience
         with ExitStack() as stack:
             while True:
@@ -128,8 +125,6 @@ class RunFolder:
                         raise Busy(f"{what}. Wait for it to end, or choose another {option}.") from None
                 time.sleep(0.1)
             yield
-
-    # Which weights
 
     def record_weights(self, model: Path) -> None:
         """Save the fingerprint of the weights that become this run's model."""
@@ -167,10 +162,7 @@ class RunFolder:
             self.raise_unless_written_by(self, self.generation, self.predictions, again)
 
     def raise_unless_written_by(self, run: RunFolder, about: Path, texts: Path, again: str) -> None:
-        """Raise if a run's present weights, with the settings beside them, did not write the texts of this folder.
-
-        ``about`` says what wrote the texts; ``again`` how to make new ones, for the message.
-        """
+        """Raise if a run's present weights and settings did not write the texts that ``about`` describes."""
         facts = object_or_empty(about)
         written, files = facts.get("weights"), facts.get("model_files")
         if run.fingerprint != written:

@@ -120,21 +120,13 @@ class TablePlan(NamedTuple):
 
 
 class Reproduced(NamedTuple):
-    """The results of a plan.
+    """The results of a plan."""
 
-    Attributes:
-        tables: of the study, with the paper's values beside them.
-        result: scores of every run and baseline, as in the report.
-        texts: what they wrote.
-        page: the report.
-        failed: whether a training failed.
-    """
-
-    tables: list[tables.SetTables]
-    result: results.Result
-    texts: systems.Aligned
-    page: Path
-    failed: bool
+    tables: list[tables.SetTables]  # of the study, with the paper's values beside them
+    result: results.Result  # scores of every run and baseline, as in the report
+    texts: systems.Aligned  # what they wrote
+    page: Path  # the report
+    failed: bool  # whether a training failed
 
 
 def make_plan(
@@ -350,10 +342,7 @@ def cases(result: results.Result, texts: systems.Aligned, score: str, *, count: 
 
 
 def _check(plan: TablePlan, page_folder: Path, options: dict[str, dict[str, object]] | None) -> None:
-    """Raise if something would fail after the trainings. A study checks the model and its data by itself.
-
-    The test split is read as the generations will read it, and each metric scores one document.
-    """
+    """Raise if something would fail after the trainings. A study checks the model and its data by itself."""
     page.check(page_folder, "--out")
     if fixed := [name for name in options or {} if any(name in data.metrics for data in plan.study.sets)]:
         raise UserError(

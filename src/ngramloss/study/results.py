@@ -234,10 +234,7 @@ class ResultFolder:
         write_whole(path, _as_json(result))
 
     def confirmed(self, data: DataSet, file: str = CONFIRMED) -> dict[str, tuple[str, ...]] | None:
-        """The rows that were chosen for the test set, and their settings; None if none were chosen yet.
-
-        Raises if the study has other confirmation seeds now.
-        """
+        """The rows that were chosen for the test set; None if none were. Raises if the confirmation seeds changed."""
         path = inside(self.path, data.name, file)
         if not path.exists():
             return None
@@ -274,10 +271,7 @@ class ResultFolder:
             write_whole(path, json.dumps(content, indent=1) + "\n")
 
     def merge(self, other: Path) -> int:
-        """Copy the results of another folder that are not here, or failed here. Returns their number.
-
-        Of another study's folder, take what this study would make in the very same way.
-        """
+        """Copy results of another folder that are not here, or failed, and would be the same. Returns their number."""
         if not other.is_dir():
             raise MissingFileError(f"there is no folder {other} to merge.")
         if _study_of(other) not in (None, self.study.name):
@@ -387,8 +381,7 @@ def _changes(result: WritingResult, now: Mapping[str, Any]) -> list[str]:
 def _checked(path: Path, study: Study) -> WritingResult | None:
     """A result from its file. Raises unless the study would make it the same way now.
 
-    None if it does not matter: of a row or a seed that a growing study does not have now, or a failure with other
-    settings.
+    None if it does not matter: of a row or seed that a growing study has no more, or a failure with other settings.
     """
     result = _read(path)
     training = result.training

@@ -106,10 +106,7 @@ class StudyOutcome:
 
 
 def run(folder: ResultFolder, ways: Ways) -> StudyOutcome:
-    """Do what is left of a study. A training that fails is tried again, once, after a while and after the others.
-
-    So a GPU that fails for a while does not decide which rows are tested.
-    """
+    """Do what is left of a study. A failed training is tried again once, later: a GPU may fail for a while."""
     return Loop(folder, ways).run()
 
 
@@ -193,8 +190,6 @@ class Loop:
                 check = load_encoder_config if reads_only else load_config
                 check(base.model)
 
-    # What is left
-
     def _results(self) -> Results:
         """The results, without first failures and those of earlier calls, which are tried again.
 
@@ -226,8 +221,6 @@ class Loop:
             for index, training in enumerate(new_in(of_set, stage))
             if index % count == number - 1 and not is_done(self.study, training, results)
         ]
-
-    # A job
 
     def _begin_some(self, left: Sequence[Training]) -> int:
         """Start as many jobs as there is room for, failed ones last. Returns how many are in work elsewhere."""
@@ -280,11 +273,7 @@ class Loop:
     def _start_next(
         self, training: Training, lock: ExitStack, seconds: dict[Path, float | None], running: int = 0
     ) -> TrainingJob | None:
-        """Start the next process of a training, with the folder of its log locked; None if there is none, or no time.
-
-        Raises:
-            BlockingIOError: another loop has that folder, or a process of a killed study is still at its own.
-        """
+        """Start the next process of a training, if there is one and time. ``BlockingIOError``: its folder is taken."""
         step = self._next_step(training, seconds)
         if step is None or not self._may_start(step, training, running):
             return None
@@ -419,9 +408,6 @@ class Loop:
                 job.process.kill()
             job.step_lock.close()
             job.lock.close()
-
-
-# Checks of what is there
 
 
 def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFolder) -> None:

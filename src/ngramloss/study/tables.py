@@ -189,9 +189,6 @@ def texts_lines(study: Study, every: Sequence[Stages], runs: Path) -> list[str]:
     return lines
 
 
-# Rows
-
-
 def _rows(
     study: Study, data: DataSet, settings: Rows, seeds: Sequence[int], split: str, results: Results
 ) -> list[Comparison]:
@@ -266,9 +263,6 @@ def _over_documents(row: Comparison, rows: Sequence[Comparison], results: Result
         systems.append({row.data.primary: documents_of(row.data, runs)})
     test = significance.compare(systems, samples=SAMPLES, shuffles=SHUFFLES)[row.data.primary][1]
     return max((nan if p is None else p for p in test.chances.values()), key=lambda p: (isnan(p), p))
-
-
-# Tables
 
 
 def _table(rows: Sequence[Comparison], columns: Sequence[Column]) -> Table:
