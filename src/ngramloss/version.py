@@ -47,26 +47,16 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:3])
 
 
-EXTRAS = {
+_PACKAGES = {
     "torch": "torch",
-    "triton": "kernels",
-    "transformers": "hf",
-    "tokenizers": "hf",
-    "accelerate": "hf",
-    "datasets": "hf",
-    "safetensors": "hf",
-    "sentencex": "hf",
-    "rouge_score_rs": "score",
-    "sacrebleu": "score",
-    "numpy": "score",
-    "scipy": "score",
-    "pysbd": "score",
-    "tqdm": "score",
-    "ot": "metrics",
-    "jinja2": "report",
-    "matplotlib": "report",
-    "ctranslate2": "fast",
+    "kernels": "triton",
+    "hf": "transformers tokenizers accelerate datasets safetensors sentencex",
+    "score": "rouge_score_rs sacrebleu numpy scipy pysbd tqdm",
+    "metrics": "ot",
+    "report": "jinja2 matplotlib",
+    "fast": "ctranslate2",
 }
+EXTRAS = {package: extra for extra, packages in _PACKAGES.items() for package in packages.split()}
 """Package → the extra that installs it."""
 
 

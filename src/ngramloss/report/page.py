@@ -107,10 +107,7 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
     scores = [score for system in report.systems for score in system.values.values()]
     return {
         "report": report,
-        "title": report.title,
-        "notes": report.notes,
-        "version": report.version,
-        "made": report.made,
+        **{name: getattr(report, name) for name in ("title", "notes", "version", "made")},
         "unscripted": _UNSCRIPTED,
         "panels": drawings.training,
         "results": drawings.results,

@@ -7,16 +7,8 @@ from math import isfinite, isnan
 from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
-from ngramloss.metrics.registry import (
-    METRICS,
-    Metric,
-    Score,
-    checked_options,
-    compute_scores,
-    missing_options,
-    score_owners,
-    scores_of,
-)
+from ngramloss.metrics import registry
+from ngramloss.metrics.registry import METRICS, Metric, Score, compute_scores, scores_of
 from ngramloss.metrics.scores import Absent, Pooled
 from ngramloss.output.progress import Progress
 from ngramloss.scoring import provenance, score_cache, significance
@@ -97,8 +89,8 @@ def score_systems(
     """
     if not metrics:
         raise UserError(f"give at least one metric. Choose from {', '.join(METRICS)}.")
-    score_owners(metrics)  # raises if two metrics use the same name
-    chosen = {name: checked_options(name, (options or {}).get(name, {})) for name in metrics}
+    registry.score_owners(metrics)  # raises if two metrics use the same name
+    chosen = {name: registry.checked_options(name, (options or {}).get(name, {})) for name in metrics}
     significance.check(samples=samples, shuffles=shuffles, seed=seed)
     saved, unused = [], []
     for folder, predictions in zip(texts.folders, texts.texts, strict=True):
@@ -291,5 +283,5 @@ def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Ma
         if text in given and given[text] is None and text not in metric.optional:
             why = ", and the data of these texts have no targets" if text == "references" else ""
             return f"needs the {text}{why}. Give them with --{text} FILE."
-    lacking = ", ".join(f"--set {name}.{option}=…" for option in missing_options(name, options))
+    lacking = ", ".join(f"--set {name}.{option}=…" for option in registry.missing_options(name, options))
     return f"needs {lacking}; docs/metrics.md says what to give." if lacking else ""

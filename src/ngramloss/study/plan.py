@@ -32,33 +32,16 @@ WITHOUT_EFFECT = recipe.only_speed()
 SYSTEM_ROW = "system.row"  # In the facts of a result: its row is this system, not an objective
 
 _NAME = re.compile(r"[\w][\w.+-]*", re.ASCII)
-_TOP = {
-    "title": Setting(kind=str),
-    "recipe": Setting(""),
-    "objectives": Setting(kind=list),
-    "confirm": Setting(1, least=1),
-    "always": Setting([], kind=list),
-    "metrics": Setting([], kind=list),
-}
+_TEXT, _LIST = Setting(kind=str), Setting([], kind=list)
+_TOP = {"title": _TEXT, "recipe": Setting(""), "objectives": Setting(kind=list), "confirm": Setting(1, least=1)}
+_TOP |= {"always": _LIST, "metrics": _LIST}
 _SECTIONS = ("seeds", "writings", "tune", "budget", "set")
-_SET = {
-    "name": Setting(kind=str),
-    "recipe": Setting(""),
-    "set": Setting([], kind=list),
-    "primary": Setting(kind=str),
-    "writing": Setting(kind=str),
-    "metric_options": Setting([], kind=list),
-    "limit": Setting(0, least=0),
-}
+_SET = {"name": _TEXT, "recipe": Setting(""), "primary": _TEXT, "writing": _TEXT, "limit": Setting(0, least=0)}
+_SET |= {"set": _LIST, "metric_options": _LIST}
 _OWN_GRID, _OWN_SEEDS = "tune", "screening"
 """What a set may have instead of the study's: values to try, and some of the screening seeds."""
-_ROW = {
-    "name": Setting(""),
-    "objective": Setting(kind=str),
-    "set": Setting([], kind=list),
-    "epochs": Setting(1.0, above=0),
-}
-_TUNE = {"objectives": Setting(kind=list), "others": Setting(kind=str), "seed": Setting(kind=int, least=0)}
+_ROW = {"name": Setting(""), "objective": _TEXT, "set": _LIST, "epochs": Setting(1.0, above=0)}
+_TUNE = {"objectives": Setting(kind=list), "others": _TEXT, "seed": Setting(kind=int, least=0)}
 _BUDGET = {"minutes": Setting(0.0, least=0), "trainings": Setting(0, least=0)}
 
 
