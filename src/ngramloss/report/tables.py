@@ -74,12 +74,9 @@ def _with_first(table: Table, name: str) -> Table:
     """The table with this column before the others, but behind the number of seeds."""
     names = [head.name for head in table.heads]
     order = sorted(range(len(names)), key=lambda index: (names[index] != "seeds", names[index] != name))
-    systems, baselines, paper = (
-        [replace(row, cells=[row.cells[index] for index in order]) for row in rows]
-        for rows in (table.systems, table.baselines, table.paper)
-    )
-    heads = [table.heads[index] for index in order]
-    return replace(table, heads=heads, systems=systems, baselines=baselines, paper=paper)
+    rows = [*table.systems, *table.baselines, *table.paper]
+    ordered = [replace(row, cells=[row.cells[index] for index in order]) for row in rows]
+    return _grouped([table.heads[index] for index in order], ordered)
 
 
 def comparisons(report: Report) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, LengthLimits, cut_off, oddities
 from ngramloss.scoring.provenance import Provenance
 from ngramloss.scoring.score_cache import CachedScores, Corpus, Keyed
-from ngramloss.scoring.significance import CorpusScore
+from ngramloss.scoring.significance import CorpusScore, ScoredDocuments
 from ngramloss.scoring.systems import Aligned
 from ngramloss.storage.run_folder import Busy
 from ngramloss.version import __version__
@@ -170,11 +170,7 @@ def _own_corpus(result: Result, system: int, own: Mapping[str, Keyed], draws: Ma
 
 
 def _write_caches(
-    texts: Aligned,
-    scores: Sequence[Mapping[str, Keyed]],
-    result: Result,
-    hashes: Mapping[str, str],
-    draws: Mapping[str, int],
+    texts: Aligned, scores: list[dict[str, Keyed]], result: Result, hashes: dict[str, str], draws: dict[str, int]
 ) -> list[str]:
     """Save the scores in the systems' folders; return a message for each folder where this fails."""
     warnings = []
@@ -197,7 +193,7 @@ def _write_caches(
     return warnings
 
 
-def _values(by_metric: Mapping[str, Keyed]) -> dict[str, Sequence[float] | Pooled]:
+def _values(by_metric: Mapping[str, Keyed]) -> ScoredDocuments:
     """Name of a score → what its corpus score is computed from: the documents' scores, or their statistics."""
     found: dict[str, Sequence[float] | Pooled] = {}
     for keyed in by_metric.values():

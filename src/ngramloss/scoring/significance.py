@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float64]
 
+ScoredDocuments = Mapping[
+    str, Sequence[float] | Pooled
+]  # Name of a score → of each document its value, or its statistics
 SAMPLES = 1000
 SHUFFLES = 10_000
 SEED = 12345
@@ -56,11 +59,7 @@ def in_words(scores: Iterable[CorpusScore]) -> str:
 
 
 def compare(
-    systems: Sequence[Mapping[str, Sequence[float] | Pooled]],
-    *,
-    samples: int = SAMPLES,
-    shuffles: int = SHUFFLES,
-    seed: int = SEED,
+    systems: Sequence[ScoredDocuments], *, samples: int = SAMPLES, shuffles: int = SHUFFLES, seed: int = SEED
 ) -> dict[str, list[CorpusScore]]:
     """Compare systems in every score that all of them have: name of a score → the corpus score of each system.
 
@@ -73,8 +72,7 @@ def compare(
     A document for which any system has no score (NaN) is left out of that score, for all systems. A bootstrap sample of
     only such documents is left out too. If no document has a score, p is NaN.
 
-    A system is name of a score → the scores of its documents, or their statistics for a pooled score. The others are
-    compared with the first. Without shuffles there is no randomisation.
+    The others are compared with the first. Without shuffles there is no randomisation.
     """
     check(samples=samples, shuffles=shuffles, seed=seed)
     names = [name for name in systems[0] if all(name in system for system in systems)]
@@ -86,10 +84,10 @@ def compare(
     count = len(everything[0])
     sampled = _weighted_sums(everything, _bootstrap_counts(samples, count, seed))
     moved = _weighted_sums(gaps, _random_signs(shuffles, count, seed)) if gaps and shuffles else repeat(None)
-    return {
-        name: _with_holm(_corpus_scores(table, [next(sampled) for _ in table], [next(moved) for _ in table[1:]]))
-        for name, table in tables.items()
-    }
+    corpus = {}
+    for name, table in tables.items():
+        corpus[name] = _corpus_scores(table, [next(sampled) for _ in table], [next(moved) for _ in table[1:]])
+    return corpus
 
 
 def check(*, samples: int, shuffles: int, seed: int) -> None:
@@ -97,13 +95,6 @@ def check(*, samples: int, shuffles: int, seed: int) -> None:
     for name, value, least in (("samples", samples, 1), ("shuffles", shuffles, 0), ("seed", seed, 0)):
         if value < least:
             raise UserError(f"{name} must be {least} or more, got {value}.")
-
-
-def _with_holm(scores: Sequence[CorpusScore]) -> list[CorpusScore]:
-    """The scores with p-values corrected for several comparisons; the first system has none."""
-    first, *others = scores
-    larger = [max(chance for chance in score.chances.values() if chance is not None) for score in others]
-    return [first, *(score._replace(p_holm=chance) for score, chance in zip(others, holm(larger), strict=True))]
 
 
 def _corpus_scores(table: list[Pooled], sampled: list[Numbers], swaps: list[Numbers | None]) -> list[CorpusScore]:
@@ -137,7 +128,9 @@ def _corpus_scores(table: list[Pooled], sampled: list[Numbers], swaps: list[Numb
             p_randomisation=None if swapped is None else _chance(swapped, gap),
         )
         scores.append(score)
-    return scores
+    larger = [max(chance for chance in score.chances.values() if chance is not None) for score in scores[1:]]
+    corrected = zip(scores[1:], holm(larger), strict=True)
+    return [scores[0], *(score._replace(p_holm=chance) for score, chance in corrected)]
 
 
 def _chance(gaps: Numbers, observed: float) -> float:

@@ -58,10 +58,8 @@ def read_texts(path: Path, what: str, named: Named | None = None) -> Texts:
     for name in given:
         columns.check_present(name, what, present, str(path))
     if what != "reference" and len(given) > 1:
-        raise UserError(
-            f"the {what}s are one column, got {getattr(named, what)!r}. Each system has a column of its own: give "
-            f"{path}:{given[0]} {path}:{given[1]}."
-        )
+        why = f"the {what}s are one column, got {getattr(named, what)!r}. Each system has a column of its own"
+        raise UserError(f"{why}: give {path}:{given[0]} {path}:{given[1]}.")
     chosen = given or _usual_columns(what, present)
     plain = present == [files.LINE] and not given
     key = None if plain else columns.id_column(named.id, present, str(path))

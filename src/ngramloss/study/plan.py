@@ -143,10 +143,10 @@ class Study:
     objectives: tuple[str, ...]  # the rows; the first is the baseline
     sets: tuple[DataSet, ...]  # data sets and models
     writings: Mapping[str, tuple[str, ...]]  # name → settings of ``generation`` with which texts are written
-    tuning: Tuning | None  # None if nothing is tuned
-    screening: tuple[int, ...]  # seeds of the trainings by which rows are chosen; none: all rows are confirmed
-    confirmation: tuple[int, ...]  # other seeds, with which the chosen rows are tested
+    confirmation: tuple[int, ...]  # seeds with which the chosen rows are tested
     confirm: int  # how many rows are confirmed besides the baseline and those of ``always``
+    tuning: Tuning | None = None  # None if nothing is tuned
+    screening: tuple[int, ...] = ()  # other seeds, by whose trainings rows are chosen; none: all rows are confirmed
     minutes: float = 0.0  # the most minutes of all trainings and writings together; 0: no limit
     trainings: int = 0  # the most trainings; 0: no limit
     always: tuple[str, ...] = ()  # rows that are tested whatever the screening says, as the question is about them

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ngramloss import recipe
 from ngramloss.data import has_split, measurement
@@ -178,19 +178,9 @@ def make_plan(
     names = (*dict.fromkeys(row.objective for row in rows), *systems)
     held_out, small = not systems or has_split(first.data, "validation"), name == SMALL
     others = system_rows(systems, folder, name, first.task, overrides=asked, small=small, validation=held_out)
-    study = Study(
-        f"reproduce-{called}",
-        f"{table} on {name}",
-        names,
-        (compared,),
-        {writing: ()},
-        None,
-        (),
-        tuple(range(1, seeds + 1)),
-        len(names) - 1,
-        grows=True,
-        systems=others,
-    )
+    title, tested = f"{table} on {name}", {"confirmation": tuple(range(1, seeds + 1)), "confirm": len(names) - 1}
+    rows_of: dict[str, Any] = {"objectives": names, "systems": others, "grows": True, **tested}
+    study = Study(f"reproduce-{called}", title, sets=(compared,), writings={writing: ()}, **rows_of)
     ruled = ("lead-2", "random-facts") if name == SMALL else ("lead-3",)
     baselines = (*ruled, *(["ext-oracle"] if systems else [])) if is_summary else ()
     shown = (*(["rouge"] if is_summary else []), "bleu", "chrf", "shape", *(["facts"] if name == SMALL else []))

@@ -315,8 +315,7 @@ def _confirmed(rows: Sequence[Comparison]) -> Table:
     """The primary score: mean, difference, interval, both tests, and what could have been shown."""
     data, score = rows[0].data, rows[0].data.score
 
-    def change(value: float) -> str:
-        return signed(value, score.decimals)
+    change = partial(signed, decimals=score.decimals)
 
     def interval(test: dict[str, float]) -> str:
         return f"{change(test['low'])} to {change(test['high'])}" if tabular.is_number(test["low"]) else "–"
