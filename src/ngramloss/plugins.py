@@ -109,10 +109,8 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         """The entry of that name. Raises an error that suggests the closest name."""
         if name not in self:
             again, known = "" if self._builtin else f" {REINSTALL}", ", ".join(self) or "none"
-            raise UserError(
-                f"unknown {self.noun} {name!r}. {nearest(name, self)}Choose from {known}. "
-                f"If it is your own, load its file with --plugin FILE.{again}"
-            )
+            unknown = f"unknown {self.noun} {name!r}. {nearest(name, self)}Choose from {known}"
+            raise UserError(f"{unknown}. If it is your own, load its file with --plugin FILE.{again}")
         return self[name]
 
     def origin(self, name: str) -> str:
@@ -151,10 +149,8 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         try:
             return point.load()
         except Exception as error:  # another package's code may raise anything
-            raise UserError(
-                f"the {self.noun} {point.name!r} of the installed package {package} cannot be imported: "
-                f"{type(error).__name__}: {error}. Fix or uninstall that package."
-            ) from error
+            what, why = f"the {self.noun} {point.name!r} of the installed package {package}", type(error).__name__
+            raise UserError(f"{what} cannot be imported: {why}: {error}. Fix or uninstall that package.") from error
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,9 @@ def build_record(
     For other data there are only the rows of objectives that were trained here.
     """
     if texts.task.references is None:
-        raise UserError(
-            "a report shows texts beside their references, and the data of these texts have no targets. Give them with "
-            "--references FILE. Metrics that need none can be computed: ngramloss score --metrics shape."
-        )
+        why = "a report shows texts beside their references, and the data of these texts have no targets"
+        other = "Metrics that need none can be computed: ngramloss score --metrics shape"
+        raise UserError(f"{why}. Give them with --references FILE. {other}.")
     labels = _labels(result)
     result = result._replace(seeds=_seed_rows(result, labels))
     rows = dict.fromkeys(result.names, "") | {name: seeds.label for seeds in result.seeds for name in seeds.names}
@@ -132,12 +131,9 @@ def _single_run(result: Result, index: int, label: str, first: Seeds) -> Seeds:
     """A system of one run beside means over seeds: it has no spread, and a difference without a test."""
     values = {name: scores[index].value for name, scores in result.scores.items()}
     untested = dict.fromkeys(("low", "high", "p", "p_holm"), nan)
-    return Seeds(
-        label,
-        [result.names[index]],
-        {name: over_seeds([value]) for name, value in values.items()},
-        {name: {"difference": value - first.spread[name]["mean"]} | untested for name, value in values.items()},
-    )
+    spread = {name: over_seeds([value]) for name, value in values.items()}
+    against = {name: {"difference": value - first.spread[name]["mean"]} | untested for name, value in values.items()}
+    return Seeds(label, [result.names[index]], spread, against)
 
 
 def _title(result: Result, groups: Sequence[str]) -> str:

@@ -94,12 +94,8 @@ def _mean(report: Report, group: Seeds, score: str) -> Estimate:
     test = {score: untested, **group.against_first}[score]
     return Estimate(
         group.label,
-        spread["mean"],
-        spread["low"],
-        spread["high"],
-        difference=test["difference"],
-        difference_low=test["low"],
-        difference_high=test["high"],
+        *(spread["mean"], spread["low"], spread["high"]),
+        *(test["difference"], test["low"], test["high"]),
         mark=mark(test["p_holm"]),
         runs=list(filter(is_number, runs)) if len(runs) > 1 else [],
         is_first=not group.against_first,

@@ -84,13 +84,9 @@ def rendered(template: str, scripts: Sequence[str], facts: Any, *, folder: Path 
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=undefined, **blanks)
     environment.globals["colours"] = drawing.COLOURS
     script = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in scripts)
-    text = environment.get_template(template).render(
-        style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        script=script,
-        script_hash="sha256-" + b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),
-        facts=escaped(facts),
-        **shown,
-    )
+    digest = "sha256-" + b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    written = {"style": (_HERE / "page.css").read_text(encoding="utf-8"), "script": script, "script_hash": digest}
+    text = environment.get_template(template).render(**written, facts=escaped(facts), **shown)
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -142,10 +142,10 @@ def _evaluation(run: RunFolder) -> Evaluation | None:
         hashes = score_cache.text_hashes(texts.task._asdict())
         own = {metric: keyed for metric, keyed in saved.metrics.items() if keyed.reads(hashes)}
         if others := [metric for metric in saved.metrics if metric not in own]:
-            logger.warning(
-                f"warning: {', '.join(others)} of {run.path} was computed with other references or documents than the "
-                f"run's own, and is left out of the card. Score it again: ngramloss score {run.path}"
+            why = (
+                f"{', '.join(others)} of {run.path} was computed with other references or documents than the run's own"
             )
+            logger.warning(f"warning: {why}, and is left out of the card. Score it again: ngramloss score {run.path}")
         scores = []
         for metric, keyed in own.items():
             signature = keyed.scores.signature + (f"|ngramloss:{keyed.version}" if keyed.version else "")

@@ -115,17 +115,14 @@ def marked(report: Report) -> list[tuple[str, str]]:
 def seeds(report: Report, names: Sequence[str]) -> Table:
     """Means over seeds, a row for each system; its name lists the runs. Baselines have one run."""
     scores = {name: report.scores[name] for name in names}
-    baselines = [
-        Row(system.name, system.label, [Cell("1", 1), *_plain_cells(values, scores)], "baseline")
-        for system in report.systems
-        if system.is_baseline and not system.group
-        for values in [{name: score.value for name, score in system.values.items()}]
-    ]
     rows = []
+    for system in (system for system in report.systems if system.is_baseline and not system.group):
+        values = {name: score.value for name, score in system.values.items()}
+        rows.append(Row(system.name, system.label, [Cell("1", 1), *_plain_cells(values, scores)], "baseline"))
     for group in report.seeds:
         cells = [seed_cell(group, name, score) for name, score in scores.items()]
         rows.append(Row(", ".join(group.names), group.label, [Cell(str(len(group.names)), len(group.names)), *cells]))
-    best = _with_best([*baselines, *rows], [Score("Seeds", better="neither"), *scores.values()])
+    best = _with_best(rows, [Score("Seeds", better="neither"), *scores.values()])
     return _grouped([Head("seeds", "Seeds", tested=False), *_heads(scores)], best)
 
 
@@ -149,10 +146,9 @@ def settings(each: Sequence[Mapping[str, str]]) -> dict[str, list[tuple[str, Any
     names = list(dict.fromkeys(name for own in each for name in own))
     known = {name: list(dict.fromkeys(own[name] for own in each if name in own)) for name in names}
     rows = [dict.fromkeys(names, "–") | dict(own) for own in each]
-    return {
-        "shared": [(name, values[0]) for name, values in known.items() if len(values) == 1],
-        "different": [(name, [row[name] for row in rows]) for name, values in known.items() if len(values) > 1],
-    }
+    shared = [(name, values[0]) for name, values in known.items() if len(values) == 1]
+    different = [(name, [row[name] for row in rows]) for name, values in known.items() if len(values) > 1]
+    return {"shared": shared, "different": different}
 
 
 def _heads(scores: Mapping[str, Score]) -> list[Head]:

@@ -189,10 +189,9 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
         other, _ = read_texts(path, what)
         ids = [key for key in gold if other.get(key) != gold[key]]
         if ids:
-            raise UserError(
-                f"{path} and {references} have different {what}s for {len(ids)} ids ({listed(ids)}): the systems "
-                "summarise different data. Generate all of them for the same data and split."
-            )
+            why = f"{path} and {references} have different {what}s for {len(ids)} ids ({listed(ids)})"
+            advice = "Generate all of them for the same data and split"
+            raise UserError(f"{why}: the systems summarise different data. {advice}.")
 
 
 def _texts(
@@ -202,10 +201,9 @@ def _texts(
     path = file.path
     texts, by_line = read_texts(path, what, _named(named, what, file.column))
     if by_line != numbered and (by_line or not set(ids) <= texts.keys()):
-        raise UserError(
-            f"{path} has {'no ids' if by_line else 'ids'} and {references} has {'no ids' if numbered else 'ids'}: they "
-            "cannot be aligned. Give both with ids, or both without; --id none compares them row by row."
-        )
+        both = f"{path} has {'no ids' if by_line else 'ids'} and {references} has {'no ids' if numbered else 'ids'}"
+        advice = "Give both with ids, or both without; --id none compares them row by row"
+        raise UserError(f"{both}: they cannot be aligned. {advice}.")
     if by_line and len(texts) != len(ids):
         trimmed = dict(texts)
         while trimmed and not str(trimmed[next(reversed(trimmed))]).strip():

@@ -109,14 +109,10 @@ def seed_cell(seeds: Seeds, name: str, score: Score) -> Cell:
     if is_number(test.get("low")):
         title.append(f"difference from {signed(test['low'], digits)} to {signed(test['high'], digits)}")
     title += [f"p {p}"] if (p := chance(test.get("p"))) else []
-    return Cell(
-        fixed(spread["mean"], digits),
-        spread["mean"],
-        mark(test.get("p_holm")),
-        f"±{spread['spread']:.{digits}f}" if is_number(spread["spread"]) else "",
-        signed(test["difference"], digits) if is_number(test.get("difference")) else "",
-        title="; ".join(title),
-    )
+    width = f"±{spread['spread']:.{digits}f}" if is_number(spread["spread"]) else ""
+    difference = signed(test["difference"], digits) if is_number(test.get("difference")) else ""
+    mean, stars = spread["mean"], mark(test.get("p_holm"))
+    return Cell(fixed(mean, digits), mean, stars, width, difference, title="; ".join(title))
 
 
 def as_text(result: Result) -> str:

@@ -281,10 +281,8 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
     if tuning is not None and tuning.seed in confirmation:
         mistakes.append(f"tune.seed: {tuning.seed} is a confirmation seed. Choose another one.")
     if twice := sorted({*screening} & {*confirmation}):
-        mistakes.append(
-            f"seeds: {', '.join(map(str, twice))} are screening and confirmation seeds. A row that was chosen by a "
-            "seed cannot be confirmed by it: choose other confirmation seeds."
-        )
+        both = f"seeds: {', '.join(map(str, twice))} are screening and confirmation seeds"
+        mistakes.append(f"{both}. A seed cannot choose a row and confirm it: choose other confirmation seeds.")
     always = _objectives("always", top.get("always", []), mistakes, named)
     stray = [row for row in always if row not in objectives[1:]]
     mistakes += [f"always: {row!r} is not one of the objectives after the first." for row in stray]

@@ -335,10 +335,9 @@ def _check(plan: TablePlan, page_folder: Path, options: dict[str, dict[str, obje
     """Raise if something would fail after the trainings. A study checks the model and its data by itself."""
     page.check(page_folder, "--out")
     if fixed := [name for name in options or {} if any(name in data.metrics for data in plan.study.sets)]:
-        raise UserError(
-            f"--set {fixed[0]}.…: the rows of the table are scored with the usual options of {fixed[0]}, and baselines "
-            f"would have others. Leave it out, and score afterwards: ngramloss score RUNS --set {fixed[0]}.…"
-        )
+        why = f"the rows of the table are scored with the usual options of {fixed[0]}, and baselines would have others"
+        advice = f"Leave it out, and score afterwards: ngramloss score RUNS --set {fixed[0]}.…"
+        raise UserError(f"--set {fixed[0]}.…: {why}. {advice}")
     if all(RunFolder(training.run_folder(plan.folder)).finished for training in plan.trainings):
         return
     first = read_split(_baseline(plan, "lead-1")).examples[0]

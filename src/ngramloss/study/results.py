@@ -142,10 +142,9 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
             if found := METRICS[metric].notes_on(given, options):
                 notes[metric] = found
         except Exception as error:
-            raise ScoringError(
-                f"the metric {metric} raised {type(error).__name__}: {str(error).rstrip('.')}. The same happens "
-                f"with `ngramloss score {texts.path} --metrics {metric}`."
-            ) from error
+            why = f"the metric {metric} raised {type(error).__name__}: {str(error).rstrip('.')}"
+            again = f"ngramloss score {texts.path} --metrics {metric}"
+            raise ScoringError(f"{why}. The same happens with `{again}`.") from error
         signatures[metric] = scores.signature
         values |= {name: number(corpus_score(scores, name)) for name in scores.values}
         if metric == data.metric and writing == data.writing:
@@ -154,10 +153,8 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
     prepared = object_or_empty(run.prepared)
     trained = prepared.get("made_of")
     if not isinstance(trained, dict):
-        raise UserError(
-            f"{run.path} does not say what it was trained on, so it cannot be compared: an earlier version trained it. "
-            "Delete that run and all that its model wrote; the same command makes them again."
-        )
+        why = f"{run.path} does not say what it was trained on, so it cannot be compared: an earlier version trained it"
+        raise UserError(f"{why}. Delete that run and all that its model wrote; the same command makes them again.")
     code = {f"plugin metric {name}{OF_SCORES}": METRICS.source(name) for name in data.metrics if METRICS.origin(name)}
     made_of = {training.split: str(about.generation.get("fingerprint", "")), **trained, **code}
     return WritingResult(
@@ -323,10 +320,8 @@ def raise_unless_same_study(folder: Path, study: Study) -> None:
     """Raise if a folder has the results or runs of another study."""
     path, name = folder / MARKER, _study_of(folder)
     if name not in (None, study.name):
-        raise UserError(
-            f"{folder} belongs to the study {name!r}, and this is {study.name!r}. Choose another --results or --runs. "
-            f"If you renamed the study's file, write its new name into {path}."
-        )
+        why = f"{folder} belongs to the study {name!r}, and this is {study.name!r}. Choose another --results or --runs"
+        raise UserError(f"{why}. If you renamed the study's file, write its new name into {path}.")
 
 
 def _file_names(made_of: Mapping[str, str]) -> dict[str, str]:

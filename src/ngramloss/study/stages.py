@@ -58,12 +58,9 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
     if chosen is not None:
         last = trainings_of(data.name, chosen, study.confirmation, TEST)
         in_confirm = len(last) - len(always)
-    every = [
-        Stage("tune", tune, len(tune)),
-        Stage("always", always, in_always),
-        Stage("screen", screen, len(study.objectives) * len(data.screening) - shared),
-        Stage("confirm", last, in_confirm),
-    ]
+    in_screen = len(study.objectives) * len(data.screening) - shared
+    every = [Stage("tune", tune, len(tune)), Stage("always", always, in_always)]
+    every += [Stage("screen", screen, in_screen), Stage("confirm", last, in_confirm)]
     return Stages(data, every, settings, chosen, given)
 
 
