@@ -575,16 +575,18 @@ def _unknown(key: str, known: Iterable[str]) -> str:
 
 def _broken_rules(recipe: Recipe) -> Iterator[str]:
     data, model, train, generation = recipe.data, recipe.model, recipe.train, recipe.generation
-    if not train.epochs and not train.max_steps:
-        yield "train.epochs: this or train.max_steps must be above 0."
-    if model.width % model.heads:
-        yield "model.width: must be a multiple of model.heads."
+    simple = (
+        (not train.epochs and not train.max_steps, "train.epochs: this or train.max_steps must be above 0."),
+        (model.width % model.heads, "model.width: must be a multiple of model.heads."),
+        (not data.name, "data.name: must not be empty."),
+        (not model.name, "model.name: must not be empty."),
+        (model.lora and train.fsdp, NOT_SHARDED),
+    )
+    yield from (mistake for is_broken, mistake in simple if is_broken)
     if train.early_stopping and not train.eval_every:
         yield "train.early_stopping: needs validations, but train.eval_every is 0."
     if train.early_stopping and train.best == LAST:
         yield f"train.early_stopping: needs something that becomes better, but train.best is {LAST}."
-    if model.lora and train.fsdp:
-        yield NOT_SHARDED
     if generation.min_length > generation.max_length:
         yield "generation.min_length: must not be above generation.max_length."
     for key in ("warmup_steps", "encoder_warmup_steps"):
@@ -616,10 +618,6 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             yield f"model.{key}: is of adapters, and model.lora is 0. Set that, or leave it out."
     if data.instruction and data.prompt != CHAT:
         yield f'data.instruction: belongs to data.prompt = "{CHAT}". Set that, or write it into the template.'
-    if not data.name:
-        yield "data.name: must not be empty."
-    if not model.name:
-        yield "model.name: must not be empty."
     yield from _broken_rules_of_averages(train)
     yield from _broken_rules_of_online(recipe)
 

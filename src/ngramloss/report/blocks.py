@@ -83,17 +83,12 @@ def pack_documents(sources: Sequence[str | None], room: int) -> Documents:
 
 def pack_forced(cases: Mapping[str, TeacherForced]) -> str:
     """What a system predicted of the references, by id, with probabilities as exact as a shade can show them."""
-    return pack(
-        {
-            key: {
-                "tokens": case.tokens,
-                "best": case.best,
-                "confidence": [round(x, 3) if is_number(x) else None for x in case.confidence],
-                "label_probability": [round(x, 3) if is_number(x) else None for x in case.label_probability],
-            }
-            for key, case in cases.items()
-        }
-    )
+    packed: dict[str, dict[str, Any]] = {}
+    for key, case in cases.items():
+        packed[key] = {"tokens": case.tokens, "best": case.best}
+        for name in ("confidence", "label_probability"):
+            packed[key][name] = [round(x, 3) if is_number(x) else None for x in getattr(case, name)]
+    return pack(packed)
 
 
 def _groups(sources: Sequence[str | None]) -> Iterator[list[int]]:

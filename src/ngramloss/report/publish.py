@@ -315,11 +315,9 @@ def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
         asked = f"{in_python(data.instruction + chr(10) * 2)} + " if data.instruction else ""
         lead = tokenizer and prompt_of(data, settings.task, column, tokenizer, [tokenizer.eos_token_id]).lead
         begun = f" + {in_python(lead)}" if lead else ""
-        prompt = [
-            f'messages = [{{"role": "user", "content": {asked}source}}]',
-            f"prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False){begun}",
-            'batch = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")',
-        ]
+        template = "tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)"
+        batch = 'batch = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")'
+        prompt = [f'messages = [{{"role": "user", "content": {asked}source}}]', f"prompt = {template}{begun}", batch]
     elif data.prompt == NO_SOURCE:
         return [
             "start = tokenizer.bos_token or tokenizer.eos_token",

@@ -242,14 +242,10 @@ def _over_seeds(
         runs = {name: [values[system].value for system in systems] for name, values in scores.items()}
         spread = {name: significance.over_seeds(values) for name, values in runs.items()}
         test, keys, first_keys = _pairing([seeds[system] for system in systems], [seeds[system] for system in first])
-        against = {
-            name: significance.between_seeds(
-                dict(zip(keys, values, strict=True)),
-                dict(zip(first_keys, (scores[name][system].value for system in first), strict=True)),
-            )
-            for name, values in runs.items()
-            if rows
-        }
+        against = {}
+        for name, values in runs.items() if rows else ():
+            theirs = zip(first_keys, (scores[name][system].value for system in first), strict=True)
+            against[name] = significance.between_seeds(dict(zip(keys, values, strict=True)), dict(theirs))
         rows.append(Seeds(label, [names[system] for system in systems], spread, against, test if rows else ""))
     for name in scores:
         # Scores that do not vary over seeds have no p, and count as a comparison; rows without a test do not.

@@ -119,15 +119,9 @@ def _corpus_scores(table: list[Pooled], sampled: list[Numbers], swaps: list[Numb
         several = len(table[0].statistics) > 1  # one document has no spread, so nothing is known
         total = sums[0] + sums[system]  # [k]
         swapped = None if moved is None else combine((total + moved) / 2) - combine((total - moved) / 2)
-        score = CorpusScore(
-            values[system],
-            *_interval(resampled[system]),
-            gap,
-            *_interval(gaps),
-            p_bootstrap=_chance(gaps - gaps.mean(), gap) if len(gaps) and several else np.nan,
-            p_randomisation=None if swapped is None else _chance(swapped, gap),
-        )
-        scores.append(score)
+        score = CorpusScore(values[system], *_interval(resampled[system]), gap, *_interval(gaps))
+        score = score._replace(p_bootstrap=_chance(gaps - gaps.mean(), gap) if len(gaps) and several else np.nan)
+        scores.append(score._replace(p_randomisation=None if swapped is None else _chance(swapped, gap)))
     larger = [max(chance for chance in score.chances.values() if chance is not None) for score in scores[1:]]
     corrected = zip(scores[1:], holm(larger), strict=True)
     return [scores[0], *(score._replace(p_holm=chance) for score, chance in corrected)]

@@ -373,6 +373,12 @@ def _changes(result: WritingResult, now: Mapping[str, Any]) -> list[str]:
     return [f"{key}: {before.get(key)!r} → {value!r}" for key, value in now.items() if before.get(key) != value]
 
 
+def settings_changed(when: str, changed: Sequence[str], study: Study, rest: str) -> UserError:
+    """The error that names settings of a study that are other ones now."""
+    advice = f"Put them back, {ELSEWHERE[study.grows]}, or {rest}."
+    return UserError("\n  ".join([f"settings changed after {when}:", *changed]) + f"\n{advice}")
+
+
 def _checked(path: Path, study: Study) -> WritingResult | None:
     """A result from its file. Raises unless the study would make it the same way now.
 
@@ -399,12 +405,8 @@ def _checked(path: Path, study: Study) -> WritingResult | None:
     if changed and result.failed:
         return None
     if changed:
-        raise UserError(
-            f"settings changed after {path} was made:\n"
-            + "\n".join(f"  {line}" for line in changed)
-            + f"\nPut them back, {ELSEWHERE[study.grows]}, or move the results that they change out of the folder, and "
-            "delete their runs."
-        )
+        rest = "move the results that they change out of the folder, and delete their runs"
+        raise settings_changed(f"{path} was made", changed, study, rest)
     return result if is_row and (not study.grows or training.seed in study.confirmation) else None
 
 

@@ -34,13 +34,13 @@ from ngramloss.study.processes import start_process
 from ngramloss.study.results import (
     ALWAYS,
     CONFIRMED,
-    ELSEWHERE,
     ResultFolder,
     Results,
     ScoringError,
     WritingResult,
     check_metrics,
     score_texts,
+    settings_changed,
 )
 from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
 from ngramloss.study.system_rows import Needed
@@ -415,12 +415,8 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
     if not run.recipe.exists() or not (run.finished or _has_checkpoints(run)):
         return
     changed = recipe.changed_settings(recipe.load(str(run.recipe)), settings)
-    if changed:
-        raise UserError(
-            f"settings changed after {run.path} was started:\n"
-            + "\n".join(f"  {key}: {before!r} → {value!r}" for key, (before, value) in changed.items())
-            + f"\nPut them back, {ELSEWHERE[study.grows]}, or delete that run and all that its model wrote."
-        )
+    if lines := [f"{key}: {before!r} → {value!r}" for key, (before, value) in changed.items()]:
+        raise settings_changed(f"{run.path} was started", lines, study, "delete that run and all that its model wrote")
 
 
 def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> None:

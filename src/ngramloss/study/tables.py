@@ -358,12 +358,10 @@ def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Res
     def speed(speeds: list[float]) -> Cell:
         return Cell(fixed(statistics.mean(speeds), 1) if speeds else "–")
 
-    scores = {
-        name: score
-        for metric in rows[0].data.metrics
-        for name, score in scores_of(metric).items()
-        if name in there and (metric != "shape" or name in SHAPE)
-    }
+    scores: dict[str, Score] = {}
+    for metric in rows[0].data.metrics:
+        shown = SHAPE if metric == "shape" else there
+        scores |= {name: score for name, score in scores_of(metric).items() if name in there and name in shown}
     return _table(
         rows,
         [
