@@ -80,10 +80,8 @@ def _answer(study: Study, sets: Sequence[SetTables]) -> str:
 def _unconfirmed(sets: Sequence[SetTables]) -> str:
     if not any(row.scores for own in sets for row in own.screening):
         return "There are no results yet."
-    return (
-        "Nothing is confirmed yet. The plot shows the screening, on validation data: rows are chosen by it, and a row "
-        "that was chosen by its luck looks better than it is."
-    )
+    why = "rows are chosen by it, and a row that was chosen by its luck looks better than it is"
+    return f"Nothing is confirmed yet. The plot shows the screening, on validation data: {why}."
 
 
 def _about(study: Study) -> str:

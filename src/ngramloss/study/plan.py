@@ -257,11 +257,9 @@ def check_data(study: Study, sets: Iterable[DataSet]) -> None:
             raise UserError(f"set {data.name}: {mistake}") from None
         missing = [split for split in needed if not has_split(data.base.data, split)]
         if missing:
-            raise UserError(
-                f"set {data.name}: the data {name!r} have no {' and no '.join(missing)} split, or cannot be read. A "
-                "study chooses on validation data and confirms on test data: hold them out with "
-                "data.validation_fraction=0.1 and data.test_fraction=0.1."
-            )
+            what = f"set {data.name}: the data {name!r} have no {' and no '.join(missing)} split, or cannot be read"
+            advice = "hold them out with data.validation_fraction=0.1 and data.test_fraction=0.1"
+            raise UserError(f"{what}. A study chooses on validation data and confirms on test data: {advice}.")
 
 
 def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study | None:

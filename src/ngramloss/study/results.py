@@ -241,10 +241,8 @@ class ResultFolder:
             seeds = (
                 f"the confirmation seeds of {data.name} were {saved.seeds} and are {list(self.study.confirmation)} now"
             )
-            raise UserError(
-                f"{seeds}. More seeds after a look at the test scores make p too small: put them back, or start again "
-                f"with other --results and --runs. ({path})"
-            )
+            why = "More seeds after a look at the test scores make p too small: put them back"
+            raise UserError(f"{seeds}. {why}, or start again with other --results and --runs. ({path})")
         return saved.rows
 
     def raise_if_others_confirmed(self, data: DataSet, rows: Rows | None, file: str = CONFIRMED) -> None:

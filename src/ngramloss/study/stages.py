@@ -178,11 +178,10 @@ def why_stopped(study: Study, of_set: Stages, results: Results) -> list[str]:
     if of_set.confirmed is not None:
         return []
     if failed := unresolved(study, trainings, results):
-        return [
-            "No row is chosen, because trainings failed, which says nothing about their rows. The same command tries "
-            "them again. To give a row up, remove it from the study, and move its results out of their folder.",
-            *(f"{result.training}: {result.failed}" for result in failed),
-        ]
+        why = "No row is chosen, because trainings failed, which says nothing about their rows"
+        advice = "To give a row up, remove it from the study, and move its results out of their folder"
+        named = (f"{result.training}: {result.failed}" for result in failed)
+        return [f"{why}. The same command tries them again. {advice}.", *named]
     if _ended(study, trainings, results):
         return [f"Nothing is tested: {study.baseline} or all other rows diverged, so there is nothing to compare."]
     return []

@@ -148,10 +148,9 @@ def _load(name: str, entry: System, *, data: str, task: str, overrides: Sequence
 def _check(rows: Mapping[str, SystemRow], names: Sequence[str], task: str, runs: Path) -> None:
     """Raise if a row is for another task, or cannot be trained with its settings."""
     if unfit := [name for name in names if not _is_for(task, name)]:
-        raise UserError(
-            f"--systems: {', '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} not for {task}. Choose from "
-            f"{', '.join(sorted(name for name in SYSTEMS if _is_for(task, name)))}."
-        )
+        fit = ", ".join(sorted(name for name in SYSTEMS if _is_for(task, name)))
+        wrong = f"{', '.join(unfit)} {'is' if len(unfit) == 1 else 'are'}"
+        raise UserError(f"--systems: {wrong} not for {task}. Choose from {fit}.")
     if "," in str(runs) and any(row.first for row in rows.values()):
         raise UserError(f"--runs {runs}: with --systems it must not have a comma, which separates files of candidates.")
     for row in rows.values():
