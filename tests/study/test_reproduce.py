@@ -252,7 +252,7 @@ def test_another_table_and_other_seeds_use_the_runs_that_are_there(tmp_path, bas
 def test_a_training_that_is_stopped_ends_it_and_the_same_command_goes_on(tmp_path, base, capsys, monkeypatch):
     def stopped(arguments, log, _):
         process = InProcess(["list", "objectives"], log)
-        process.code = 130
+        process.exitcode = 130
         return process
 
     real = run.start_process
@@ -278,7 +278,7 @@ def test_a_row_that_fails_is_named_and_the_others_are_shown(tmp_path, base, caps
         process = real(["list", "objectives"] if "matches2-seed1" in arguments[1] else arguments, log, {})
         if "matches2-seed1" in arguments[1]:
             log.write_text("error: the loss became NaN.\n")
-            process.code = 1
+            process.exitcode = 1
         return process
 
     monkeypatch.setattr(run, "start_process", failing)

@@ -285,7 +285,7 @@ def test_a_step_that_fails_is_named_and_the_other_rows_go_on(tmp_path, base, cap
         process = real(["list", "objectives"] if fails else arguments, log, {})
         if fails:
             log.write_text("error: the disk is full.\n")
-            process.code = 1
+            process.exitcode = 1
         return process
 
     monkeypatch.setattr(run, "start_process", failing)
