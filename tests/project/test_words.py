@@ -1,5 +1,7 @@
 """Words that made readers stumble do not come back: in docstrings, comments and messages of the source, or in pages.
 
+The prose of the guide has short sentences and short lines, too.
+
 ``WORDS`` is the list. Each entry has a pattern, an example that the pattern finds, what to write instead, and why. To forbid another word,
 add an entry; to see where it occurs, run this file.
 """
@@ -20,6 +22,7 @@ PAGES = [
     *sorted((ROOT / "src").rglob("*.toml")),
     *sorted((ROOT / "examples").glob("*.toml")),
 ]
+GUIDE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEWS = [ROOT / "src" / "ngramloss" / "data" / name for name in ("newswire.py", "newswire.toml")]
 """Words of invented news, in which a roof may be mended."""
 
@@ -111,6 +114,67 @@ def test_docstrings_messages_and_comments_are_read(tmp_path):
     path = tmp_path / "code.py"
     path.write_text('"""A docstring."""\nprint(f"a message of {1} part", "name")  # a comment\n')
     assert [text for _, text in texts(path)] == ["A docstring.", "a message of ", " part", "# a comment"]
+
+
+NOT_PROSE = re.compile(
+    r"^```.*?^```$|^\$\$.*?\$\$$|^<!-- table: .*?^<!-- end of table -->$|<!--.*?-->|^(?:\||#|!\[).*?$", re.M | re.S
+)
+"""Code, formulas, tables, marks, headings and pictures."""
+
+STIFF = re.compile(r"\b(?:those of|but for|otherwise than|of which)\b")
+COLUMNS, LONGEST = 120, 35
+
+
+@pytest.mark.parametrize("path", GUIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_is_in_short_lines_and_sentences(path):
+    text = prose(path.read_text(encoding="utf-8"))
+    faults = [
+        f"{path.relative_to(ROOT)}:{number}: {len(line)} columns: {line}"
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > COLUMNS
+    ] + [
+        f"{path.relative_to(ROOT)}:{number}: {fault}: {sentence}"
+        for number, sentence in sentences(text)
+        for fault in prose_faults(sentence)
+    ]
+    assert not faults, "\n" + "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("Scores, those\nof runs.", "'those of'"),
+        ("One line, the end of which is missing.", "'of which'"),
+        ("* " + "a " * 36 + "end. " + "B " * 20, "37 words"),
+        ("Few. " + "a " * 30 + "\n\n" + "b " * 30, None),
+        ("* [a](b.md), " + "[c](d.md), " * 36, None),
+        ("```text\nthose of\n```\n| those of | " + "a " * 99, None),
+    ],
+)
+def test_a_fault_of_prose_is_found(text, fault):
+    assert [*(one for _, sentence in sentences(prose(text)) for one in prose_faults(sentence))] == [fault] * bool(fault)
+
+
+def prose(text):
+    """A page in which all that is not prose is blank; its lines keep their numbers."""
+    return NOT_PROSE.sub(lambda part: "\n" * part[0].count("\n"), text)
+
+
+def sentences(text):
+    """(line, sentence) of each paragraph and each item of a list; items that begin with a link are left out."""
+    for block in re.finditer(
+        r"(?:^(?! *(?:[*-]|\d+\.) ).+\n?)+|^ *(?:[*-]|\d+\.) .+\n?(?:^ +(?![*-] |\d+\. ).+\n?)*", text, re.M
+    ):
+        if not re.match(r" *(?:[*-]|\d+\.) \[", block[0]):
+            line = text.count("\n", 0, block.start()) + 1
+            for sentence in re.split(r"(?<=[.!?])[*)\"”]*\s+(?=[^a-z\s])", " ".join(block[0].split())):
+                yield line, sentence
+
+
+def prose_faults(sentence):
+    plain = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]+`|\$[^$]+\$", "code", sentence))
+    words = len(re.findall(r"[^\W_]\S*", plain))
+    return [f"'{hit[0]}'" for hit in STIFF.finditer(plain)] + [f"{words} words"] * (words > LONGEST)
 
 
 def found(word, text):
