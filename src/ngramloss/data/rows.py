@@ -423,9 +423,7 @@ def _saved(folder: Path) -> Iterator[RawRow | BadRow]:
 
 
 _READERS: dict[str, Callable[[io.BufferedReader, Path], Iterator[RawRow | BadRow]]] = {
-    ".jsonl": _json,
-    ".ndjson": _json,
-    ".json": _json,
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), _json),
     ".csv": _csv,
     ".tsv": partial(_csv, delimiter="\t"),
     ".txt": _lines,

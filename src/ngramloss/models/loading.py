@@ -300,12 +300,8 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     start = tokenizer.pad_token_id if settings.architecture == "t5" else tokenizer.eos_token_id
-    ids = {
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "vocab_size": len(tokenizer),
-    }
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    ids["vocab_size"] = len(tokenizer)
     if settings.architecture != "llama":
         ids["decoder_start_token_id"] = start
     config = AutoConfig.for_model(_family(settings), **ids, **_sizes(settings))

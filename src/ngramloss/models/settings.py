@@ -10,14 +10,7 @@ from ngramloss.errors import UserError
 from ngramloss.models.attached.heads import has_encoder
 from ngramloss.settings import Setting
 
-IDS = (
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-)
+IDS = tuple(f"{name}_token_id" for name in ("pad", "bos", "eos", "decoder_start", "forced_bos", "forced_eos"))
 """Settings that are a token's number, several of them, or nothing."""
 _LENGTH = Setting(kind=int, least=1)
 _COUNT = Setting(kind=int, least=0)

@@ -30,14 +30,6 @@ class Best(NamedTuple):
     higher: bool = False
     options: Mapping[str, Any] = {}
 
-    def described(self, value: float) -> str:
-        """Why a checkpoint with this value was chosen.
-
-        >>> Best("ce").described(1.25), Best("bleu", "bleu", higher=True).described(31.5)
-        ('lowest validation ce, 1.2500', 'highest validation bleu, 31.5000')
-        """
-        return f"{'highest' if self.higher else 'lowest'} validation {self.name}, {value:.4f}"
-
 
 def tie_note(best: Best, history: Iterable[Mapping[str, Any]]) -> str:
     """What to say if several validations share the best value, so that the earliest of them was chosen; else empty."""
@@ -121,7 +113,8 @@ def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
     if value is None:
         reason = "nothing was validated that could select others" if taken != own else "the last"
     else:
-        reason = best.described(value) if taken == own else f"validation {best.name} {value:.4f}"
+        which = f"{'highest' if best.higher else 'lowest'} validation {best.name}, {value:.4f}"
+        reason = which if taken == own else f"validation {best.name} {value:.4f}"
     rest = [f"{text}: {other:.4f}" for text, other in values.items() if other is not None]
     return f"{taken} ({'; '.join([reason, *rest])})"
 

@@ -274,12 +274,8 @@ class _State:
         candidates = further.candidate_rows(model, inputs)
         _refuse_inputs(model, inputs)
         wants_dict, aligned = inputs.get("return_dict"), aligned_labels(model, inputs)  # [B, T]
-        batch = LabelledBatch(
-            labels=inputs["labels"],
-            aligned=aligned,
-            places=inputs.get(POSITIONS),
-            where=self.labelled(model, inputs, aligned),
-        )
+        where = self.labelled(model, inputs, aligned)
+        batch = LabelledBatch(inputs["labels"], aligned, inputs.get(POSITIONS), where)
         given: dict[str, Any] = {**aligned_given(model, inputs)}  # [B, T] each
         counts = {name: inputs.get(name) for name in COUNTS}
         inputs = {name: value for name, value in inputs.items() if name not in OURS}
@@ -399,17 +395,8 @@ def _attached_class(base: Any) -> Any:
         _, (_, *arguments), *state = base.__reduce_ex__(self, 2)
         return (_unpickled, (base, *arguments), *state)
 
-    return type(
-        base.__name__,
-        (base,),
-        {
-            "forward": calls.AttachedForward(forward, expected),
-            "__reduce_ex__": reduce,
-            "_ngramloss_base": base,
-            "__module__": base.__module__,
-            "__qualname__": base.__qualname__,
-        },
-    )
+    own = {"forward": calls.AttachedForward(forward, expected), "__reduce_ex__": reduce, "_ngramloss_base": base}
+    return type(base.__name__, (base,), own | {"__module__": base.__module__, "__qualname__": base.__qualname__})
 
 
 def _unpickled(base: Any, *arguments: Any) -> Module:
