@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 from forks import fork_ranks
-from places import HELPERS
+from places import HELPERS, TESTS
 from safetensors.torch import load_file
 from trainings import rows
 
@@ -53,7 +53,7 @@ def assert_same_log(one, other, names, tolerance=1e-4):
 
 WORKER = """
 import json, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {folders!r}
 from {module} import work
 work(sys.argv[1], **json.loads(sys.argv[2]))
 """
@@ -65,8 +65,9 @@ def in_two_processes(folder, module, **changes):
     Returns the weights that they saved last in ``checkpoints``, and what the first wrote into ``found.json``.
     """
     folder.mkdir(exist_ok=True)
+    folders = [str(HELPERS), *(str(path.parent) for path in TESTS.glob(f"*/{module}.py"))]
     codes, err = fork_ranks(
-        WORKER.format(tests=str(HELPERS), module=module),
+        WORKER.format(folders=folders, module=module),
         [str(folder), json.dumps(changes)],
         environment={**os.environ, "OMP_NUM_THREADS": "1"},
     )
