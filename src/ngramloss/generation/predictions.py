@@ -184,12 +184,8 @@ def _write(
 ) -> Path:
     """Write settings, references, or documents alone if there are none, and predictions. Returns their path.
 
-    Args:
-        settings: everything that could change the predictions, except for the data.
-        examples: the documents, as the author reads them.
-        author: what writes the predictions.
-        has_sentences: whether texts are split into sentences.
-        finish: called in the first process, after its own predictions.
+    ``settings`` has everything that could change the predictions, except for the data; ``examples`` are the documents
+    as the author reads them. ``finish`` is called in the first process, after its own predictions.
     """
     output, settings = predictions_in(run), {**settings, **data_facts(work, split), "versions": versions(settings)}
     references = "".join(

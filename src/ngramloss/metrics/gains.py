@@ -144,14 +144,8 @@ def gains_of(
 
     Several references are used as the metric does: ROUGE takes the best of them, BLEU and chrF count n-grams of all.
 
-    Args:
-        examples: with their references.
-        texts: the candidates of each.
-        processes: how many share the texts; None means one for each processor, if there are many texts.
-        unit: what the examples are called in the progress.
-
-    Raises:
-        UserError: the metric lacks something, or a candidate has no score between 0 and 100.
+    ``processes`` is how many share the texts; None means one for each processor, if there are many texts. Raises if the
+    metric lacks something, or a candidate has no score between 0 and 100.
     """
     workers = _workers(gain, sum(map(len, texts)), processes)
     size = PART if gain.metric in IN_PARTS else max(len(texts), 1)
@@ -301,11 +295,6 @@ def expected_gains(gain: Gain, examples: Sequence[Example], texts: Sequence[Sequ
     A text that occurs c times is c texts: each is a reference of the others, and of its copies. So if texts are
     samples, the mean estimates the gain that the model itself expects of a text (Eikema and Aziz, 2020). The references
     of the examples are not read.
-
-    Args:
-        gain: the metric.
-        examples: the sources; a metric may read them.
-        texts: several of each.
     """
     groups = [_in_lines(group, gain.lines) for group in texts]
     counts = [Counter(group) for group in groups]

@@ -91,14 +91,7 @@ def batches(
 ) -> Iterator[tuple[list[Document], list[Text]]]:
     """Write the texts of all documents, batch by batch. A batch for which the memory is too small is halved.
 
-    Args:
-        documents: sorted by length.
-        ids: tokenises documents.
-        write: returns the texts of documents, given their ids, too.
-        budget: how much one batch may contain.
-
-    Yields:
-        The documents of a batch, and their texts.
+    Documents are sorted by length. ``ids`` tokenises them; ``write`` returns their texts, given their ids, too.
     """
     pairs = _tokenised(documents, ids)
     waiting: deque[tuple[Document, list[int]]] = deque()

@@ -54,12 +54,8 @@ def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count
 
     Without ``renormalize``, probabilities are those before any token was ruled out, as in ``generate``.
 
-    Args:
-        logits: of the next tokens, [B, K, V].
-        ids: the texts so far, [B, K, L].
-        length: how many tokens of each count, [].
-        count: how many tokens are wanted for each text.
-        less: tokens that lose ``diversity`` of their log-probability, once for each time that they occur, [B, n].
+    ``logits``: of the next tokens, [B, K, V]. ``ids``: the texts so far, [B, K, L], of which ``length`` tokens count.
+    ``less``: tokens that lose ``diversity`` of their log-probability, once for each time that they occur, [B, n].
     """
     search, rows = given.search, logits.flatten(0, 1)                    # [B · K, V]
     changed = search.limits_tokens or less is not None

@@ -71,11 +71,7 @@ def padded_head(model: Any) -> PaddedHead:
 class Decoder:
     """The decoder of a model.
 
-    Args:
-        model: of a kind in ``DECODERS``.
-        beams: texts of each source, K.
-        source_length: tokens of a source with padding, S.
-        text_length: the greatest length of a text, L.
+    The model is of a kind in ``DECODERS``. It has B sources of S tokens with padding, and K beams of at most L tokens.
     """
 
     heads: int  # that have keys and values

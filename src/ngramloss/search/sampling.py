@@ -31,10 +31,8 @@ def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search, *, ha
     The token with the largest sum of log-probability and Gumbel noise is a sample. The noise is a function of the seed,
     the length and the token, so a text does not depend on its batch, its engine or its device.
 
-    Args:
-        scores: of the next tokens, −∞ for those that may not follow, [N, V].
-        search: temperature, top_k and top_p.
-        has_kernels: whether a kernel may draw; all tensors are on a GPU then. It serves neither top_k nor top_p.
+    Scores, [N, V], are −∞ for tokens that may not follow. With ``has_kernels`` a kernel may draw, which serves neither
+    top_k nor top_p; all tensors are on a GPU then.
     """
     has_most = 0 < search.top_k < scores.shape[-1]
     if has_kernels and not has_most and search.top_p >= 1:

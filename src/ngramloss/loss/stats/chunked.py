@@ -259,12 +259,7 @@ def absorb_teacher(block: Block, other: Block, labels: Tensor, compared: Compare
 
 
 def _by_teacher(own: Tensor, taught: Taught, rows: slice | Tensor, *, given: Tensor | None = None) -> Tensor:
-    """The gradient of the divergences by the model's logits, before its soft-cap, [R, width].
-
-    Args:
-        own: the model's logits, [R, width].
-        given: the teacher's logits, if they are not the whole block of these rows, [R, width].
-    """
+    """The gradient of the divergences by the model's logits, before its soft-cap; ``given``: the teacher's, [R, width]."""
     _, compared, temperature, by_kl, by_reverse = taught
     given = _exact(taught.block, rows, copy=True) if given is None else given   # [R, width]
     p, q, ratio = _compare(
@@ -325,9 +320,6 @@ def _slices(block: Block, *, of: int | None = None) -> Iterator[slice]:
 
 def _exact(block: Block, rows: slice | Tensor, *, copy: bool) -> Tensor:
     """A slice of the real logits, in fp32 or better. It uses the block's memory if that is precise enough and allowed.
-
-    Returns:
-        [R, width].
     """
     stored = block.logits[rows, : block.width]                           # [R, width]
     logits = stored.to(torch.promote_types(stored.dtype, torch.float32), copy=copy)   # [R, width]

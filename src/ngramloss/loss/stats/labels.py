@@ -22,12 +22,8 @@ def legal_labels(
     costs nothing. Otherwise an assertion on the device checks it: it raises later and does not name the position, but
     never makes the host wait. ``check=True`` checks the values on any device.
 
-    Args:
-        labels: reference ids, [B, T], of any integer dtype, ``IGNORE_INDEX`` where they do not count.
-        predictions: logits or hidden states, [B, T, anything]; only the shape is read.
-        vocabulary: ids must be below this.
-        check: check the values on any device, which synchronises with it.
-        guarded: the kernel that reads the labels next asserts their range itself.
+    ``predictions`` are logits or hidden states, [B, T, anything]; only the shape is read. Ids must be below
+    ``vocabulary``. ``guarded`` says that the kernel that reads the labels next asserts their range itself.
 
     Example:
         >>> legal_labels(torch.tensor([[1, 9]]), torch.zeros(1, 2, 4), 4)

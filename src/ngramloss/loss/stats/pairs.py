@@ -32,11 +32,8 @@ def twin_rows(
     That labels and texts of twins are equal is checked immediately on a CPU in eager mode, otherwise by an assertion on
     the device, as the labels' range is.
 
-    Args:
-        labels: reference ids, [B, T].
-        positions: indices into the B·T positions, −1 where there is none, if only these are computed, [N].
-        owner: the text of each position of packed rows, [B, T].
-        check: check the values on any device, which synchronises with it.
+    ``positions`` are indices into the B·T positions, −1 where there is none, if only these are computed, [N]; ``owner``
+    is the text of each position of packed rows, [B, T]. ``check`` checks the values on any device, and waits for it.
 
     Example:
         >>> twin_rows(torch.tensor([[3, 1], [3, 1]]))

@@ -58,11 +58,7 @@ def needed_teacher(
 ) -> Teacher:
     """The teacher, without gradient. Raises unless it predicts the same positions over the same vocabulary.
 
-    Args:
-        teacher: logits alone are those of a teacher.
-        shape: of the labels, [B, T].
-        vocabulary: the number of the model's ids, V.
-        device: of the model's own logits or hidden states.
+    Logits alone are those of a teacher. ``shape`` is that of the labels, ``device`` that of the model's own logits.
     """
     if teacher is None:
         raise UserError("`teacher_kl` and `teacher_reverse_kl` compare with a teacher, and there is none. Pass "

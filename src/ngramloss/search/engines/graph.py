@@ -148,10 +148,8 @@ class Searcher:
 
     On a GPU, one token of all beams is captured as a CUDA graph at the first use.
 
-    Args:
-        length: tokens of a source with padding, S.
-        layers: its linear layers that are computed together, if any are.
-        pool: returns the memory of the graph, see :func:`ngramloss.loss.kernels.graphs.shared_pool`; None: its own.
+    ``length`` counts the tokens of a source with padding, S. ``pool`` returns the memory of the graph, see
+    :func:`ngramloss.loss.kernels.graphs.shared_pool`; None: its own.
     """
 
     def __init__(

@@ -133,8 +133,7 @@ def sample(logits: Tensor, seeds: Tensor, length: Tensor, *, temperature: float)
 
     The noise of a logit is computed where the logit is read, so nothing as large as the logits is written.
 
-    Args:
-        logits: of the next tokens, −∞ for those that may not follow, [N, V]; rows may be further apart than V.
+    Logits, [N, V], are −∞ for tokens that may not follow; rows may be further apart than V.
     """
     (N, V), blocks = logits.shape, triton.cdiv(logits.shape[1], NOISY)
     best = torch.empty(N, blocks, dtype=torch.long, device=logits.device)    # [N, blocks]
@@ -169,11 +168,8 @@ def _sample(logits, seeds, length, best, stride, V, blocks, temperature, BLOCK: 
 def rule_out(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, sweep: Sweep | None = None) -> None:
     """Set the logits of tokens that may not follow to −∞, in place, as :func:`ngramloss.search.beams.rule_out`.
 
-    Args:
-        logits: of the next tokens, [N, V].
-        ids: the texts so far, [N, L].
-        length: how many tokens of each count, [].
-        sweep: over these logits, if there was one; it is kept up to date but for the sums.
+    ``logits``: of the next tokens, [N, V]. ``ids``: the texts so far, [N, L], of which ``length`` tokens count.
+    ``sweep``: over these logits, if there was one; it is kept up to date but for the sums.
     """
     search, (N, V) = given.search, logits.shape
     if not search.limits_tokens:
