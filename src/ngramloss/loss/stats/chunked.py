@@ -259,7 +259,7 @@ def absorb_teacher(block: Block, other: Block, labels: Tensor, compared: Compare
 
 
 def _by_teacher(own: Tensor, taught: Taught, rows: slice | Tensor, *, given: Tensor | None = None) -> Tensor:
-    """The gradient of the divergences by the model's logits, before its soft-cap; ``given``: the teacher's, [R, width]."""
+    """The divergences' gradient by the model's logits, before its soft-cap, [R, width]; ``given``: the teacher's."""
     _, compared, temperature, by_kl, by_reverse = taught
     given = _exact(taught.block, rows, copy=True) if given is None else given   # [R, width]
     p, q, ratio = _compare(
