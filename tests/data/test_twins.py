@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.state import GradientState
 from forks import fork_ranks
 from looped import assert_same_log, trained
-from places import HELPERS
+from places import HELPERS, TESTS
 from safetensors.torch import load_file
 from trainings import arguments, assert_same_weights, padded, rows, rows_with_candidates, tiny
 
@@ -92,7 +92,7 @@ def test_validation_leaves_terms_of_twins_out(alone):
 
 WORKER = """
 import json, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 import test_twins
 test_twins.work(sys.argv[1], **json.loads(sys.argv[2]))
 """
@@ -109,7 +109,7 @@ def work(folder, **changes):
 @pytest.mark.parametrize("changes", [{"batch_size": 4, "accumulate": 2}, {"fsdp": True, "max_tokens": 50}], ids=str)
 def test_two_processes_end_at_the_weights_of_one(tmp_path, alone, changes):
     codes, err = fork_ranks(
-        WORKER.format(tests=str(HELPERS)),
+        WORKER.format(tests=[str(HELPERS), str(TESTS / "data")]),
         [str(tmp_path), json.dumps(changes)],
         environment={**os.environ, "OMP_NUM_THREADS": "1"},
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from forks import fork_ranks
 from models import batch, tiny
-from places import HELPERS
+from places import HELPERS, TESTS
 from torch.testing import assert_close
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
@@ -16,6 +16,8 @@ from ngramloss.models.attached.attach import attach
 from ngramloss.models.attached.step_loss import compute_loss_func, shifted
 
 pytestmark = [pytest.mark.filterwarnings("ignore:a stock Trainer"), pytest.mark.slow]
+
+PLACES = [str(HELPERS), str(TESTS / "models")]
 
 OBJECTIVE = "ce + matches(1,2) + bag(2)"
 RATE = 0.5
@@ -110,7 +112,7 @@ def test_a_decoder_only_model_makes_the_same_step(case, split, tmp_path):
 @pytest.mark.slow
 def test_two_processes_make_the_same_step(tmp_path):
     program = (
-        f"import sys; sys.path.insert(0, {str(HELPERS)!r})\n"
+        f"import sys; sys.path[:0] = {PLACES!r}\n"
         "import torch, torch.distributed as dist\n"
         "from test_step_loss import CASES, trained\n"
         f"folder = {str(tmp_path)!r}\n"

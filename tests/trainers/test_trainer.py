@@ -8,7 +8,7 @@ import pytest
 import torch
 from forks import fork_ranks
 from lanes import few
-from places import HELPERS
+from places import HELPERS, TESTS
 from trainings import OBJECTIVE, arguments, assert_same_weights, padded, row_count, rows, tiny, trained
 from transformers import Seq2SeqTrainer, TrainingArguments
 
@@ -338,7 +338,7 @@ def test_parallelism_within_a_sequence_or_the_vocabulary_is_refused(tmp_path, mo
 
 WORKER = """
 import json, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 import torch
 import test_trainer as t
 from torch.distributed.tensor import DTensor
@@ -360,7 +360,7 @@ if trainer.args.process_index == 0:
 
 def in_two_processes(folder, **changes):
     folder.mkdir(exist_ok=True)
-    program = WORKER.format(tests=str(HELPERS))
+    program = WORKER.format(tests=[str(HELPERS), str(TESTS / "trainers")])
     codes, err = fork_ranks(
         program, [str(folder), json.dumps(changes)], environment={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from commands import EASY_RECIPE, log, train, weights, write_easy_rows
 from forks import fork_ranks
-from places import HELPERS
+from places import HELPERS, TESTS
 from safetensors.torch import load_file
 from trainings import rows, tiny
 
@@ -206,7 +206,7 @@ def test_a_damaged_checkpoint_is_not_averaged(tmp_path, messages):
 
 WORKER = """
 import json, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from pathlib import Path
 from test_averaging import trained
 trained(Path(sys.argv[1]), average=2, ema=0.5, eval_every=100)
@@ -216,7 +216,9 @@ trained(Path(sys.argv[1]), average=2, ema=0.5, eval_every=100)
 @pytest.mark.slow
 def test_two_processes_have_the_averages_of_one(tmp_path):
     codes, err = fork_ranks(
-        WORKER.format(tests=str(HELPERS)), [str(tmp_path / "two")], environment={**os.environ, "OMP_NUM_THREADS": "1"}
+        WORKER.format(tests=[str(HELPERS), str(TESTS / "training")]),
+        [str(tmp_path / "two")],
+        environment={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert codes == [0, 0], err[-3000:]
     _, outcome, _ = trained(tmp_path / "one", average=2, ema=0.5, eval_every=100)

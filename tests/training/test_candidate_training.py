@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from lanes import few
 from models import DECODER_ONLY, ENCODER_DECODER, batch, tiny
 from own_logits import assert_same_gradients
-from places import HELPERS
+from places import HELPERS, TESTS
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -538,7 +538,7 @@ def test_generating_from_rows_with_candidates_is_refused(tmp_path):
 
 WORKER = """
 import json, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 import torch
 import test_candidate_training as t
 folder = sys.argv[1]
@@ -559,7 +559,7 @@ def test_two_processes_end_at_the_weights_of_one(tmp_path, whole, accumulate):
         "train_sampling_strategy": "group_by_length",
         "eval_strategy": "epoch",
     }
-    program = WORKER.format(tests=str(HELPERS))
+    program = WORKER.format(tests=[str(HELPERS), str(TESTS / "training")])
     codes, err = fork_ranks(
         program, [str(tmp_path), json.dumps(settings)], environment={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -9,13 +9,15 @@ import pytest
 import tiny_tokenizers
 import torch
 from forks import fork_ranks
-from places import HELPERS
+from places import HELPERS, TESTS
 from searches import hf_texts, ids, real_model
 
 from ngramloss import recipe
 from ngramloss.output import progress
 from ngramloss.search import writer
 from ngramloss.training.validation import write_texts
+
+PLACES = [str(HELPERS), str(TESTS / "training")]
 
 
 def settings(*overrides, name="demo"):
@@ -97,7 +99,7 @@ def test_a_long_validation_shows_how_far_it_is(monkeypatch, messages):
 
 SHARDED = f"""
 import sys
-sys.path.insert(0, {str(HELPERS)!r})
+sys.path[:0] = {PLACES!r}
 import torch, tiny_tokenizers
 from ngramloss.training.sharding import shard
 from ngramloss.training.validation import texts_of_all, write_texts
