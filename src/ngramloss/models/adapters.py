@@ -69,7 +69,8 @@ def raise_unless_mergeable(model: Any) -> None:
         if hasattr(layer, "original_module"):
             raise UserError(
                 f"{name} is trained whole or in single tokens (modules_to_save, trainable_token_indices), which "
-                "checkpoints here do not save. Leave that out, train without adapters, or attach with another trainer."
+                "checkpoints here do not save. Leave that out, train the whole model without adapters, or use attach "
+                "with another trainer."
             )
         if not isinstance(layer, tuners.BaseTunerLayer):
             continue
