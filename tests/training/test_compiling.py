@@ -137,6 +137,7 @@ def test_the_setting_is_nothing_else(text):
 )
 def test_alike_layers_of_any_lengths_share_one_piece_of_code(family, pieces, tmp_path, monkeypatch):
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # of earlier tests
     config = models.tiny(family).config
     for name in ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers"):
         if hasattr(config, name):
