@@ -139,15 +139,15 @@ def _screened(file: Path) -> list[list[str]]:
     return [["row", *sets], *([f"`{row}`", *(cells.get(of, "") for of in sets)] for row, cells in found.items())]
 
 
-def _decoded(file: Path, writing: str) -> list[list[str]]:
+def _decoded(file: Path, decoding: str) -> list[list[str]]:
     """Test data, decoded in a way that was not the primary one. Student's t over seeds, not corrected."""
     from scipy.stats import ttest_rel
 
     study = tomllib.loads(file.read_text(encoding="utf-8"))
-    lines = [["set", "row", f"score, {writing}", "difference", "95% interval", "seeds with a gain"]]
+    lines = [["set", "row", f"score, {decoding}", "difference", "95% interval", "seeds with a gain"]]
     for of, rows in ((of, rows) for (of, title), rows in _shown(file).items() if title in ("confirmed", "compared")):
         label = next(name for name in rows[0] if name not in ("row", "seeds"))
-        names = {row["row"]: _scores(file, of, row["row"], writing, label) for row in rows}
+        names = {row["row"]: _scores(file, of, row["row"], decoding, label) for row in rows}
         first = names[study.get("baseline") or rows[0]["row"]]
         for row, scores in names.items():
             cells = ["", "", ""]
@@ -164,12 +164,12 @@ def _decoded(file: Path, writing: str) -> list[list[str]]:
     return lines
 
 
-def _scores(file: Path, of: str, row: str, writing: str, label: str) -> dict[int, float]:
+def _scores(file: Path, of: str, row: str, decoding: str, label: str) -> dict[int, float]:
     """Seed → score on test data."""
     name = {"R-2": "rouge2"}.get(label, label.lower())
     results = [
         json.loads(path.read_text(encoding="utf-8"))
-        for path in file.with_suffix("").glob(f"{of}/*.test.{writing}.json")
+        for path in file.with_suffix("").glob(f"{of}/*.test.{decoding}.json")
     ]
     return {one["seed"]: one["scores"][name] for one in results if one["objective"] == row}
 

@@ -264,7 +264,7 @@ def distinct(texts):
 def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_first(
     run, tmp_path, how, as_generate, capsys
 ):
-    found = made(tmp_path / "c", run, "--limit", 5, "--count", 4, "--how", how, "--batch-size", 2)
+    found = made(tmp_path / "c", run, "--limit", 5, "--count", 4, "--search", how, "--batch-size", 2)
     assert [row["id"] for row in found] == [item.id for item in newswire.items("train", 5)], "in the order of the data"
     searched = generated(tmp_path / "g", run, "--limit", 5, *as_generate)
     for row, other in zip(found, searched, strict=True):
@@ -372,7 +372,7 @@ def test_samples_do_not_depend_on_the_batch(run, tmp_path):
             4,
             "--count",
             3,
-            "--how",
+            "--search",
             "mixed",
             "--diversity",
             0,
@@ -389,7 +389,7 @@ def test_a_source_without_enough_distinct_texts_has_fewer_and_the_end_says_so(ru
         3,
         "--count",
         5,
-        "--how",
+        "--search",
         "sample",
         "--temperature",
         1e-6,
@@ -435,7 +435,7 @@ def test_of_more_beams_than_candidates_every_so_many_th_is_kept(run, tmp_path):
     for row, other in zip(found, every, strict=True):
         own = distinct(other["candidates"][::2])
         assert row["candidates"][: len(own)] == own
-    assert made(tmp_path / "d", run, "--limit", 2, "--count", 4, "--how", "beams", "--beams", 6)[0]["candidates"][0]
+    assert made(tmp_path / "d", run, "--limit", 2, "--count", 4, "--search", "beams", "--beams", 6)[0]["candidates"][0]
 
 
 @pytest.fixture(scope="module")
@@ -534,7 +534,7 @@ def test_what_was_written_and_how_is_kept(run, tmp_path):
     [
         (["--seed", 1], "candidates.seed: 0 → 1"),
         (["--metric", "rouge1"], "metric.scores: ['rouge1', 'rouge2', 'rougeLsum'] → ['rouge1']"),
-        (["--how", "mixed"], "candidates.how: 'groups' → 'mixed'"),
+        (["--search", "mixed"], "candidates.how: 'groups' → 'mixed'"),
         (["--diversity", 0.5], "generation.diversity_penalty: 1.0 → 0.5"),
         (["--limit", 3], "documents: 2 → 3"),
         (["--split", "test"], "split: 'train' → 'test'"),
@@ -657,25 +657,25 @@ def test_processes_share_the_sources(run, tmp_path):
     [
         (["--count", "1"], "--count must be 2 or more, got 1."),
         (
-            ["--how", "beams", "--groups", "2"],
-            "--groups and --diversity are options of --how groups and mixed, not of beams.",
+            ["--search", "beams", "--groups", "2"],
+            "--groups and --diversity are options of --search groups and mixed, not of beams.",
         ),
         (
-            ["--how", "sample", "--diversity", "0"],
-            "--groups and --diversity are options of --how groups and mixed, not of sample.",
+            ["--search", "sample", "--diversity", "0"],
+            "--groups and --diversity are options of --search groups and mixed, not of sample.",
         ),
         (
-            ["--how", "sample", "--beams", "4"],
-            "--how sample has no --beams. The search for the first text has generation.num_beams.",
+            ["--search", "sample", "--beams", "4"],
+            "--search sample has no --beams. The search for the first text has generation.num_beams.",
         ),
-        (["--how", "beams", "--beams", "4"], "--beams 4 are fewer than --count 16."),
+        (["--search", "beams", "--beams", "4"], "--beams 4 are fewer than --count 16."),
         (["--beams", "24"], "--beams 24 must be a multiple of the 16 groups."),
         (["--beams", "24", "--groups", "8"], "--beams 24 must be a multiple of the 16 candidates of the search."),
         (
             ["--groups", "1"],
-            "one group is a plain beam search, which has no diversity. Use --how beams, or more groups.",
+            "one group is a plain beam search, which has no diversity. Use --search beams, or more groups.",
         ),
-        (["--how", "mixed", "--count", "2", "--diversity", "1"], "one group is a plain beam search"),
+        (["--search", "mixed", "--count", "2", "--diversity", "1"], "one group is a plain beam search"),
         (["--diversity", "-1"], "--diversity must be 0 or more, got -1."),
         (["--diversity", "nan"], "--diversity must be 0 or more, got nan."),
         (["--temperature", "0"], "--temperature must be above 0, got 0."),
@@ -723,7 +723,8 @@ def test_a_model_without_groups_says_what_to_do_before_it_is_loaded(tmp_path, ca
     told = capsys.readouterr().err
     assert "groups of beams need the engine graph, which serves bart, " in told
     assert (
-        "not led. Without groups of beams, any engine will do; for candidates use --how sample or --how beams." in told
+        "not led. Without groups of beams, any engine will do; for candidates use --search sample or --search beams."
+        in told
     )
 
 
@@ -733,7 +734,7 @@ def test_settings_that_the_engine_does_not_know_are_told_with_what_to_do_instead
     with pytest.raises(
         UserError,
         match=r"groups of beams need the engine graph, which cannot be used: it does not know repetition_penalty\. "
-        r"Without groups of beams, any engine will do; for candidates use --how sample or --how beams\.$",
+        r"Without groups of beams, any engine will do; for candidates use --search sample or --search beams\.$",
     ):
         engines.load("auto", model, search)
 
@@ -782,7 +783,7 @@ def test_letters_that_the_metric_does_not_read_are_told():
 
 
 def test_if_most_candidates_gain_the_same_the_end_says_so(run, own_data, tmp_path, capsys):
-    arguments = [run, "--data", own_data, "--count", 4, "--how", "sample"]
+    arguments = [run, "--data", own_data, "--count", 4, "--search", "sample"]
     made(tmp_path / "a", *arguments)
     assert "all gain the same" not in capsys.readouterr().err
     lines = (own_data / "train.jsonl").read_text().splitlines()

@@ -13,7 +13,7 @@ from ngramloss.cli import main
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import plan, run, stages, tables
 from ngramloss.study.plan import TEST, Training
-from ngramloss.study.results import WritingResult
+from ngramloss.study.results import DecodingResult
 
 STUDY = """
 title = "Is it the n-grams?"
@@ -25,7 +25,7 @@ confirm = 2
 screening = [1, 2]
 confirmation = [11, 12, 13]
 
-[writings]
+[decodings]
 greedy = ["generation.num_beams=1"]
 beam2 = ["generation.num_beams=2"]
 
@@ -38,13 +38,13 @@ seed = 1
 [[set]]
 name = "news"
 primary = "rouge2"
-writing = "beam2"
+decoding = "beam2"
 set = ["train.max_steps=3"]
 
 [[set]]
 name = "pairs"
 primary = "bleu"
-writing = "greedy"
+decoding = "greedy"
 set = ["task=translation"]
 """
 WORDS = re.findall(r"\w+", "the cat sat on a mat and it rained all day while prices rose by three per cent in town")
@@ -158,8 +158,8 @@ def made(study, scores, *, documents=None):
         for objective, seeds in rows.items():
             for seed, score in seeds.items():
                 training = Training(name, objective, ("train.learning_rate=0.001",), seed, TEST)
-                for writing in study.writings:
-                    result = WritingResult(training, writing, {}, failed="" if score is not None else "no memory")
+                for decoding in study.decodings:
+                    result = DecodingResult(training, decoding, {}, failed="" if score is not None else "no memory")
                     if score is not None:
                         each = [score + step for step in (-2.0, 2.0, -1.0, 1.0)] if documents is None else documents
                         each = [[1] * 10] * 4 if data.primary == "bleu" else each

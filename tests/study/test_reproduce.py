@@ -137,8 +137,8 @@ def test_a_plan_is_a_study_that_tests_all_its_rows(tmp_path):
     study = plan.study
     assert (study.objectives, study.confirm) == (tuple(paper.objectives("table2")), 6)
     assert (study.screening, study.confirmation, study.tuning) == ((), (1, 2), None)
-    assert (plan.set.primary, plan.set.writing, plan.set.limit) == ("rouge2", "beam6", 9)
-    assert (study.writings, study.chooses, study.grows) == ({"beam6": ()}, False, True)
+    assert (plan.set.primary, plan.set.decoding, plan.set.limit) == ("rouge2", "beam6", 9)
+    assert (study.decodings, study.chooses, study.grows) == ({"beam6": ()}, False, True)
     training = plan.trainings[0]
     assert study.text_folder(training, "beam6", tmp_path) == tmp_path / "xsum" / "ce-seed1" / "run"
 

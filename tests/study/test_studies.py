@@ -183,12 +183,12 @@ objectives = [
 always = ["as it was"]
 confirm = 2
 seeds = {screening = [1], confirmation = [11, 12]}
-writings = {greedy = ["generation.num_beams=1"]}
+decodings = {greedy = ["generation.num_beams=1"]}
 
 [[set]]
 name = "pairs"
 primary = "bleu"
-writing = "greedy"
+decoding = "greedy"
 set = ["model.name=runs/own-texts/tiny/all/model", "train.max_steps=2", "online.metric=bleu"]
 """
 

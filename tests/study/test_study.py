@@ -38,7 +38,7 @@ from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import page, plan, run, stages, tables
 from ngramloss.study import results as own_results
 from ngramloss.study.plan import TEST, VALIDATION, Training
-from ngramloss.study.results import ResultFolder, WritingResult, _raise_unless_alike, score_texts
+from ngramloss.study.results import DecodingResult, ResultFolder, _raise_unless_alike, score_texts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -59,7 +59,7 @@ def test_a_study_names_rows_sets_seeds_and_what_is_tuned(path):
     settings = study.recipe(training)
     assert (settings.objective, settings.train.learning_rate, settings.train.seed) == ("ce + matches(2)", 0.002, 12)
     assert settings.train.max_steps == 3
-    assert study.facts(training, "beam2")["writings.beam2"] == ["generation.num_beams=2"]
+    assert study.facts(training, "beam2")["decodings.beam2"] == ["generation.num_beams=2"]
     assert "train.max_tokens" not in study.facts(training, "beam2")
 
 
@@ -142,7 +142,7 @@ def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
         ('primary = "bleu"', 'primary = "bleu"\nmetric_options = ["rouge.tokens=auto"]', r"set pairs: metric_options: takes METRIC\.OPTION=VALUE for a metric of the set, bleu, chrf, shape, got 'rouge"),
         ('primary = "bleu"', 'primary = "bleu"\nmetric_options = ["bleu.tokenise=zh"]', r"set pairs: metric_options: bleu\.tokenise: unknown option\. Did you mean"),
         ('primary = "bleu"', 'primary = "bertscore"', r"set pairs: metric_options: bertscore needs model\. Give it: metric_options = \[.bertscore\.model=…"),
-        ('writing = "greedy"', 'writing = "gredy"', r"set pairs: writing: must be one of greedy, beam2, got 'gredy'"),
+        ('decoding = "greedy"', 'decoding = "gredy"', r"set pairs: decoding: must be one of greedy, beam2, got 'gredy'"),
         ('name = "pairs"', 'name = "news"', r"set: two sets are called 'news'"),
         ('name = "pairs"', 'name = "../x"', r"set \.\./x: name: must be letters, digits"),
         ('"task=translation"', '"train.sed=3"', r"(?s)set pairs: recipe demo .*train\.sed: unknown key.*train\.seed"),
@@ -157,8 +157,8 @@ def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
         ("[1e-3, 2e-3]", '["fast"]', r"train\.learning_rate: must be a number, got 'fast'"),
         ('objectives = ["ce", "ce + matches(2)"]\nothers', 'objectives = ["ce + matches(2)"]\nothers', r"must contain the baseline, 'ce'"),
         ('others = "ce + matches(2)"', 'others = "ce + bag(2)"', r"tune\.others: must be one of tune\.objectives"),
-        ('"generation.num_beams=2"', '"train.seed=2"', r"writings\.beam2: must be a list of settings in generation"),
-        ("beam2 = [", "train = [", r"writings\.train: must be a name of letters.*and not train"),
+        ('"generation.num_beams=2"', '"train.seed=2"', r"decodings\.beam2: must be a list of settings in generation"),
+        ("beam2 = [", "train = [", r"decodings\.train: must be a name of letters.*and not train"),
         ("[[set]]\nname = \"news\"", "[[st]]\nname = \"news\"", r"st: unknown key\. Did you mean 'set'"),
         ("title", "[[[", r"mine\.toml is not TOML"),
     ],
@@ -397,7 +397,7 @@ def test_texts_that_are_written_as_the_recipe_says_are_in_the_run_itself(path, i
     changed(path, ('beam2 = ["generation.num_beams=2"]', "beam2 = []"))
     study = plan.read(path)
     training = Training("news", "ce", (), 1, TEST)
-    folders = [study.text_folder(training, writing, Path("runs")).as_posix() for writing in study.writings]
+    folders = [study.text_folder(training, decoding, Path("runs")).as_posix() for decoding in study.decodings]
     assert folders == ["runs/news/ce-seed1/test-greedy", "runs/news/ce-seed1/run"]
 
 
@@ -420,7 +420,7 @@ def test_a_failure_with_other_settings_says_nothing(path):
     study = plan.read(path)
     folder = ResultFolder(Path("mine"), study)
     training = Training("news", "ce", study.sets[0].grid[0], 1, VALIDATION)
-    failure = WritingResult(training, "beam2", study.facts(training, "beam2"), failed="no memory")
+    failure = DecodingResult(training, "beam2", study.facts(training, "beam2"), failed="no memory")
     folder.write(failure)
     assert [*folder.read()] == [(training, "beam2")]
     now = plan.read(changed(path, ("train.max_steps=3", "train.max_steps=4")))
@@ -454,7 +454,7 @@ def test_tuned_rows_have_their_own_value_and_others_take_that_of_the_named_row(p
         chosen = stages.stages(study, data, results).settings
         for row in study.tuning.objectives:
             scores = {
-                setting: results[Training(data.name, row, setting, 1, VALIDATION), data.writing].scores[data.primary]
+                setting: results[Training(data.name, row, setting, 1, VALIDATION), data.decoding].scores[data.primary]
                 for setting in data.grid
             }
             assert scores[chosen[row]] == max(scores.values())
@@ -470,9 +470,9 @@ def test_of_settings_with_equal_scores_the_first_is_taken(path):
         for setting in data.grid
     ]
     results = {
-        (training, writing): WritingResult(training, writing, {}, scores={data.primary: 20.0})
+        (training, decoding): DecodingResult(training, decoding, {}, scores={data.primary: 20.0})
         for training in tried
-        for writing in study.writings
+        for decoding in study.decodings
     }
     assert {*stages.stages(study, data, results).settings.values()} == {("train.learning_rate=0.001",)}
 
@@ -806,8 +806,8 @@ def test_equal_results_of_another_study_are_taken_over_and_no_others(path, insta
     ("old", "new", "named"),
     [
         ("train.max_steps=3", "train.max_steps=4", "train.max_steps: 3 → 4"),
-        ('primary = "rouge2"\nwriting = "beam2"', 'primary = "rouge1"\nwriting = "beam2"', "set.primary: 'rouge2' → 'rouge1'"),
-        ('"generation.num_beams=2"', '"generation.num_beams=3"', "writings.beam2: ['generation.num_beams=2'] → ['generation.num_beams=3']"),
+        ('primary = "rouge2"\ndecoding = "beam2"', 'primary = "rouge1"\ndecoding = "beam2"', "set.primary: 'rouge2' → 'rouge1'"),
+        ('"generation.num_beams=2"', '"generation.num_beams=3"', "decodings.beam2: ['generation.num_beams=2'] → ['generation.num_beams=3']"),
         ("train.max_steps=3\"]", "train.max_steps=3\"]\nlimit = 5", "set.limit: 0 → 5"),
         ('"ce + rewards(2)", ', "", "'ce + rewards(2)', beam2, which the study does not have any more"),
         ('name = "pairs"', 'name = "couples"', "the set 'pairs', which the study does not have any more"),
@@ -965,7 +965,7 @@ def test_the_results_of_a_stranger_write_nothing_outside_of_the_results(path, in
     with pytest.raises(
         UserError, match=r"ce-seed1\.x/.*evil\.beam2\.json' is not the name of a file or folder in mine"
     ):
-        ResultFolder(Path("mine"), plan.read(path)).write(WritingResult(evil, "beam2", {}))
+        ResultFolder(Path("mine"), plan.read(path)).write(DecodingResult(evil, "beam2", {}))
     assert not list(Path("outside").iterdir())
     file.unlink()
     file.symlink_to(Path("mine.toml").resolve())
@@ -1004,7 +1004,7 @@ def test_rows_differ_in_what_their_own_settings_choose_and_in_nothing_else():
         results = {}
         for row, facts, made_of in (("ce", {}, {}), ("other", own, changes)):
             base = {"train data": "t", "train tokens": "k", "model: weights": "w", "model: config.json": "c"}
-            result = WritingResult(Training("news", row, (), 11, TEST), "beam2", facts, made_of=base | made_of)
+            result = DecodingResult(Training("news", row, (), 11, TEST), "beam2", facts, made_of=base | made_of)
             results[result.key] = result
         try:
             _raise_unless_alike(results, {})
@@ -1027,7 +1027,9 @@ def test_rows_of_a_system_have_the_same_data_with_every_seed_but_models_of_their
             (12, {"train data": "t", "model: weights": "w"} | changes),
         ]
         facts = {"system.row": "simcls", **facts}
-        made = [WritingResult(Training("news", "simcls", (), seed, TEST), "b", facts, made_of=of) for seed, of in pairs]
+        made = [
+            DecodingResult(Training("news", "simcls", (), seed, TEST), "b", facts, made_of=of) for seed, of in pairs
+        ]
         return {result.key: result for result in made}
 
     _raise_unless_alike(results({"model: weights": "v"}, **{"made.ce": {}}), {})
@@ -1039,8 +1041,8 @@ def test_rows_of_a_system_have_the_same_data_with_every_seed_but_models_of_their
 def test_results_of_an_earlier_version_are_compared_with_those_of_this_one():
     training = Training("news", "ce", (), 11, TEST)
     made = [
-        WritingResult(training, "a", {}, made_of={"train": "t", "base": ""}),
-        WritingResult(training, "b", {}, made_of={"train data": "u"}),
+        DecodingResult(training, "a", {}, made_of={"train": "t", "base": ""}),
+        DecodingResult(training, "b", {}, made_of={"train data": "u"}),
     ]
     with pytest.raises(UserError, match="train data: t → u"):
         _raise_unless_alike({result.key: result for result in made}, {})
@@ -1106,7 +1108,7 @@ def test_rows_may_have_different_candidates_but_not_those_of_one_folder_before_a
     ):
         training = Training("news", f"{term}, {folder}", (), seed, TEST)
         facts = {"data.candidates": folder, "objective": training.objective}
-        results[training, "beam2"] = WritingResult(training, "beam2", facts, made_of={"train": "t", "candidates": key})
+        results[training, "beam2"] = DecodingResult(training, "beam2", facts, made_of={"train": "t", "candidates": key})
     _raise_unless_alike(results, {})
     again = next(reversed(results))
     results[again] = replace(results[again], made_of={"train": "t", "candidates": "c"})
@@ -1210,7 +1212,7 @@ def test_a_process_of_a_killed_study_is_left_to_end(path, instant, capsys, monke
 
 
 def timed(result_folder, seconds):
-    """Let every result of a folder say that training and writing took so long."""
+    """Let every result of a folder say that training and decoding took so long."""
     for file in Path(result_folder).glob("*/*seed*.json"):
         content = json.loads(file.read_text()) | {"train_seconds": seconds, "write_seconds": seconds / 2}
         file.write_text(json.dumps(content))
@@ -1220,7 +1222,7 @@ def test_the_plan_estimates_from_what_is_finished(path, instant, capsys):
     main(["study", "mine.toml", "--show"])
     plan_of = capsys.readouterr().out.splitlines()
     assert plan_of[1] == "  news, R-2 of beam2: tune 0 of 4, screen 0 of 6, confirm 0 of 9 trainings done"
-    assert plan_of[3] == "  38 trainings, 76 writings; how long they take is not known before the first is finished"
+    assert plan_of[3] == "  38 trainings, 76 decodings; how long they take is not known before the first is finished"
     shown(capsys, "--share", "1/2")
     timed("mine", 60.0)
     main(["study", "mine.toml", "--show", "--parallel", "4"])
@@ -1233,7 +1235,7 @@ def test_nothing_is_started_that_would_not_end_in_time(path, instant, capsys):
     shown(capsys, "--share", "1/2")
     timed("mine", 300.0)
     count = len(instant.started)
-    code, _, err = shown(capsys, "--minutes", "9")  # a training and two writings take ten
+    code, _, err = shown(capsys, "--minutes", "9")  # a training and two decodings take ten
     assert code == 130
     assert "what is left does not fit into --minutes" in err
     assert len(instant.started) == count
@@ -1450,14 +1452,14 @@ def test_lower_scores_are_better_where_the_score_says_so(path):
     for row, score in zip(study.objectives, (3.0, 2.0, 4.0, 1.0), strict=True):
         for seed in study.screening:
             training = Training("news", row, ("train.learning_rate=0.001",), seed, VALIDATION)
-            for writing in study.writings:
-                results[training, writing] = WritingResult(training, writing, {}, scores={"wmd": score})
+            for decoding in study.decodings:
+                results[training, decoding] = DecodingResult(training, decoding, {}, scores={"wmd": score})
     for row in study.tuning.objectives:
         for rate, score in ((0.001, 2.0), (0.002, 3.0)):
             training = Training("news", row, (f"train.learning_rate={rate}",), 1, VALIDATION)
-            for writing in study.writings:
-                results[training, writing] = WritingResult(
-                    training, writing, {}, scores={"wmd": score if row == "ce" else 2 * rate}
+            for decoding in study.decodings:
+                results[training, decoding] = DecodingResult(
+                    training, decoding, {}, scores={"wmd": score if row == "ce" else 2 * rate}
                 )
     chosen = stages.stages(study, data, results)
     assert chosen.settings["ce"] == ("train.learning_rate=0.001",)
@@ -1544,13 +1546,13 @@ objectives = ["ce", "ce + matches(2)"]
 screening = [1]
 confirmation = [11, 12]
 
-[writings]
+[decodings]
 beam2 = ["generation.num_beams=2"]
 
 [[set]]
 name = "newswire"
 primary = "rouge1"
-writing = "beam2"
+decoding = "beam2"
 limit = 5
 set = {json.dumps(TINY)}
 """

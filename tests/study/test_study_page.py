@@ -26,7 +26,7 @@ from ngramloss.cli import main
 from ngramloss.report import forest
 from ngramloss.study import page, plan, stages, tables
 from ngramloss.study.plan import TEST, VALIDATION, Training
-from ngramloss.study.results import WritingResult
+from ngramloss.study.results import DecodingResult
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -73,9 +73,11 @@ def screened(study, scores):
             settings = [*study.sets[0].grid] if seed == 1 and row in study.tuning.objectives else [SETTING]
             for setting in settings:
                 training = Training("news", row, setting, seed, VALIDATION)
-                for writing in study.writings:
+                for decoding in study.decodings:
                     value = score if setting == SETTING else score - 1
-                    results[training, writing] = WritingResult(training, writing, {}, scores={"rouge2": value}, count=8)
+                    results[training, decoding] = DecodingResult(
+                        training, decoding, {}, scores={"rouge2": value}, count=8
+                    )
     return results
 
 
@@ -371,7 +373,9 @@ def test_hostile_text_stays_text(path, tmp_path, visit):
         study = plan.read(path)
         every = stages_of(study, SCORES)
         results = {
-            key: result if not result.failed else WritingResult(result.training, result.writing, {}, failed=HOSTILE[1])
+            key: result
+            if not result.failed
+            else DecodingResult(result.training, result.decoding, {}, failed=HOSTILE[1])
             for key, result in made(study, SCORES).items()
         }
         sets = tables.set_tables(study, every, results)

@@ -178,7 +178,7 @@ def test_the_other_tables_refuse_systems_on_the_command_line(capsys, tmp_path):
 def test_the_facts_of_a_row_have_all_that_is_made_before_it(tmp_path):
     def facts(*overrides):
         plan = planned(tmp_path, ["bertsum_abs", "simcls"], *overrides)
-        found = {one.objective: plan.study.facts(one, plan.set.writing) for one in plan.trainings}
+        found = {one.objective: plan.study.facts(one, plan.set.decoding) for one in plan.trainings}
         assert json.loads(json.dumps(found)) == found
         return found
 

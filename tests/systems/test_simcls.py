@@ -649,7 +649,7 @@ def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small
     """The candidates of a run say who wrote them and how."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    options = ["--data", "newswire", "--count", "3", "--how", "beams", "--beams", "4", "--metric", "chrf"]
+    options = ["--data", "newswire", "--count", "3", "--search", "beams", "--beams", "4", "--metric", "chrf"]
     assert cli.main(["candidates", str(small_run), *options, "--limit", "6", "--out", "made"]) == 0
     train = ["rerank", "train", "made", "--recipe", "tiny.toml", "--run", "run", "--set", "train.max_steps=1"]
     assert cli.main(train) == 0

@@ -200,7 +200,7 @@ def test_texts_that_were_begun_are_continued(run, tmp_path, command):
     assert file.read_text() == whole
 
 
-@pytest.mark.parametrize("how", [(), ("--how", "beams")], ids=["groups", "beams"])
+@pytest.mark.parametrize("how", [(), ("--search", "beams")], ids=["groups", "beams"])
 def test_candidates_are_made_and_learnt_from(run, tmp_path, how):
     ran("candidates", run, "--split", "train", "--count", 3, *how, "--out", tmp_path / "candidates")
     file = recipe_file(tmp_path, more=f'candidates = "{tmp_path / "candidates"}"')

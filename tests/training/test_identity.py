@@ -101,7 +101,7 @@ def made(tmp_path_factory, own_cache):
         (folder / "first" / "model").rename(folder / "base")
         (folder / "tiny.toml").write_text(RECIPE + '[model]\nname = "base"\n')
         assert train() == 0
-        numbered = ["--set", "data.id=none", "--count", "2", "--how", "beams", "--out", "compared"]
+        numbered = ["--set", "data.id=none", "--count", "2", "--search", "beams", "--out", "compared"]
         assert cli.main(["candidates", "base", "--data", "data", *numbered]) == 0
         written = [json.loads(line) for line in (folder / "compared" / "candidates.jsonl").read_text().splitlines()]
         written[0]["candidates"][1] = "eaeaea"  # tokens that a changed tokenizer changes

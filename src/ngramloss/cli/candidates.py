@@ -32,8 +32,8 @@ examples:
   ngramloss candidates facebook/bart-large-cnn --preset cnndm --data cnn_dailymail --out candidates/cnndm
   ngramloss candidates google/pegasus-xsum --data xsum --beams 128 --groups 16 --diversity 0.1 --out candidates/xsum
   ngramloss candidates runs/half-1 runs/half-2 --out candidates/unseen
-  ngramloss candidates runs/mine --how sample --top-p 0.95 --seed 1 --out samples
-  ngramloss candidates runs/mine --how beams --count 8 --beams 16 --metric rouge2 --out beams
+  ngramloss candidates runs/mine --search sample --top-p 0.95 --seed 1 --out samples
+  ngramloss candidates runs/mine --search beams --count 8 --beams 16 --metric rouge2 --out beams
   ngramloss candidates runs/mine --split validation --metric chrf --set chrf.word_order=2 --out chrf --json
 """
 
@@ -53,7 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_number(parser, "--count", 16, "N", "candidates of each source")
     parser.add_argument(
-        "--how", choices=HOW, default="groups", help=f"{'; '.join(HOW.values())} (default: %(default)s)"
+        "--search", dest="how", choices=HOW, default="groups", help=f"{'; '.join(HOW.values())} (default: %(default)s)"
     )
     parser.add_argument(
         "--beams",

@@ -14,7 +14,7 @@ STUDY = """\
 Answer a question with many trainings: tune, screen rows on validation data, confirm the best with other seeds on test
 data, and print tables over seeds with paired tests.
 
-FILE is a TOML file with the rows, sets, seeds, writings and the primary score of each set; docs/study.md describes it.
+FILE is a TOML file with the rows, sets, seeds, decodings and the primary score of each set; docs/study.md describes it.
 Results are small JSON files in a folder beside it. The same command continues a study that was stopped or killed.
 Several commands may share the folders of one study, on one machine or on several. A training that fails is tried
 again once, and by the next command; the exit code is 1 if one failed twice, and 130 if something is left."""

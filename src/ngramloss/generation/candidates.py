@@ -86,14 +86,14 @@ def plan(
     searched = {"mixed": (count + 1) // 2, "sample": 1}.get(how, count)
     if how not in ("groups", "mixed"):
         if groups or diversity is not None:
-            raise UserError(f"--groups and --diversity are options of --how groups and mixed, not of {how}.")
+            raise UserError(f"--groups and --diversity are options of --search groups and mixed, not of {how}.")
         if how == "sample" and beams:
-            raise UserError("--how sample has no --beams. The search for the first text has generation.num_beams.")
+            raise UserError("--search sample has no --beams. The search for the first text has generation.num_beams.")
         if beams and beams < searched:
             raise UserError(f"--beams {beams} are fewer than --count {count}.")
         return CandidatePlan(how, count, searched, Options(searched, beams=beams), samples)
     if (groups or searched) == 1 and (groups or diversity is not None):
-        raise UserError("one group is a plain beam search, which has no diversity. Use --how beams, or more groups.")
+        raise UserError("one group is a plain beam search, which has no diversity. Use --search beams, or more groups.")
     beams, groups = beams or searched, groups or searched
     for name, number in (("groups", groups), ("candidates of the search", searched)):
         if beams % number:

@@ -122,7 +122,7 @@ def _estimate(row: Comparison, rows: Sequence[Comparison], *, tested: bool) -> E
         runs=values if len(values) > 1 else (),
         difference_runs=pairs if len(pairs) > 1 else (),
         is_first=not against,
-        data=f"{row.data.name}, {row.data.score.label} of {row.data.writing}",
+        data=f"{row.data.name}, {row.data.score.label} of {row.data.decoding}",
     )
 
 
@@ -150,7 +150,7 @@ def _logs(trainings: Sequence[Training], runs: Path) -> Iterator[TrainingCurves]
 def _settings(data: DataSet, results: Results) -> dict[str, str]:
     """What a set's trainings were, and what is known of them since: name → text."""
     own = [result for result in results.values() if result.training.set == data.name and not result.failed]
-    known: dict[str, Any] = {"recipe": data.base.name, "primary score": f"{data.primary} of {data.writing}"}
+    known: dict[str, Any] = {"recipe": data.base.name, "primary score": f"{data.primary} of {data.decoding}"}
     known |= {key: value for key, value in recipe.flat(data.base) if key not in ("objective", "train.seed")}
     for result in sorted(own, key=lambda result: not result.facts.get("data.leave_out")):  # whole data count last
         known[f"texts of {result.training.split}"] = result.count

@@ -1,4 +1,4 @@
-"""a study's TOML file → ``Study``: rows, sets, seeds and writings, checked; the recipe of each training."""
+"""a study's TOML file → ``Study``: rows, sets, seeds and decodings, checked; the recipe of each training."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _NAME = re.compile(r"[\w][\w.+-]*", re.ASCII)
 _TEXT, _LIST = Setting(kind=str), Setting([], kind=list)
 _TOP = {"title": _TEXT, "recipe": Setting(""), "objectives": Setting(kind=list), "confirm": Setting(1, least=1)}
 _TOP |= {"always": _LIST, "metrics": _LIST}
-_SECTIONS = ("seeds", "writings", "tune", "budget", "set")
-_SET = {"name": _TEXT, "recipe": Setting(""), "primary": _TEXT, "writing": _TEXT, "limit": Setting(0, least=0)}
+_SECTIONS = ("seeds", "decodings", "tune", "budget", "set")
+_SET = {"name": _TEXT, "recipe": Setting(""), "primary": _TEXT, "decoding": _TEXT, "limit": Setting(0, least=0)}
 _SET |= {"set": _LIST, "metric_options": _LIST}
 _OWN_GRID, _OWN_SEEDS = "tune", "screening"
 """What a set may have instead of the study's: values to try, and some of the screening seeds."""
@@ -100,7 +100,7 @@ class DataSet(NamedTuple):
     name: str  # in tables and file names
     base: Recipe  # every setting of its trainings, with the objective of the first row
     primary: str  # the one score that is tested
-    writing: str  # the writing whose primary score it is
+    decoding: str  # the decoding whose primary score it is
     metrics: tuple[str, ...]  # all that the texts are scored with
     limit: int  # the most texts of a split; 0 means all
     # the settings that are tried when it is tuned, each a tuple of ``key=value``
@@ -142,12 +142,12 @@ class Study:
     title: str  # the question
     objectives: tuple[str, ...]  # the rows; the first is the baseline
     sets: tuple[DataSet, ...]  # data sets and models
-    writings: Mapping[str, tuple[str, ...]]  # name → settings of ``generation`` with which texts are written
+    decodings: Mapping[str, tuple[str, ...]]  # name → settings of ``generation`` with which texts are written
     confirmation: tuple[int, ...]  # seeds with which the chosen rows are tested
     confirm: int  # how many rows are confirmed besides the baseline and those of ``always``
     tuning: Tuning | None = None  # None if nothing is tuned
     screening: tuple[int, ...] = ()  # other seeds, by whose trainings rows are chosen; none: all rows are confirmed
-    minutes: float = 0.0  # the most minutes of all trainings and writings together; 0: no limit
+    minutes: float = 0.0  # the most minutes of all trainings and decodings together; 0: no limit
     trainings: int = 0  # the most trainings; 0: no limit
     always: tuple[str, ...] = ()  # rows that are tested whatever the screening says, as the question is about them
     # whether rows and seeds may change after a look at the test set, as nothing was chosen; others are left alone
@@ -197,20 +197,20 @@ class Study:
         other = training._replace(objective=made.row)
         return other.folder(runs) / f"candidates-{made.split}" if made.split else other.run_folder(runs)
 
-    def text_folder(self, training: Training, writing: str, runs: Path) -> Path:
+    def text_folder(self, training: Training, decoding: str, runs: Path) -> Path:
         """Where a training's texts are: beside its run, or in it if they are written as its recipe says."""
-        beside = training.folder(runs) / f"{training.split}-{writing}"
-        return beside if self.writings[writing] else training.run_folder(runs)
+        beside = training.folder(runs) / f"{training.split}-{decoding}"
+        return beside if self.decodings[decoding] else training.run_folder(runs)
 
-    def facts(self, training: Training, writing: str) -> dict[str, Any]:
-        """All of the study that could change the result of a writing: setting → value."""
+    def facts(self, training: Training, decoding: str) -> dict[str, Any]:
+        """All of the study that could change the result of a decoding: setting → value."""
         data = self.data(training.set)
         return {
             **{key: value for key, value in recipe.flat(self.recipe(training)) if key not in WITHOUT_EFFECT},
             **self._made_facts(training),
-            f"writings.{writing}": list(self.writings[writing]),
+            f"decodings.{decoding}": list(self.decodings[decoding]),
             "set.primary": data.primary,
-            "set.writing": data.writing,
+            "set.decoding": data.decoding,
             "set.limit": data.limit,
             "metrics": list(data.more_metrics),
             "set.metric_options": list(data.metric_options),
@@ -271,7 +271,7 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
     top = _section("", own, _TOP, mistakes)
     every = every if "objectives" in top else []
     screening, confirmation = _seeds(content.get("seeds", {}), mistakes)
-    writings = _writings(content.get("writings", {}), mistakes)
+    decodings = _decodings(content.get("decodings", {}), mistakes)
     budget = _section("budget.", content.get("budget", {}), _BUDGET, mistakes)
     named = _named_rows(every, mistakes)
     objectives = _objectives("objectives", every, mistakes, named)
@@ -304,7 +304,7 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
     confirm = top["confirm"] if screening else left
     rows: dict[str, Any] = {"objectives": objectives, "confirm": confirm, "always": always, "named": named}
     seeds: dict[str, Any] = {"screening": screening, "confirmation": confirmation}
-    study = Study(path.stem, top["title"], sets=(), writings=writings, tuning=tuning, **rows, **seeds, **budget)
+    study = Study(path.stem, top["title"], sets=(), decodings=decodings, tuning=tuning, **rows, **seeds, **budget)
     sets = [_data_set(entry, study, top, path, mistakes) for entry in given]
     names = [data.name for data in sets if data]
     mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]
@@ -345,22 +345,22 @@ def _seeds(given: Any, mistakes: list[str]) -> tuple[tuple[int, ...], tuple[int,
     return tuple(given.get("screening", ())), tuple(given["confirmation"])
 
 
-def _writings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
-    """Name of a writing → its settings."""
+def _decodings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
+    """Name of a decoding → its settings."""
     if not isinstance(given, dict) or not given:
-        mistakes.append('writings: name one or more, such as [writings] beam4 = ["generation.num_beams=4"].')
+        mistakes.append('decodings: name one or more, such as [decodings] beam4 = ["generation.num_beams=4"].')
         return {}
-    writings = {}
+    decodings = {}
     for name, settings in given.items():
         listed = isinstance(settings, list) and all(isinstance(text, str) for text in settings)
         if name == "train" or not _NAME.fullmatch(name):
-            mistakes.append(f"writings.{name}: must be a name of letters, digits, '.', '+' and '-', and not train.")
+            mistakes.append(f"decodings.{name}: must be a name of letters, digits, '.', '+' and '-', and not train.")
             continue
         if not listed or not all(text.startswith("generation.") for text in settings):
-            mistakes.append(f"writings.{name}: must be a list of settings in generation.*, got {settings!r}.")
+            mistakes.append(f"decodings.{name}: must be a list of settings in generation.*, got {settings!r}.")
             continue
-        writings[name] = tuple(settings)
-    return writings
+        decodings[name] = tuple(settings)
+    return decodings
 
 
 def _named_rows(given: Sequence[Any], mistakes: list[str]) -> dict[str, NamedRow]:
@@ -456,8 +456,8 @@ def _grid(where: str, given: Mapping[str, Any], mistakes: list[str]) -> tuple[tu
 def _data_set(
     given: Mapping[str, Any], study: Study, top: Mapping[str, Any], path: Path, mistakes: list[str]
 ) -> DataSet | None:
-    """One set, with its recipe resolved. Each row, tuned value and writing is tried: none may be a mistake later."""
-    before, tuning, writings, screening = len(mistakes), study.tuning, study.writings, study.screening
+    """One set, with its recipe resolved. Each row, tuned value and decoding is tried: none may be a mistake later."""
+    before, tuning, decodings, screening = len(mistakes), study.tuning, study.decodings, study.screening
     where = f"set {given['name']}: " if isinstance(given.get("name"), str) else "set: "
     entry = _section(where, {key: given[key] for key in given if key not in (_OWN_GRID, _OWN_SEEDS)}, _SET, mistakes)
     grid = tuning.grid if tuning else ()
@@ -475,8 +475,8 @@ def _data_set(
     known_seeds = isinstance(own_seeds, list) and all(seed in screening for seed in own_seeds)
     if not known_seeds or len(own_seeds) < bool(screening):
         mistakes.append(f"{where}screening: must be a list of some of the seeds in seeds.screening, got {own_seeds!r}.")
-    if entry["writing"] not in writings:
-        mistakes.append(f"{where}writing: must be one of {', '.join(writings)}, got {entry['writing']!r}.")
+    if entry["decoding"] not in decodings:
+        mistakes.append(f"{where}decoding: must be one of {', '.join(decodings)}, got {entry['decoding']!r}.")
     owner = next((name for name in METRICS if entry["primary"] in scores_of(name)), "")
     if not owner or scores_of(owner)[entry["primary"]].better == "neither":
         every = [score for name in METRICS for score, about in scores_of(name).items() if about.better != "neither"]
@@ -493,7 +493,7 @@ def _data_set(
         own = str(beside) if own not in recipe.builtin() and beside.is_file() else own
         base = recipe.load(own, [*entry["set"], f"objective={rows[0].objective}"])
         tried = [row.settings(base) for row in rows] + [[*point] for point in grid]
-        for settings in [*tried, *writings.values()]:
+        for settings in [*tried, *decodings.values()]:
             run_of(recipe.changed(base, settings))
     except UserError as mistake:
         mistakes.append(f"{where}{mistake}")
@@ -503,7 +503,7 @@ def _data_set(
     more_metrics = tuple(top["metrics"])
     metrics = dict.fromkeys([owner, *METRICS_OF[base.task], *more_metrics])
     screened = tuple(seed for seed in screening if seed in own_seeds)
-    written = entry["primary"], entry["writing"], tuple(metrics), entry["limit"]
+    written = entry["primary"], entry["decoding"], tuple(metrics), entry["limit"]
     data = DataSet(entry["name"], base, *written, grid, screened, more_metrics, tuple(entry["metric_options"]))
     mistakes += [f"{where}{mistake}" for mistake in _wrong_options(data)]
     return None if len(mistakes) > before else data

@@ -171,16 +171,16 @@ def make_plan(
     rows = [recipe.load(own, [*settings, f"objective={objective}"]) for objective in asked_for]
     first, is_summary = rows[0], rows[0].task == TASKS[0]
     beams = first.generation.num_beams
-    writing = f"beam{beams}" if beams > 1 else "greedy"
+    decoding = f"beam{beams}" if beams > 1 else "greedy"
     called = re.sub(r"[^\w.+-]", "-", Path(name).name, flags=re.ASCII)
     called += "-data" if called in (BASE, RESULTS) else ""
-    compared = DataSet(called, first, "rouge2" if is_summary else "bleu", writing, METRICS_OF[first.task], limit)
+    compared = DataSet(called, first, "rouge2" if is_summary else "bleu", decoding, METRICS_OF[first.task], limit)
     names = (*dict.fromkeys(row.objective for row in rows), *systems)
     held_out, small = not systems or has_split(first.data, "validation"), name == SMALL
     others = system_rows(systems, folder, name, first.task, overrides=asked, small=small, validation=held_out)
     title, tested = f"{table} on {name}", {"confirmation": tuple(range(1, seeds + 1)), "confirm": len(names) - 1}
     rows_of: dict[str, Any] = {"objectives": names, "systems": others, "grows": True, **tested}
-    study = Study(f"reproduce-{called}", title, sets=(compared,), writings={writing: ()}, **rows_of)
+    study = Study(f"reproduce-{called}", title, sets=(compared,), decodings={decoding: ()}, **rows_of)
     ruled = ("lead-2", "random-facts") if name == SMALL else ("lead-3",)
     baselines = (*ruled, *(["ext-oracle"] if systems else [])) if is_summary else ()
     shown = (*(["rouge"] if is_summary else []), "bleu", "chrf", "shape", *(["facts"] if name == SMALL else []))
@@ -226,10 +226,10 @@ def _report(
 ) -> Reproduced:
     """Write the baselines, score them and all runs together, and write the page."""
     study, known = plan.study, folder.read()
-    written = [training for training in plan.trainings if not known[training, plan.set.writing].failed]
+    written = [training for training in plan.trainings if not known[training, plan.set.decoding].failed]
     if not written:
         raise UserError("\n".join(["every training failed:", *dict.fromkeys(each.failed for each in known.values())]))
-    folders = [study.text_folder(training, plan.set.writing, plan.folder) for training in written]
+    folders = [study.text_folder(training, plan.set.decoding, plan.folder) for training in written]
     if lost := [str(path) for path in folders if not RunFolder(path).predictions.exists()]:
         raise UserError(f"{', '.join(lost)} has no texts any more. Delete {folder.path}: they are written again then.")
     for baseline in plan.baselines:

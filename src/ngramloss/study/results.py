@@ -59,11 +59,11 @@ _SAMPLE = {"ids": ["1"], "references": [["a"]], "documents": ["a"], "predictions
 
 
 @dataclass(frozen=True)
-class WritingResult:
-    """What one writing of one training scored, or why it failed."""
+class DecodingResult:
+    """What one decoding of one training scored, or why it failed."""
 
     training: Training  # whose model wrote the texts, and of which split
-    writing: str  # its name
+    decoding: str  # its name
     facts: dict[str, Any]  # all of the study that could change it, see ``Study.facts``
     failed: str = ""  # why there are no scores; empty if there are
     tries: int = 0  # how often it failed, if it did
@@ -71,7 +71,7 @@ class WritingResult:
     # name of a score → its value for the corpus; None where it has none
     scores: dict[str, float | None] = field(default_factory=dict)
     count: int = 0  # the number of documents
-    # of the primary writing, the primary score of each document, or its counts where the score is pooled; else empty
+    # of the primary decoding, the primary score of each document, or its counts where the score is pooled; else empty
     documents: list[Any] = field(default_factory=list)
     signatures: dict[str, str] = field(default_factory=dict)  # metric → how it was computed
     # metric → sentences on texts that it does not read well with its options
@@ -80,16 +80,16 @@ class WritingResult:
     # what the training is made of, the split of the texts, code of metrics → fingerprints; and the training's precision
     made_of: dict[str, str] = field(default_factory=dict)
     train_seconds: float | None = None  # time of the training; None if it was stopped in between
-    write_seconds: float | None = None  # time of the writing, likewise
+    write_seconds: float | None = None  # time of the decoding, likewise
     docs_per_second: float | None = None  # speed of the training
-    parallel: int = 1  # how many trainings and writings ran side by side
+    parallel: int = 1  # how many trainings and decodings ran side by side
     version: str = __version__  # of ngramloss
     attempt: str = ""  # of a failure, different for each one
 
     @property
     def key(self) -> tuple[Training, str]:
         """What it is the result of."""
-        return self.training, self.writing
+        return self.training, self.decoding
 
     @cached_property
     def must_agree(self) -> list[tuple[str, str, str]]:
@@ -120,14 +120,14 @@ class Confirmed(NamedTuple):
     seeds: list[int]
 
 
-Results = Mapping[tuple[Training, str], WritingResult]  # The results of a study, by training and writing
+Results = Mapping[tuple[Training, str], DecodingResult]  # The results of a study, by training and decoding
 
 
 class ScoringError(Exception):
     """A metric failed on the texts of one training."""
 
 
-def score_texts(study: Study, training: Training, writing: str, run: RunFolder, texts: RunFolder) -> WritingResult:
+def score_texts(study: Study, training: Training, decoding: str, run: RunFolder, texts: RunFolder) -> DecodingResult:
     """Score what a training's model wrote into ``texts``. Raises ``ScoringError`` if a metric fails."""
     data = study.data(training.set)
     aligned = systems.align(None, [texts.path])
@@ -147,7 +147,7 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
             raise ScoringError(f"{why}. The same happens with `{again}`.") from error
         signatures[metric] = scores.signature
         values |= {name: number(corpus_score(scores, name)) for name in scores.values}
-        if metric == data.metric and writing == data.writing:
+        if metric == data.metric and decoding == data.decoding:
             pooled = scores.pooled.get(data.primary)
             documents = pooled.statistics.tolist() if pooled else scores.values[data.primary]
     prepared = object_or_empty(run.prepared)
@@ -157,10 +157,10 @@ def score_texts(study: Study, training: Training, writing: str, run: RunFolder, 
         raise UserError(f"{why}. Delete that run and all that its model wrote; the same command makes them again.")
     code = {f"plugin metric {name}{OF_SCORES}": METRICS.source(name) for name in data.metrics if METRICS.origin(name)}
     made_of = {training.split: str(about.generation.get("fingerprint", "")), **trained, **code}
-    return WritingResult(
+    return DecodingResult(
         training,
-        writing,
-        study.facts(training, writing),
+        decoding,
+        study.facts(training, decoding),
         scores={name: None if value is None else round(value, 6) for name, value in values.items()},
         count=len(aligned.task.ids),
         documents=[_rounded(value) for value in documents],
@@ -182,7 +182,7 @@ def check_metrics(sets: Iterable[DataSet]) -> None:
                 raise UserError(f"nothing was trained, because the metric {name} cannot run: {reason}") from None
 
 
-def documents_of(data: DataSet, each: Sequence[WritingResult]) -> list[float] | Pooled:
+def documents_of(data: DataSet, each: Sequence[DecodingResult]) -> list[float] | Pooled:
     """The documents' primary scores of several runs together: means over runs, or sums of counts for a pooled score."""
     import numpy as np
 
@@ -195,20 +195,20 @@ def documents_of(data: DataSet, each: Sequence[WritingResult]) -> list[float] | 
 
 
 class ResultFolder:
-    """The results of a study in a folder: ``SET/ROW-SEED.SPLIT.WRITING.json``."""
+    """The results of a study in a folder: ``SET/ROW-SEED.SPLIT.DECODING.json``."""
 
     def __init__(self, path: Path, study: Study) -> None:
         self.path, self.study = path, study
-        self._read: dict[Path, tuple[int, WritingResult | None]] = {}
+        self._read: dict[Path, tuple[int, DecodingResult | None]] = {}
 
     @property
     def day(self) -> str:
         """The day on which the study began. Prompts whose chat templates write the date have this one in all rows."""
         return str(read_object(inside(self.path, MARKER)).get("day", ""))
 
-    def read(self) -> dict[tuple[Training, str], WritingResult]:
+    def read(self) -> dict[tuple[Training, str], DecodingResult]:
         """All results. Raises if one was made by another study, another version of this one, or from other data."""
-        results: dict[tuple[Training, str], WritingResult] = {}
+        results: dict[tuple[Training, str], DecodingResult] = {}
         paths: dict[tuple[Training, str], Path] = {}
         for path in _files_of_results(self.path):
             stamp = path.stat().st_mtime_ns
@@ -222,11 +222,11 @@ class ResultFolder:
         _raise_unless_alike(results, paths)
         return results
 
-    def write(self, result: WritingResult) -> None:
+    def write(self, result: DecodingResult) -> None:
         """Write a result, in place of an earlier failure. Raises if it cannot be compared with the others."""
         training = result.training
         _raise_unless_alike({**self.read(), result.key: result}, {})
-        path = inside(self.path, training.set, f"{training.name}.{training.split}.{result.writing}.json")
+        path = inside(self.path, training.set, f"{training.name}.{training.split}.{result.decoding}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _as_json(result))
 
@@ -282,7 +282,7 @@ class ResultFolder:
         grids = {data.name: data.grid or ((),) for data in self.study.sets}
         for path in _files_of_results(other):
             result = _read(path)
-            if result.failed or result.writing not in self.study.writings:
+            if result.failed or result.decoding not in self.study.decodings:
                 continue
             for row, setting in itertools.product(self.study.objectives, grids.get(result.training.set, ())):
                 own = replace(result, training=result.training._replace(objective=row, setting=setting))
@@ -290,7 +290,7 @@ class ResultFolder:
                     new.append(own)
         return self._add(new)
 
-    def _add(self, new: Sequence[WritingResult], theirs: ResultFolder | None = None) -> int:
+    def _add(self, new: Sequence[DecodingResult], theirs: ResultFolder | None = None) -> int:
         """Write results, after the rows that were chosen in their folder. Returns their number."""
         _raise_unless_alike({**self.read(), **{result.key: result for result in new}}, {})
         for data, file in itertools.product(self.study.sets if theirs else (), (ALWAYS, CONFIRMED)):
@@ -338,14 +338,14 @@ def _study_of(folder: Path) -> str | None:
     return read_object(path).get("study") if path.exists() else None
 
 
-def _read(path: Path) -> WritingResult:
+def _read(path: Path) -> DecodingResult:
     """A result from its file."""
     import numpy as np
 
     content = read_object(inside(path.parent.parent, path.parent.name, path.name), ADVICE)
     what = f"{path} is not a result of a study"
     training = typed(Training, {name: content.pop(name) for name in Training._fields if name in content}, what, ADVICE)
-    result: WritingResult = typed(WritingResult, {"training": training, **content}, what, ADVICE)
+    result: DecodingResult = typed(DecodingResult, {"training": training, **content}, what, ADVICE)
     try:
         documents = np.array([nan if value is None else value for value in result.documents])
         whole = documents.dtype.kind in "if" and len(documents) in (0, result.count) and not np.isinf(documents).any()
@@ -365,7 +365,7 @@ def _read(path: Path) -> WritingResult:
     )
 
 
-def _changes(result: WritingResult, now: Mapping[str, Any]) -> list[str]:
+def _changes(result: DecodingResult, now: Mapping[str, Any]) -> list[str]:
     """The settings of a result that differ now. One that later versions added had its default."""
     before = {**dict(recipe.flat(Recipe(""))), "metrics": [], "set.metric_options": [], **result.facts}
     return [f"{key}: {before.get(key)!r} → {value!r}" for key, value in now.items() if before.get(key) != value]
@@ -377,7 +377,7 @@ def settings_changed(when: str, changed: Sequence[str], study: Study, rest: str)
     return UserError("\n  ".join([f"settings changed after {when}:", *changed]) + f"\n{advice}")
 
 
-def _checked(path: Path, study: Study) -> WritingResult | None:
+def _checked(path: Path, study: Study) -> DecodingResult | None:
     """A result from its file. Raises unless the study would make it the same way now.
 
     None if it does not matter: of a row or seed that a growing study has no more, or a failure with other settings.
@@ -386,17 +386,17 @@ def _checked(path: Path, study: Study) -> WritingResult | None:
     training = result.training
     known = any(data.name == training.set for data in study.sets)
     is_row = training.objective in study.objectives
-    if not known or not (is_row or study.grows) or result.writing not in study.writings:
-        what = f"the set {training.set!r}" if not known else f"{training.objective!r}, {result.writing}"
+    if not known or not (is_row or study.grows) or result.decoding not in study.decodings:
+        what = f"the set {training.set!r}" if not known else f"{training.objective!r}, {result.decoding}"
         why = f"{path} is a result of {what}, which the study does not have any more"
         raise UserError(f"{why}. Put it back, or move the file out of the folder.")
-    if not (result.failed or result.documents) and result.writing == study.data(training.set).writing:
+    if not (result.failed or result.documents) and result.decoding == study.data(training.set).decoding:
         raise UserError(f"{path} has no scores of documents. {ADVICE}")
     if not is_row and SYSTEM_ROW in result.facts:
         return None
     alike = training if is_row else training._replace(objective=study.baseline)
     try:
-        now = study.facts(alike, result.writing) | ({} if is_row else {"objective": training.objective})
+        now = study.facts(alike, result.decoding) | ({} if is_row else {"objective": training.objective})
     except UserError as reason:
         raise UserError(f"{path} is not a result of this study: {reason}") from None
     changed = _changes(result, now)
@@ -410,7 +410,7 @@ def _checked(path: Path, study: Study) -> WritingResult | None:
 
 def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], Path]) -> None:
     """Raise if two results of a set, whose rows do not differ on purpose, are made of different things."""
-    first: dict[tuple[str, ...], tuple[str, WritingResult]] = {}
+    first: dict[tuple[str, ...], tuple[str, DecodingResult]] = {}
     for key, result in results.items():
         changed = []
         for *name, value in result.must_agree:
@@ -428,7 +428,7 @@ def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], P
             )
 
 
-def _as_json(result: WritingResult) -> str:
+def _as_json(result: DecodingResult) -> str:
     """A line for each field, so that two files are easily compared."""
     content = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     content = {**content.pop("training")._asdict(), **content}

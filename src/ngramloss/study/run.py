@@ -1,7 +1,7 @@
-"""a study and its folders → trainings, writings and results, several processes at a time, until all or time is used.
+"""a study and its folders → trainings, decodings and results, several processes at a time, until all or time is used.
 
 Each training is a job of several processes, one after the other: ``ngramloss train``, then ``ngramloss generate`` for
-each writing. A job's folder is locked, so several of these loops, on one machine or on several that share the folders,
+each decoding. A job's folder is locked, so several of these loops, on one machine or on several that share the folders,
 do not do the same work. Everything that is done is a file, so a killed study continues with the same command.
 """
 
@@ -34,10 +34,10 @@ from ngramloss.study.processes import start_process
 from ngramloss.study.results import (
     ALWAYS,
     CONFIRMED,
+    DecodingResult,
     ResultFolder,
     Results,
     ScoringError,
-    WritingResult,
     check_metrics,
     score_texts,
     settings_changed,
@@ -59,7 +59,7 @@ _AGAIN = "run the same command again."
 class ProcessStep(NamedTuple):
     """One process of a job."""
 
-    what: str  # ``train``, the name of a writing, or what is made before a system
+    what: str  # ``train``, the name of a decoding, or what is made before a system
     arguments: list[str]  # of ``ngramloss``
     folder: Path  # the folder that the process writes to, and locks
     continued: bool  # whether it continues work that was stopped
@@ -301,23 +301,23 @@ class Loop:
         if step := self._train(training, "train"):
             return step
         limit = study.data(training.set).limit
-        for writing, changes in study.writings.items():
-            known = self.folder.read().get((training, writing))
+        for decoding, changes in study.decodings.items():
+            known = self.folder.read().get((training, decoding))
             if known is not None and not known.failed:
                 continue
-            texts = RunFolder(study.text_folder(training, writing, ways.runs))
+            texts = RunFolder(study.text_folder(training, decoding, ways.runs))
             options = [word for change in changes for word in ("--set", change)]
             options += ["--split", training.split, *(["--limit", str(limit)] if limit else [])]
-            file, log = place / f"{training.split}-{writing}.json", place / f"{writing}.log"
+            file, log = place / f"{training.split}-{decoding}.json", place / f"{decoding}.log"
             if texts.has_predictions:
                 texts.raise_unless_written_by(run, texts.generation, texts.predictions, _AGAIN)
             if not texts.predictions.exists():
                 write_whole(file, json.dumps(options))
                 arguments = ["generate", str(run.path), "--out", str(texts.path), *options, *ways.options]
-                return ProcessStep(writing, arguments, texts.path, texts.has_predictions, log)
+                return ProcessStep(decoding, arguments, texts.path, texts.has_predictions, log)
             _raise_unless_written_with(options, file, texts.predictions)
             try:
-                result = score_texts(study, training, writing, run, texts)
+                result = score_texts(study, training, decoding, run, texts)
             except ScoringError as why:
                 self._record_failure(training, "score", str(why))
                 return None
@@ -360,9 +360,9 @@ class Loop:
         return ProcessStep(what, arguments, folder.path, False, file.with_suffix(".log"))
 
     def _may_start(self, step: ProcessStep, training: Training, running: int) -> bool:
-        """Whether time and budget allow another process, as far as is known; for a training, with its writings."""
+        """Whether time and budget allow another process, as far as is known; for a training, with its decodings."""
         study, results = self.study, self.folder.read()
-        parts = ["", *study.writings] if step.what == "train" else [step.what]
+        parts = ["", *study.decodings] if step.what == "train" else [step.what]
         expected = sum(expected_seconds(results, training, part) or 0.0 for part in parts)
         trained = {of for of, _ in results}
         if time.monotonic() + expected > self.deadline:
@@ -378,19 +378,19 @@ class Loop:
     def _record_failure(self, training: Training, what: str, why: str, *, diverged: bool = False) -> None:
         """Record and report that a step failed."""
         known = self.folder.read()
-        before_each = {writing: known.get((training, writing)) for writing in self.study.writings}
+        before_each = {decoding: known.get((training, decoding)) for decoding in self.study.decodings}
         tries = 1 + max((result.tries for result in before_each.values() if result is not None), default=0)
-        for writing, before in before_each.items():
+        for decoding, before in before_each.items():
             if before is None or before.failed:
-                facts, attempt = self.study.facts(training, writing), str(secrets.randbits(60))
+                facts, attempt = self.study.facts(training, decoding), str(secrets.randbits(60))
                 said = f"{what}: {why}"
-                self.folder.write(WritingResult(training, writing, facts, said, tries, diverged, attempt=attempt))
+                self.folder.write(DecodingResult(training, decoding, facts, said, tries, diverged, attempt=attempt))
         again = " It is tried again, once, after the others." if tries < TRIES else ""
         logger.warning(f"warning: {training}: {what} failed: {why.rstrip('.')}.{again}")
 
     def _note(self, training: Training) -> str:
         data = self.study.data(training.set)
-        result = self.folder.read().get((training, data.writing))
+        result = self.folder.read().get((training, data.decoding))
         if result is None or result.failed:
             return f"{training}: {'failed' if result else 'not finished'}"
         return f"{training}: {data.score.label} {fixed(result.scores.get(data.primary), data.score.decimals)}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Rows, Study, Training, trainings_of
-from ngramloss.study.results import Results, WritingResult
+from ngramloss.study.results import DecodingResult, Results
 
 
 class Stage(NamedTuple):
@@ -65,38 +65,38 @@ def stages(study: Study, data: DataSet, results: Results, chosen: Rows | None = 
 
 
 def has_failed(study: Study, training: Training, results: Results) -> bool:
-    """Whether a training or one of its writings failed."""
-    return any(result and result.failed for result in _writings(study, training, results))
+    """Whether a training or one of its decodings failed."""
+    return any(result and result.failed for result in _decodings(study, training, results))
 
 
-def unresolved(study: Study, trainings: Sequence[Training], results: Results) -> list[WritingResult]:
+def unresolved(study: Study, trainings: Sequence[Training], results: Results) -> list[DecodingResult]:
     """A failure of each training that failed without diverging: it says nothing about the row."""
-    every = ([result for result in _writings(study, each, results) if result] for each in trainings)
+    every = ([result for result in _decodings(study, each, results) if result] for each in trainings)
     failed = ([result for result in known if result.failed and not result.diverged] for known in every)
     return [found[0] for found in failed if found]
 
 
 def is_done(study: Study, training: Training, results: Results) -> bool:
-    """Whether all writings of a training have results, or one of them failed."""
-    return has_failed(study, training, results) or all(_writings(study, training, results))
+    """Whether all decodings of a training have results, or one of them failed."""
+    return has_failed(study, training, results) or all(_decodings(study, training, results))
 
 
-def _writings(study: Study, training: Training, results: Results) -> list[WritingResult | None]:
-    return [results.get((training, writing)) for writing in study.writings]
+def _decodings(study: Study, training: Training, results: Results) -> list[DecodingResult | None]:
+    return [results.get((training, decoding)) for decoding in study.decodings]
 
 
 def primary_scores(data: DataSet, trainings: Sequence[Training], results: Results) -> dict[int, float]:
     """Seed → primary score; only of those that have one."""
-    found = ((training.seed, results.get((training, data.writing))) for training in trainings)
+    found = ((training.seed, results.get((training, data.decoding))) for training in trainings)
     return {seed: x for seed, result in found if result and (x := result.scores.get(data.primary)) is not None}
 
 
-def expected_seconds(results: Results, training: Training, writing: str = "") -> float | None:
-    """The median time of such trainings, or of such writings; None if none is finished."""
+def expected_seconds(results: Results, training: Training, decoding: str = "") -> float | None:
+    """The median time of such trainings, or of such decodings; None if none is finished."""
     alike = [result for result in results.values() if result.training.set == training.set and not result.failed]
     times = [result.train_seconds for result in alike]
-    if writing:
-        written = [result for result in alike if result.writing == writing and result.write_seconds is not None]
+    if decoding:
+        written = [result for result in alike if result.decoding == decoding and result.write_seconds is not None]
         same_split = [result for result in written if result.training.split == training.split]
         times = [result.write_seconds for result in same_split or written]
     known = [seconds for seconds in times if seconds is not None]
@@ -111,7 +111,7 @@ def time_left(study: Study, every: Sequence[Stages], results: Results) -> tuple[
             split = TEST if stage.name in ("always", "confirm") else VALIDATION
             left = stage.planned - sum(is_done(study, training, results) for training in new_in(of_set, stage))
             any_like = Training(of_set.data.name, "", (), 0, split)
-            steps = [expected_seconds(results, any_like, writing) for writing in ("", *study.writings)]
+            steps = [expected_seconds(results, any_like, decoding) for decoding in ("", *study.decodings)]
             known = [step for step in steps if step is not None]
             seconds += left * sum(known)
             unknown += left if len(known) < len(steps) else 0

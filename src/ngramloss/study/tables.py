@@ -18,7 +18,7 @@ from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark
 from ngramloss.scoring import provenance, significance
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Rows, Study, Training, trainings_of
-from ngramloss.study.results import Results, WritingResult, documents_of
+from ngramloss.study.results import DecodingResult, Results, documents_of
 from ngramloss.study.stages import Stages, has_failed, is_done, new_in, primary_scores, time_left, why_stopped
 
 LEVEL, POWER = 0.05, 0.8
@@ -65,7 +65,7 @@ class SetTables(NamedTuple):
     tuned: Shown | None = None  # the primary score of each setting that was tried
     screened: Shown | None = None  # the primary score of all rows over the screening seeds
     confirmed: Shown | None = None  # the primary score of the confirmed rows, with tests
-    others: Sequence[Shown] = ()  # all scores of the confirmed rows, a table for each writing
+    others: Sequence[Shown] = ()  # all scores of the confirmed rows, a table for each decoding
     stopped: Sequence[str] = ()  # why no row is chosen and what to do, then the failures; empty if one is
 
 
@@ -85,11 +85,11 @@ def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, paral
             failed = sum(has_failed(study, training, results) for training in new)
             broken = f" ({failed} failed)" if failed else ""
             stages += [f"{stage.name} {done - failed} of {stage.planned}{broken}"] if stage.planned else []
-        lines.append(f"{data.name}, {data.score.label} of {data.writing}: {', '.join(stages)} trainings done")
+        lines.append(f"{data.name}, {data.score.label} of {data.decoding}: {', '.join(stages)} trainings done")
     trainings = sum(stage.planned for of_set in every for stage in of_set.all)
     seconds, unknown = time_left(study, every, results)
     budget = f" (the budget allows {study.trainings} trainings)" * (0 < study.trainings < trainings)
-    many = f"{trainings} trainings, {trainings * len(study.writings)} writings{budget}"
+    many = f"{trainings} trainings, {trainings * len(study.decodings)} decodings{budget}"
     return [*lines, f"{many}; {_estimate(seconds / parallel, unknown)}"]
 
 
@@ -125,30 +125,30 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
     found = []
     for of_set in every:
         data = of_set.data
-        primary = f"{data.score.label} of {data.writing}"
+        primary = f"{data.score.label} of {data.decoding}"
         tried = of_set.all[0].trainings
         screening = _rows(study, data, of_set.settings or {}, data.screening, VALIDATION, results)
         rows = [row for row in tested if row.data is data]
         made = [result for result in results.values() if result.training.set == data.name and not result.failed]
         tuned = screened = confirmed = None
         others = list[Shown]()
-        if any((training, data.writing) in results for training in tried):
+        if any((training, data.decoding) in results for training in tried):
             title = f"tuned on validation data, {primary}, seed {tried[0].seed}"
             tuned = Shown(title, _tuned(tried, of_set, data, results))
         if any(row.scores or row.failed for row in screening):
             title = f"screened on validation data, {primary}"
             table = _screened(study, of_set, screening, results)
             notes = [*_parts(made, VALIDATION), *unread(made, VALIDATION)]
-            screened = Shown(title, table, _failures(screening), notes, _decoded(made, data.writing, VALIDATION))
+            screened = Shown(title, table, _failures(screening), notes, _decoded(made, data.decoding, VALIDATION))
         if any(row.scores or row.failed for row in rows):
             title = f"{'confirmed' if study.screening else 'compared'} on test data, {primary}, {seeds}"
             notes = [sentence for row in rows for sentence in (verdict(row), untested(study, row)) if sentence]
             notes += [*_parts(made, TEST), *unread(made, TEST), *_engines(made)]
             notes += _legend(_family(study, tested), study)
-            confirmed = Shown(title, _confirmed(rows), _failures(rows), notes, _decoded(made, data.writing, TEST))
-            for writing in study.writings:
-                table, warnings = _others(study, rows, writing, results), _decoded(made, writing, TEST)
-                others.append(Shown(f"all scores of {writing} on test data", table, warnings=warnings))
+            confirmed = Shown(title, _confirmed(rows), _failures(rows), notes, _decoded(made, data.decoding, TEST))
+            for decoding in study.decodings:
+                table, warnings = _others(study, rows, decoding, results), _decoded(made, decoding, TEST)
+                others.append(Shown(f"all scores of {decoding} on test data", table, warnings=warnings))
         stopped = [escape.name(line) for line in why_stopped(study, of_set, results)]
         shown = tuned, screened, confirmed, others, stopped
         found.append(SetTables(data, screening, rows, _signatures(made), _speeds(made), *shown))
@@ -179,7 +179,7 @@ def texts_lines(study: Study, every: Sequence[Stages], runs: Path) -> list[str]:
         data, folders = of_set.data, dict[tuple[str, int], list[str]]()
         for stage in reversed(of_set.all):
             for training in stage.trainings:
-                folder = study.text_folder(training, data.writing, runs)
+                folder = study.text_folder(training, data.decoding, runs)
                 if RunFolder(folder).predictions.is_file():
                     folders.setdefault((stage.name, training.seed), []).append(shlex.quote(str(folder)))
         if folders:
@@ -197,7 +197,7 @@ def _rows(
     for objective, setting in settings.items():
         trainings = trainings_of(data.name, {objective: setting}, seeds, split)
         scores = primary_scores(data, trainings, results)
-        known = ((training.seed, results.get((training, data.writing))) for training in trainings)
+        known = ((training.seed, results.get((training, data.decoding))) for training in trainings)
         failed = {seed: result.failed or "no score" for seed, result in known if result and seed not in scores}
         against: dict[str, float] = {}
         if objective != study.baseline:
@@ -259,7 +259,7 @@ def _over_documents(row: Comparison, rows: Sequence[Comparison], results: Result
     systems = []
     for each in (first, row):
         trainings = trainings_of(row.data.name, {each.objective: each.setting}, both, TEST)
-        runs = [results[training, row.data.writing] for training in trainings]
+        runs = [results[training, row.data.decoding] for training in trainings]
         systems.append({row.data.primary: documents_of(row.data, runs)})
     test = significance.compare(systems, samples=SAMPLES, shuffles=SHUFFLES)[row.data.primary][1]
     return max((nan if p is None else p for p in test.chances.values()), key=lambda p: (isnan(p), p))
@@ -282,7 +282,7 @@ def _tuned(tried: Sequence[Training], of_set: Stages, data: DataSet, results: Re
     for training in tried:
         chosen = (of_set.settings or {}).get(training.objective) == training.setting
         score = primary_scores(data, [training], results).get(training.seed)
-        result = results.get((training, data.writing))
+        result = results.get((training, data.decoding))
         text = "failed" if result and result.failed else fixed(score, data.score.decimals)
         rows.setdefault(training.objective, {})[training.setting] = Cell(text, score, note="chosen" * chosen)
     heads = [_plain(" ".join(setting)) for setting in dict.fromkeys(training.setting for training in tried)]
@@ -290,13 +290,13 @@ def _tuned(tried: Sequence[Training], of_set: Stages, data: DataSet, results: Re
 
 
 def _screened(study: Study, of_set: Stages, rows: Sequence[Comparison], results: Results) -> Table:
-    """Means of the primary score over the screening seeds, with each writing, and which rows go on."""
+    """Means of the primary score over the screening seeds, with each decoding, and which rows go on."""
     data, score, confirmed = rows[0].data, rows[0].data.score, of_set.confirmed or {}
 
-    def written(writing: str, row: Comparison) -> Cell:
-        return _mean_of(_runs(study, row, writing, VALIDATION, results), data.primary, score)
+    def written(decoding: str, row: Comparison) -> Cell:
+        return _mean_of(_runs(study, row, decoding, VALIDATION, results), data.primary, score)
 
-    others = [writing for writing in study.writings if writing != data.writing]
+    others = [decoding for decoding in study.decodings if decoding != data.decoding]
     columns: list[Column] = [
         (_plain("setting"), lambda row: Cell(" ".join(row.setting))),
         (_plain("seeds"), _count),
@@ -347,9 +347,9 @@ def _confirmed(rows: Sequence[Comparison]) -> Table:
     )
 
 
-def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Results) -> Table:
-    """Means over seeds of all scores of one writing, and speeds."""
-    runs = {row.objective: _runs(study, row, writing, TEST, results) for row in rows}
+def _others(study: Study, rows: Sequence[Comparison], decoding: str, results: Results) -> Table:
+    """Means over seeds of all scores of one decoding, and speeds."""
+    runs = {row.objective: _runs(study, row, decoding, TEST, results) for row in rows}
     there = {name for each in runs.values() for run in each for name in run.scores}
 
     def scored(name: str, score: Score, row: Comparison) -> Cell:
@@ -380,15 +380,15 @@ def _others(study: Study, rows: Sequence[Comparison], writing: str, results: Res
     )
 
 
-def _runs(study: Study, row: Comparison, writing: str, split: str, results: Results) -> list[WritingResult]:
+def _runs(study: Study, row: Comparison, decoding: str, split: str, results: Results) -> list[DecodingResult]:
     """The results of a row, one for each seed that has one."""
     seeds = row.data.screening if split == VALIDATION else study.confirmation
     trainings = trainings_of(row.data.name, {row.objective: row.setting}, seeds, split)
-    found = (results.get((training, writing)) for training in trainings)
+    found = (results.get((training, decoding)) for training in trainings)
     return [result for result in found if result is not None and not result.failed]
 
 
-def _mean_of(runs: Sequence[WritingResult], name: str, score: Score) -> Cell:
+def _mean_of(runs: Sequence[DecodingResult], name: str, score: Score) -> Cell:
     return mean_cell([value for run in runs if (value := run.scores.get(name)) is not None], score)
 
 
@@ -426,7 +426,7 @@ def _legend(family: int, study: Study) -> list[str]:
     ]
 
 
-def _signatures(own: Sequence[WritingResult]) -> list[tuple[str, str]]:
+def _signatures(own: Sequence[DecodingResult]) -> list[tuple[str, str]]:
     """How texts were scored and written, each way once."""
     found = [pair for result in own for pair in result.signatures.items()]
     for result in own:
@@ -435,7 +435,7 @@ def _signatures(own: Sequence[WritingResult]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(found))
 
 
-def _engines(own: Sequence[WritingResult]) -> list[str]:
+def _engines(own: Sequence[DecodingResult]) -> list[str]:
     """A note if the texts of a set were written by several engines: rounding may choose other words."""
     parts = (dict(part.partition(":")[::2] for part in result.generation.split("|")) for result in own)
     engines = Counter(f"{part['engine']} in {part.get('precision')}" for part in parts if "engine" in part)
@@ -444,13 +444,13 @@ def _engines(own: Sequence[WritingResult]) -> list[str]:
     return [note] if len(engines) > 1 else []
 
 
-def _decoded(own: Sequence[WritingResult], writing: str, split: str) -> list[str]:
+def _decoded(own: Sequence[DecodingResult], decoding: str, split: str) -> list[str]:
     """A warning if rows decoded differently, although a study gives all of them the same settings."""
-    shown = [result for result in own if (result.writing, result.training.split) == (writing, split)]
+    shown = [result for result in own if (result.decoding, result.training.split) == (decoding, split)]
     return provenance.decoded_differently((result.training.objective, result.generation) for result in shown)
 
 
-def _parts(own: Sequence[WritingResult], split: str) -> list[str]:
+def _parts(own: Sequence[DecodingResult], split: str) -> list[str]:
     """A note if rows of which this split was written were trained on a part of the data."""
     shown = [result for result in own if result.training.split == split]
     rows = {result.training.objective: result.facts.get("data.leave_out") for result in shown}
@@ -459,14 +459,14 @@ def _parts(own: Sequence[WritingResult], split: str) -> list[str]:
     return [f"Trained without a part of the data (data.leave_out): {listed}."] if left_out else []
 
 
-def unread(own: Sequence[WritingResult], split: str) -> list[str]:
+def unread(own: Sequence[DecodingResult], split: str) -> list[str]:
     """Notes of metrics on texts of this split that they do not read well, once for each metric."""
     notes = {name: said for result in own if result.training.split == split for name, said in result.notes.items()}
     found = [escape.name(f"{name}: {sentence}") for name, said in notes.items() for sentence in said]
     return [*found, "A study names such options in metric_options of the set."] if found else []
 
 
-def _speeds(own: Sequence[WritingResult]) -> str:
+def _speeds(own: Sequence[DecodingResult]) -> str:
     many = " and ".join(map(str, sorted({result.parallel for result in own})))
     return f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model."
 

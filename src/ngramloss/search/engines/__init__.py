@@ -14,7 +14,7 @@ from ngramloss.search.registry import ENGINES, STANDARD, Engine, engines_with_gr
 from ngramloss.search.search import Search
 
 DEVICES = {"cpu": "a CPU", "cuda": "a GPU"}
-NO_GROUPS = "Without groups of beams, any engine will do; for candidates use --how sample or --how beams."
+NO_GROUPS = "Without groups of beams, any engine will do; for candidates use --search sample or --search beams."
 Write = Callable[..., list[list[list[int]]]]
 """Sources → the ids of their texts. That of ``hf`` also takes tensors of what else a model reads, by name."""
 
