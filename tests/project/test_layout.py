@@ -1,6 +1,7 @@
 """The house rules that a reader relies on."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +179,18 @@ REACHES = {
 def test_a_package_beside_ngramloss_reads_its_public_names_alone(package):
     sources = [path.read_text() for path in (ROOT.parent / package).rglob("*.py")]
     assert {name for source in sources for name in reached(source)} - {*ngramloss.__all__} == REACHES[package]
+
+
+def test_the_page_of_the_architecture_names_files_that_exist():
+    page = (ROOT.parent.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    places = (ROOT, ROOT.parent, ROOT.parent.parent)
+    inside = [
+        path
+        for paragraph in re.findall(r"```text\n(src/.*?)```", page, re.S)
+        for path in re.findall(r"^ +([\w/]+(?:/|\.py))", paragraph, re.M)
+    ]
+    named = {*re.findall(r"`([\w/]+(?:\.py|/))`", page)} - {"checkpoints/", "tensorboard/", "model/"}
+    assert len(inside) > 20
+    assert len(named) > 40
+    assert [path for path in sorted(named) if not any((place / path).exists() for place in places)] == []
+    assert [path for path in inside if not any((place / path).exists() for place in (ROOT, ROOT / "loss"))] == []

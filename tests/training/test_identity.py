@@ -30,7 +30,7 @@ from ngramloss.storage.checksums import facts, seal
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import plan
 from ngramloss.study.plan import TEST, Training
-from ngramloss.study.results import WritingResult, _raise_unless_alike
+from ngramloss.study.results import DecodingResult, _raise_unless_alike
 from ngramloss.training import prepare
 from ngramloss.training.identity import base_made_of, changes, python_made_of, record_of
 from ngramloss.training.online import OwnTexts
@@ -193,7 +193,7 @@ def test_results_of_a_study_are_not_compared_if_one_thing_has_changed(place, cha
     results = {}
     for seed in (1, 2):
         made_of = prepare.made_of_now(run)
-        result = WritingResult(training._replace(seed=seed), "greedy", dict(recipe.flat(run.settings)), made_of=made_of)
+        result = DecodingResult(training._replace(seed=seed), "greedy", dict(recipe.flat(run.settings)), made_of=made_of)
         results[result.key] = result
         if seed == 1:
             OF_A_STUDY[changed](place)
@@ -534,7 +534,7 @@ def study_key(settings):
     study = plan.read(ROOT / "studies/pairs.toml")
     training = Training(study.sets[0].name, study.objectives[0], (), 1, TEST)
     study._recipes[training] = settings
-    return study.facts(training, next(iter(study.writings)))
+    return study.facts(training, next(iter(study.decodings)))
 
 
 def python_key(settings):
