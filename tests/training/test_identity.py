@@ -193,7 +193,9 @@ def test_results_of_a_study_are_not_compared_if_one_thing_has_changed(place, cha
     results = {}
     for seed in (1, 2):
         made_of = prepare.made_of_now(run)
-        result = DecodingResult(training._replace(seed=seed), "greedy", dict(recipe.flat(run.settings)), made_of=made_of)
+        result = DecodingResult(
+            training._replace(seed=seed), "greedy", dict(recipe.flat(run.settings)), made_of=made_of
+        )
         results[result.key] = result
         if seed == 1:
             OF_A_STUDY[changed](place)
