@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ngramloss import recipe
 from ngramloss.errors import UserError
 from ngramloss.recipe import Data, Generation, Model, Recipe, Train
-from ngramloss.training.schedules import learning_rate, warmup_steps
-from ngramloss.training.systems import read_system
+from ngramloss.training.learning_rates import learning_rate, warmup_steps
+from ngramloss.training.system_registry import read_system
 
 LEGAL = re.compile(r"[\w.+-]{1,200}")
 

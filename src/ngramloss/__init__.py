@@ -67,10 +67,10 @@ if TYPE_CHECKING:
     from ngramloss.training.online import OwnTexts as OwnTexts
     from ngramloss.training.python import train as train
     from ngramloss.training.run import Run as Run
+    from ngramloss.training.system_registry import SYSTEMS as SYSTEMS
+    from ngramloss.training.system_registry import System as System
     from ngramloss.training.system_task import SystemTask as SystemTask
     from ngramloss.training.system_task import saved_run as saved_run
-    from ngramloss.training.systems import SYSTEMS as SYSTEMS
-    from ngramloss.training.systems import System as System
 
 _ROOMS = {
     "attach": "models.attached.attach",
@@ -101,8 +101,8 @@ _ROOMS = {
     "TextGenerator": "generation.text_generator",
     "train": "training.python",
     "twins": "data.batches.twins",
-    "SYSTEMS": "training.systems",
-    "System": "training.systems",
+    "SYSTEMS": "training.system_registry",
+    "System": "training.system_registry",
     "VERBS": "cli.verbs",
     "Verb": "cli.verbs",
     "Job": "generation.job",

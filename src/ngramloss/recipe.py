@@ -149,7 +149,7 @@ class Train:
     """Steps in which the learning rate rises; below 1 a share of all steps, as in Transformers."""
     encoder_warmup_steps: float = setting(0.0, "weights", least=0, systems=False)
     """The same for ``encoder_learning_rate``; 0: the same as ``warmup_steps``."""
-    schedule: str = setting("linear", "weights", choices=LazyFunction("ngramloss.training.schedules:schedule_names"))
+    schedule: str = setting("linear", "weights", choices=LazyFunction("ngramloss.training.learning_rates:names"))
     """``noam`` is ``learning_rate`` · min(t^-½, t · ``warmup_steps``^-1.5) at step t, in a training of any length; with
     the others ``learning_rate`` is the largest rate."""
     weight_decay: float = setting(0.01, "weights", least=0)

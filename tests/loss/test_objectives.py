@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ngramloss import OBJECTIVES, JointLoss, Term, TokenStats, token_stats
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 
 each = pytest.mark.parametrize("case", [*CASES, *GIVEN_CASES], ids=repr)
 NEEDS = ("cross_logp", "mean_logp", "entropy", "top_entropy")
@@ -398,7 +398,7 @@ def test_one_more_match_below_its_types_mean_raises_matches():
 @settings(max_examples=150, deadline=None)
 def test_windows_have_one_id_if_and_only_if_they_are_equal(batch, n):
     candidate = batch.logits.argmax(-1)
-    both = ngrams.ids(candidate, batch.labels, n=n)
+    both = window_counts.ids(candidate, batch.labels, n=n)
     for row in range(len(candidate)):
         spans = [tuple(s[row, t : t + n].tolist()) for s in (candidate, batch.labels) for t in range(both[0].shape[1])]
         numbers = [int(found[row, t]) for found in both for t in range(both[0].shape[1])]
@@ -413,10 +413,10 @@ def test_windows_have_one_id_if_and_only_if_they_are_equal(batch, n):
 @given(batch=batches(longest=10), n=st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_comparing_pairs_and_sorting_find_the_same_ids(batch, n):
-    ranked = ngrams.ids(batch.labels, n=n)[0]
+    ranked = window_counts.ids(batch.labels, n=n)[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngrams, "_compares_pairs", lambda keys: keys.shape[1] > 0)
-        paired = ngrams.ids(batch.labels, n=n)[0]
+        patch.setattr(window_counts, "_compares_pairs", lambda keys: keys.shape[1] > 0)
+        paired = window_counts.ids(batch.labels, n=n)[0]
     assert torch.equal(ranked[:, :, None] == ranked[:, None], paired[:, :, None] == paired[:, None])
     assert (paired < max(paired.shape[1], 1)).all()
 
@@ -425,7 +425,7 @@ def test_ids_at_the_edge_of_the_packing_are_told_apart():
     top = 2**31 - 1
     tokens = torch.tensor([[0, top, 1, 0, top, top, 0, 0, top, -100, top, 1, 0, 2**16, 0, 2**31 - 2**16]])
     for n in (1, 2, 3, 4, 7):
-        (found,) = ngrams.ids(tokens, n=n)
+        (found,) = window_counts.ids(tokens, n=n)
         spans = [tuple(tokens[0, t : t + n].tolist()) for t in range(16 - n + 1)]
         assert len(set(spans)) == len(found.unique())
 
@@ -433,9 +433,9 @@ def test_ids_at_the_edge_of_the_packing_are_told_apart():
 @given(batch=batches(longest=10))
 @settings(max_examples=60, deadline=None)
 def test_earlier_counts_the_marked_windows_before(batch):
-    (found,) = ngrams.ids(batch.labels, n=1)
-    marked = ngrams.real(batch.labels, 1)
-    got = ngrams.earlier(found, where=marked)
+    (found,) = window_counts.ids(batch.labels, n=1)
+    marked = window_counts.real(batch.labels, 1)
+    got = window_counts.earlier(found, where=marked)
     for row in range(len(found)):
         for t in range(found.shape[1]):
             before = [s for s in range(t) if marked[row, s] and found[row, s] == found[row, t]]

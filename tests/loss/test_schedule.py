@@ -10,7 +10,7 @@ from transformers import Seq2SeqTrainer
 import ngramloss as ng
 from ngramloss import JointLoss, UserError, recipe
 from ngramloss.loss.terms.parser import parse
-from ngramloss.loss.terms.schedule import Schedule
+from ngramloss.loss.terms.weight_schedule import Schedule
 
 RAMP = "ce + 0.5*matches(2)@ramp(0.2,0.6) + bag(2)@from(0.5)"
 

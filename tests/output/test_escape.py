@@ -19,7 +19,7 @@ from ngramloss.metrics.registry import Score
 from ngramloss.output import escape
 from ngramloss.report import tables as page_tables
 from ngramloss.report.record import PaperRow, PaperTable, Report, ReportSystem
-from ngramloss.scoring import results, systems
+from ngramloss.scoring import results, scored_texts
 from ngramloss.scoring import tables as score_tables
 from ngramloss.scoring.significance import CorpusScore
 from ngramloss.training import card
@@ -220,7 +220,9 @@ def test_a_hostile_objective_and_writer_of_a_run_are_shown_as_text(tmp_path, for
 
 
 def test_reasons_in_json_are_json_that_no_terminal_obeys(files):
-    result = results.score_systems(systems.align(files / "refs.jsonl", [files / "good.jsonl"]), samples=2, shuffles=1)
+    result = results.score_systems(
+        scored_texts.align(files / "refs.jsonl", [files / "good.jsonl"]), samples=2, shuffles=1
+    )
     text = score_tables.as_json(result._replace(absent={"wmd": HOSTILE}))
     assert json.loads(text)["absent"] == {"wmd": HOSTILE}
     assert not OBEYED.search(text)

@@ -23,7 +23,7 @@ from ngramloss import cli, recipe
 from ngramloss.data import Example, fingerprint, load
 from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.errors import UserError
-from ngramloss.scoring import provenance, results, score_cache, systems
+from ngramloss.scoring import provenance, results, score_cache, scored_texts
 from ngramloss.scoring.texts import read_texts
 from ngramloss.storage.files import whole_rows
 from ngramloss.training import checkpoints
@@ -375,10 +375,10 @@ class Scores(Case):
         assert self.keyed
 
     def scored(self, folder):
-        return results.score_systems(systems.align(None, [folder]), ["chrf", "shape"], samples=2, shuffles=0)
+        return results.score_systems(scored_texts.align(None, [folder]), ["chrf", "shape"], samples=2, shuffles=0)
 
     def inputs(self, folder):
-        texts = systems.align(None, [folder])
+        texts = scored_texts.align(None, [folder])
         return texts.task.ids, texts.texts[0]
 
     def look(self, folder, name):
@@ -417,7 +417,7 @@ class Folders(Scores):
         provenance.docs_per_second(folder)
         provenance.token_counts(folder)
         whole_rows(folder / name)
-        texts = ends_in_a_sentence(lambda: systems.align(None, [folder]))
+        texts = ends_in_a_sentence(lambda: scored_texts.align(None, [folder]))
         if texts is not None and run is not None:
             found = ends_in_a_sentence(lambda: results.score_systems(texts, ["shape"], samples=2, shuffles=0))
             assert found is None or len(found.documents[0]["words"]) == len(texts.task.ids)

@@ -21,11 +21,11 @@ from ngramloss.output.tabular import Cell
 from ngramloss.report import page, tables
 from ngramloss.report.build import build_record
 from ngramloss.report.record import PaperRow, TeacherForced, TrainingCurves
-from ngramloss.scoring import paper, results, systems
+from ngramloss.scoring import paper, results, scored_texts
 
 
 def record(*folders, metrics=("rouge", "bleu", "shape"), **options):
-    texts = systems.align(None, list(folders))
+    texts = scored_texts.align(None, list(folders))
     return build_record(results.score_systems(texts, metrics, samples=20, shuffles=20), texts, **options)
 
 
@@ -84,7 +84,7 @@ def test_the_title_names_systems_and_data(tmp_path):
     assert record(*folders, *more, metrics=("rouge",)).title == "4 systems on newswire"
     assert record(folders[1], metrics=("rouge",)).title == "ce + matches(2) on newswire"
     (tmp_path / "p.jsonl").write_text((tmp_path / "a" / "predictions.jsonl").read_text())
-    texts = systems.align(tmp_path / "a" / "references.jsonl", [tmp_path / "p.jsonl"])
+    texts = scored_texts.align(tmp_path / "a" / "references.jsonl", [tmp_path / "p.jsonl"])
     assert build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts).title == "p"
 
 
@@ -135,7 +135,7 @@ def test_a_baseline_that_the_groups_are_compared_with_is_a_row(tmp_path):
     (given[0] / "recipe.toml").unlink()
     (given[0] / "generation.json").write_text(json.dumps(about | {"model": "lead-3"}))
     groups = zip(given, ["", "ours", "ours"], strict=True)
-    texts = systems.align(None, [systems.Given(path, "", group) for path, group in groups])
+    texts = scored_texts.align(None, [scored_texts.Given(path, "", group) for path, group in groups])
     found = build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
     assert [(group.label, bool(group.against_first)) for group in found.seeds] == [("c4", False), ("ours", True)]
 
@@ -151,7 +151,9 @@ def test_every_group_is_a_row_also_with_one_run(tmp_path):
     (given[3] / "recipe.toml").unlink()
     (given[3] / "generation.json").write_text(json.dumps(about | {"model": "lead-3"}))
     groups = ["ours", "ours", "one", ""]
-    texts = systems.align(None, [systems.Given(path, "", group) for path, group in zip(given, groups, strict=True)])
+    texts = scored_texts.align(
+        None, [scored_texts.Given(path, "", group) for path, group in zip(given, groups, strict=True)]
+    )
     found = build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
     assert [(group.label, group.names) for group in found.seeds] == [("ours", ["a1", "a2"]), ("one", ["b3"])]
     assert [system.group for system in found.systems] == groups
@@ -160,8 +162,8 @@ def test_every_group_is_a_row_also_with_one_run(tmp_path):
     assert found.title == "ours and one on newswire"
     assert [row.label for row in tables.seeds(found, ["rouge1"]).baselines] == ["lead-3"]
     assert "No test over seeds with one, of one run" in page.page_text(found)
-    texts = systems.align(
-        None, [systems.Given(given[0]), systems.Given(given[3], "", "leads"), systems.Given(given[2])]
+    texts = scored_texts.align(
+        None, [scored_texts.Given(given[0]), scored_texts.Given(given[3], "", "leads"), scored_texts.Given(given[2])]
     )
     found = build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
     assert [group.label for group in found.seeds] == ["a1", "b3"]
@@ -187,7 +189,7 @@ def test_texts_with_the_most_tokens_that_the_search_allows_are_known(tmp_path):
 
 def test_values_have_their_intervals_and_tests(tmp_path):
     folders = [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES), run(tmp_path / "c", dict(TEXTS, b="it"))]
-    texts = systems.align(None, folders)
+    texts = scored_texts.align(None, folders)
     result = results.score_systems(texts, ["rouge"], samples=20, shuffles=20)
     first, second, _ = (system.values["rouge1"] for system in build_record(result, texts).systems)
     assert first.difference is None

@@ -29,7 +29,7 @@ from ngramloss.metrics.registry import Score, checked_options, scores_of
 from ngramloss.metrics.rouge import NAMES, PARTS, rouge
 from ngramloss.metrics.scores import fingerprint
 from ngramloss.metrics.shape import fragments, shape
-from ngramloss.scoring import results, systems
+from ngramloss.scoring import results, scored_texts
 from ngramloss.scoring.texts import read_texts
 from ngramloss.settings import Setting
 from ngramloss.version import __version__
@@ -247,10 +247,10 @@ def test_files_that_cannot_be_read_get_a_sentence(files, capsys):
         assert score(files, files / name) in (1, 2)
         assert sentence in capsys.readouterr().err
     with pytest.raises(ValueError, match="nothing to score"):
-        systems.align(files / "refs.jsonl", [])
+        scored_texts.align(files / "refs.jsonl", [])
     (files / "good.txt").write_text("x")
     with pytest.raises(ValueError, match=r"two systems are called '.*/good'\. Rename a file\."):
-        systems.align(files / "refs.jsonl", [files / "good.jsonl", files / "good.txt"])
+        scored_texts.align(files / "refs.jsonl", [files / "good.jsonl", files / "good.txt"])
 
 
 def test_a_file_named_twice_is_said_to_be_the_same(files, capsys):
@@ -262,7 +262,7 @@ def test_a_file_named_twice_is_said_to_be_the_same(files, capsys):
 
 def test_a_link_is_called_by_its_own_name_and_a_circle_of_links_is_no_file(files, capsys):
     (files / "best.jsonl").symlink_to(files / "good.jsonl")
-    assert systems.align(files / "refs.jsonl", [files / "best.jsonl"]).names == ["best"]
+    assert scored_texts.align(files / "refs.jsonl", [files / "best.jsonl"]).names == ["best"]
     (files / "circle.jsonl").symlink_to(files / "circle.jsonl")
     assert score(files, files / "circle.jsonl") == 2
     assert "no such file or folder: " in capsys.readouterr().err
@@ -273,7 +273,7 @@ def test_only_the_ending_is_no_part_of_a_name(files):
     for name in names[:2]:
         (files / name).write_text((files / "good.jsonl").read_text())
     (files / names[2]).write_bytes(gzip.compress((files / "good.jsonl").read_bytes()))
-    assert systems.align(files / "refs.jsonl", [files / name for name in names]).names == [
+    assert scored_texts.align(files / "refs.jsonl", [files / name for name in names]).names == [
         "bart.v1",
         "bart.v2",
         "x-0.5",
@@ -327,7 +327,7 @@ def test_hostile_texts_are_texts(files, capsys):
 
 def test_halves_of_characters_are_read_as_one_that_stands_for_them(files, capsys):
     (files / "cut.jsonl").write_text("".join(f'{{"id": "{key}", "prediction": "it \\ud83d"}}\n' for key in REFERENCES))
-    found = systems.align(files / "refs.jsonl", [files / "cut.jsonl"])
+    found = scored_texts.align(files / "refs.jsonl", [files / "cut.jsonl"])
     assert found.texts == [["it \ufffd"] * 3]
     assert score(files, files / "cut.jsonl", "--metrics", "rouge,bleu,chrf,shape") == 0
 
@@ -335,7 +335,7 @@ def test_halves_of_characters_are_read_as_one_that_stands_for_them(files, capsys
 def test_blank_lines_between_rows_without_ids_are_no_rows(tmp_path):
     (tmp_path / "refs.jsonl").write_text('{"reference": "a"}\n{"reference": "b"}\n')
     (tmp_path / "p.jsonl").write_text('{"prediction": "a"}\n\n{"prediction": "b"}\n')
-    assert systems.align(tmp_path / "refs.jsonl", [tmp_path / "p.jsonl"]).texts == [["a", "b"]]
+    assert scored_texts.align(tmp_path / "refs.jsonl", [tmp_path / "p.jsonl"]).texts == [["a", "b"]]
 
 
 @pytest.mark.parametrize(
@@ -570,13 +570,13 @@ def test_progress_is_no_option_and_numbers_may_be_whole():
 def test_a_byte_order_mark_and_foreign_line_ends_are_no_text(tmp_path):
     (tmp_path / "refs.txt").write_bytes(b"\xef\xbb\xbfa b\r\nc\rd\xc2\x85e\r\n")
     (tmp_path / "p.txt").write_bytes(b"a b\nc d\n")
-    assert systems.align(tmp_path / "refs.txt", [tmp_path / "p.txt"]).task.references == [["a b"], ["c\rd\x85e"]]
+    assert scored_texts.align(tmp_path / "refs.txt", [tmp_path / "p.txt"]).task.references == [["a b"], ["c\rd\x85e"]]
 
 
 def test_lines_and_ids_that_are_their_numbers_go_together(tmp_path):
     (tmp_path / "refs.txt").write_text("a\nb\n")
     write(tmp_path / "p.jsonl", {2: "two", 1: "one"}, "prediction")
-    assert systems.align(tmp_path / "refs.txt", [tmp_path / "p.jsonl"]).texts == [["one", "two"]]
+    assert scored_texts.align(tmp_path / "refs.txt", [tmp_path / "p.jsonl"]).texts == [["one", "two"]]
 
 
 @pytest.mark.parametrize(
@@ -612,14 +612,14 @@ def test_names_of_like_files_carry_their_folder(tmp_path):
     for path in paths:
         path.parent.mkdir()
         write(path, GOOD, "prediction")
-    found = systems.align(write(tmp_path / "refs.jsonl", REFERENCES, "summary"), paths)
+    found = scored_texts.align(write(tmp_path / "refs.jsonl", REFERENCES, "summary"), paths)
     assert found.names == ["one/predictions", "two/predictions"]
 
 
 def test_several_references_take_the_best(tmp_path):
     path = tmp_path / "refs.jsonl"
     path.write_text(json.dumps({"id": "a", "references": ["something else", "the cat sat"]}) + "\n")
-    found = systems.align(path, [write(tmp_path / "p.jsonl", {"a": "the cat sat"}, "prediction")])
+    found = scored_texts.align(path, [write(tmp_path / "p.jsonl", {"a": "the cat sat"}, "prediction")])
     assert results.score_systems(found, samples=2, shuffles=2).scores["rouge1"][0].value == 100.0
 
 

@@ -17,7 +17,7 @@ from scipy import stats
 from ngramloss import cli
 from ngramloss.metrics.registry import Metric, Score
 from ngramloss.metrics.scores import Absent, Pooled, Scores
-from ngramloss.scoring import provenance, results, score_cache, significance, systems, tables
+from ngramloss.scoring import provenance, results, score_cache, scored_texts, significance, tables
 from ngramloss.scoring.audit import LengthLimits, limits, oddities
 from ngramloss.settings import Setting
 from ngramloss.storage.files import lock_folder
@@ -83,7 +83,7 @@ def test_a_long_metric_shows_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setitem(results.METRICS, "slow", Metric(slow))
     shown = []
     monkeypatch.setattr(results.Progress, "update", lambda self, count: shown.append((self.what, self.total, count)))
-    results.score_systems(systems.align(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2)
+    results.score_systems(scored_texts.align(None, [run(tmp_path / "a")]), ["slow"], samples=2, shuffles=2)
     assert shown == [("slow of a", 3, 1)] * 3
 
 
@@ -549,7 +549,7 @@ def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
 
 
 def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):
-    texts = systems.align(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
+    texts = scored_texts.align(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
     found = results.score_systems(
         texts, samples=2, shuffles=2, limits=LengthLimits(0, 20), count=lambda those: [1] * len(those)
     )
@@ -733,7 +733,7 @@ def test_csv_says_which_systems_are_baselines(tmp_path, capsys):
 
 
 def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):
-    texts = systems.align(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
+    texts = scored_texts.align(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
     one = results.score_systems(texts, samples=20, shuffles=20).scores["rouge1"][1]
     told = score(capsys, tmp_path / "a", tmp_path / "b")["systems"][1]
     assert told["against_first"]["rouge1"] == {
@@ -952,8 +952,8 @@ def test_a_run_and_its_own_file_are_one_system(tmp_path, capsys):
 
 def test_names_of_folders_are_theirs_whole(tmp_path, monkeypatch):
     monkeypatch.chdir(run(tmp_path / "xsum-v1.5"))
-    assert systems.align(None, [tmp_path / "xsum-v1.5"]).names == ["xsum-v1.5"]
-    assert systems.align(None, [type(tmp_path)(".")]).names == ["xsum-v1.5"]
+    assert scored_texts.align(None, [tmp_path / "xsum-v1.5"]).names == ["xsum-v1.5"]
+    assert scored_texts.align(None, [type(tmp_path)(".")]).names == ["xsum-v1.5"]
 
 
 def test_a_folder_has_the_interval_of_each_score_and_keeps_it_when_another_metric_is_scored(tmp_path, capsys):

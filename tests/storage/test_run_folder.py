@@ -258,10 +258,10 @@ def test_predictions_of_another_system_in_a_runs_folder_have_its_name(ours, caps
 
 def test_the_page_shows_no_training_beside_predictions_of_another_system(ours):
     from ngramloss.report.build import build_record
-    from ngramloss.scoring import systems
+    from ngramloss.scoring import scored_texts
 
     def report():
-        texts = systems.align(None, [ours])
+        texts = scored_texts.align(None, [ours])
         return build_record(results.score_systems(texts, ["rouge"], samples=2, shuffles=2), texts)
 
     assert report().training

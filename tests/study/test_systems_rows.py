@@ -15,7 +15,7 @@ from ngramloss.study import reproduce, run
 from ngramloss.study import system_rows as rows
 from ngramloss.training import runner
 from ngramloss.training.run import run_of
-from ngramloss.training.systems import SYSTEMS, System
+from ngramloss.training.system_registry import SYSTEMS, System
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

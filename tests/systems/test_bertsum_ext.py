@@ -17,7 +17,7 @@ from ngramloss import cli
 from ngramloss.data import newswire
 from ngramloss.metrics.oracle import greedy_oracle
 from ngramloss.recipe import Data
-from ngramloss.training.systems import read_system, run_of
+from ngramloss.training.system_registry import read_system, run_of
 from ngramloss_systems import bertsum_ext as ext
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -23,7 +23,7 @@ from ngramloss.loss.terms import OBJECTIVES
 from ngramloss.metrics.oracle import greedy_oracle
 from ngramloss.recipe import Data
 from ngramloss.training.prepare import read_splits
-from ngramloss.training.systems import read_system, run_of
+from ngramloss.training.system_registry import read_system, run_of
 from ngramloss_systems import gsum
 from ngramloss_systems.guided_bart import GuidedBart
 

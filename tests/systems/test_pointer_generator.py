@@ -15,7 +15,7 @@ from ngramloss import cli, recipe
 from ngramloss.data import Example, newswire
 from ngramloss.errors import UserError
 from ngramloss.loss.joint_loss import JointLoss
-from ngramloss.training.systems import read_system, run_of
+from ngramloss.training.system_registry import read_system, run_of
 from ngramloss_systems import pointer_generator as pg
 from ngramloss_systems.pointer_model import PointerGenerator, coverage_penalty, load_model, search
 from ngramloss_systems.pointer_words import UNKNOWN, extended_ids, join_words, split_words, word_tokenizer

@@ -18,7 +18,7 @@ from ngramloss.data.batches.padding import Padder
 from ngramloss.data.candidates import named_files
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.recipe import Data
-from ngramloss.training.systems import SYSTEMS, read_system
+from ngramloss.training.system_registry import SYSTEMS, read_system
 from ngramloss_systems import simcls
 from ngramloss_systems.candidate_sets import read_set
 

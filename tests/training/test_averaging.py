@@ -386,6 +386,6 @@ def test_without_a_folder_there_is_nothing_to_average(tmp_path):
 
 
 def test_a_system_may_have_them_too():
-    from ngramloss.training.systems import check_recipe
+    from ngramloss.training.system_registry import check_recipe
 
     assert check_recipe(recipe.load("simcls-demo", ["train.ema=0.9"])).name == "simcls"

@@ -10,7 +10,7 @@ from ngramloss import recipe
 from ngramloss.data import Example
 from ngramloss.metrics.registry import METRICS
 from ngramloss.metrics.scores import Pooled, Scores, corpus_score
-from ngramloss.scoring import results, systems
+from ngramloss.scoring import results, scored_texts
 from ngramloss.training import prepare, validation
 from ngramloss.training.best import Best, best_of, is_better, loss_note, tie_note
 from ngramloss.training.run import run_of
@@ -265,9 +265,9 @@ def generated(name, examples=EXAMPLES):
 @pytest.mark.parametrize("name", ["rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf", "names_right"])
 def test_the_score_is_the_one_that_the_command_score_computes(name, tmp_path):
     found = generated(name)(TEXTS)
-    task = systems.DocumentSet([example.id for example in EXAMPLES], [[text] for text in REFERENCES], None)
+    task = scored_texts.DocumentSet([example.id for example in EXAMPLES], [[text] for text in REFERENCES], None)
     scored = results.score_systems(
-        systems.Aligned(task, ["a"], [TEXTS], [None], []), [chosen(name).metric], samples=1, shuffles=0
+        scored_texts.Aligned(task, ["a"], [TEXTS], [None], []), [chosen(name).metric], samples=1, shuffles=0
     )
     assert found[name] == pytest.approx(scored.scores[name][0].value)
     assert found["generation_runtime"] >= 0

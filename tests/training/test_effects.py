@@ -9,7 +9,7 @@ from ngramloss.errors import UserError
 from ngramloss.generation.job import job
 from ngramloss.settings import EFFECTS, Setting, Switch
 from ngramloss.study.plan import WITHOUT_EFFECT
-from ngramloss.training.systems import check_recipe
+from ngramloss.training.system_registry import check_recipe
 
 KEYS = recipe.every_setting()
 

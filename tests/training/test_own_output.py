@@ -505,13 +505,13 @@ def test_sorting_and_comparing_pairs_agree(monkeypatch):
     stats = CandidateStats(*(x.detach() for x in stats))
     terms = [JointLoss(written).terms[0] for written in WRITTEN[6:]]
     expected = [value_of(term, stats, labels) for term in terms]
-    monkeypatch.setattr("ngramloss.loss.objectives.ngrams._compares_pairs", lambda keys: keys.shape[1] > 0)
+    monkeypatch.setattr("ngramloss.loss.objectives.window_counts._compares_pairs", lambda keys: keys.shape[1] > 0)
     for term, value in zip(terms, expected, strict=True):
         torch.testing.assert_close(value_of(term, stats, labels), value)
 
 
 def test_many_rows_are_not_compared_in_pairs():
-    from ngramloss.loss.objectives.ngrams import _compares_pairs
+    from ngramloss.loss.objectives.window_counts import _compares_pairs
 
     assert _compares_pairs(torch.empty(64, 1024, device="meta"))
     assert not _compares_pairs(torch.empty(65, 1024, device="meta"))

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.generation import candidates, left_out
     from ngramloss.generation.job import check_model
     from ngramloss.storage.run_folder import RunFolder
-    from ngramloss.training.systems import system_of
+    from ngramloss.training.system_registry import system_of
 
     given = settings(options)
     own = of_metrics(given)

@@ -25,7 +25,7 @@ from ngramloss.search.search import MBR, RERANK, Options, check_options
 if TYPE_CHECKING:
     from ngramloss.generation.job import Job
     from ngramloss.metrics.gains import Gain
-    from ngramloss.training.systems import Written
+    from ngramloss.training.system_registry import Written
 
 GENERATE = """\
 Write a summary or a translation of every source of a split: predictions.jsonl, with references.jsonl and the settings
@@ -144,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.generation import predictions
     from ngramloss.generation.job import check_model
-    from ngramloss.training.systems import system_of
+    from ngramloss.training.system_registry import system_of
 
     diversity = options.diversity if options.diversity is not None else float(options.groups > 1)
     asked = Options(

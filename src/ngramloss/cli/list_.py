@@ -15,7 +15,7 @@ from ngramloss.settings import Setting
 if TYPE_CHECKING:
     from ngramloss.loss.terms import Objective
     from ngramloss.metrics.registry import Metric
-    from ngramloss.training.systems import System
+    from ngramloss.training.system_registry import System
 
 LIST = """\
 List the names that other commands accept, with a one-line description of each. Of objectives and recipes, these are the
@@ -138,7 +138,7 @@ def _engines() -> dict[str, str]:
 
 
 def _systems() -> dict[str, str]:
-    from ngramloss.training.systems import SYSTEMS
+    from ngramloss.training.system_registry import SYSTEMS
 
     return _entries(SYSTEMS, _system)
 

@@ -13,7 +13,7 @@ from ngramloss.output.console import logger
 from ngramloss.plugins import load_file
 
 if TYPE_CHECKING:
-    from ngramloss.scoring import results, systems
+    from ngramloss.scoring import results, scored_texts
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The commands that a parser chooses from."""
@@ -153,12 +153,12 @@ def add_device(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--device", choices=["cpu", "cuda"], help="device to use (default: cuda if available)")
 
 
-def systems_given(options: argparse.Namespace) -> list[systems.Given]:
+def systems_given(options: argparse.Namespace) -> list[scored_texts.Given]:
     """The systems named on the command line, those of groups first.
 
     A shell makes several words of ``--group ce={a,b}.jsonl``; those after the first belong to the group as well.
     """
-    from ngramloss.scoring.systems import parse_file, parse_groups
+    from ngramloss.scoring.scored_texts import parse_file, parse_groups
 
     names = {text.partition("=")[0].strip() for text in options.group}
     more = [text for text in options.predictions if text.partition("=")[0] in names and not Path(text).exists()]
@@ -168,10 +168,10 @@ def systems_given(options: argparse.Namespace) -> list[systems.Given]:
     ]
 
 
-def score_from_options(options: argparse.Namespace) -> tuple[results.Result, systems.Aligned]:
+def score_from_options(options: argparse.Namespace) -> tuple[results.Result, scored_texts.Aligned]:
     """Score the systems named on the command line."""
     from ngramloss.metrics.registry import METRICS
-    from ngramloss.scoring import audit, results, systems
+    from ngramloss.scoring import audit, results, scored_texts
     from ngramloss.scoring.texts import Named
 
     given = _default_metrics(options) if options.metrics is None else options.metrics
@@ -184,10 +184,10 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sys
     limits = audit.limits(options.limits) if options.limits else None
     count = audit.counter(options.tokenizer) if options.tokenizer else None
     named = Named(options.prediction, options.target, options.source, options.id)
-    texts = systems.align(
-        [systems.parse_file(text) for text in options.references],
+    texts = scored_texts.align(
+        [scored_texts.parse_file(text) for text in options.references],
         systems_given(options),
-        systems.parse_file(options.documents) if options.documents else None,
+        scored_texts.parse_file(options.documents) if options.documents else None,
         named=named,
     )
     for warning in texts.warnings:

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.output import tabular
     from ngramloss.scoring import tables
-    from ngramloss.scoring.systems import parse_file
+    from ngramloss.scoring.scored_texts import parse_file
 
     others = [parse_file(text) for text in [*options.references, options.documents] if text]
     out = output_file(options.per_document, [str(given.path) for given in [*systems_given(options), *others]])

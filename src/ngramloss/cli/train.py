@@ -53,7 +53,7 @@ def add(train: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss import recipe
-    from ngramloss.training.systems import run_of
+    from ngramloss.training.system_registry import run_of
 
     settings = recipe.load(options.recipe, recipe_settings(options))
     if options.show:
@@ -77,7 +77,7 @@ def train_run(settings: Recipe, run: str | None, *, fresh: bool = False) -> int:
     from ngramloss.training import runner
     from ngramloss.training.loop import Diverged
     from ngramloss.training.prepared import Stopped
-    from ngramloss.training.systems import run_of, with_whole_paths
+    from ngramloss.training.system_registry import run_of, with_whole_paths
 
     asked = run_of(settings)
     folder = Path(run or Path("runs") / asked.settings.slug)

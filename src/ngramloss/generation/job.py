@@ -19,7 +19,7 @@ from ngramloss.output.console import logger
 from ngramloss.recipe import AUTO, TASKS, Data, Generation, Model, Recipe
 from ngramloss.storage.files import read_object
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.training.systems import Written, read_system
+from ngramloss.training.system_registry import Written, read_system
 
 DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
 """Task → the recipe that completes the settings for a model that was trained elsewhere."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.objectives.windows.matches import matched
 from ngramloss.loss.objectives.windows.rewards import placed
 from ngramloss.loss.stats import GIVEN, IGNORE_INDEX, WEIGHTS, Packing, TokenStats, token_stats, unpack, with_given
@@ -66,9 +66,9 @@ def diagnose(
 
 def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tensor]:
     """``matched/n``, ``placed/n`` and ``confidence/n`` over all windows of a batch."""
-    windows = ngrams.real(labels, n).sum().clamp_min(1)                  # []
+    windows = window_counts.real(labels, n).sum().clamp_min(1)                  # []
     hit = matched(stats, labels, n=n).hit                                # [B, S]
-    sure = ngrams.sums(stats.best_logp, n).exp().where(hit, 0.0)         # [B, S]
+    sure = window_counts.sums(stats.best_logp, n).exp().where(hit, 0.0)         # [B, S]
     return {
         f"matched/{n}": hit.sum() / windows,
         f"placed/{n}": placed(stats, labels, n=n).hit.sum() / windows,

@@ -25,8 +25,8 @@ from ngramloss.scoring import paper, provenance
 from ngramloss.scoring.provenance import Provenance
 from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number
+from ngramloss.scoring.scored_texts import Aligned
 from ngramloss.scoring.significance import over_seeds
-from ngramloss.scoring.systems import Aligned
 from ngramloss.scoring.tables import seed_tests, seed_verdicts, untested, verdicts
 from ngramloss.storage.files import whole_rows
 from ngramloss.storage.run_folder import RunFolder

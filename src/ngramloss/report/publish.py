@@ -19,7 +19,7 @@ from ngramloss.output.console import logger
 from ngramloss.output.escape import as_code, in_markdown, in_python, without_html
 from ngramloss.recipe import CHAT, NO_SOURCE, SOURCE, Recipe
 from ngramloss.scoring import provenance, score_cache
-from ngramloss.scoring.systems import align
+from ngramloss.scoring.scored_texts import align
 from ngramloss.storage.files import fingerprint, inside, read_object, whole_folder
 from ngramloss.storage.run_folder import READ, RunFolder, weight_files
 

@@ -15,8 +15,8 @@ from ngramloss.scoring import provenance, score_cache, significance
 from ngramloss.scoring.audit import CutOff, LengthLimits, cut_off, oddities
 from ngramloss.scoring.provenance import Provenance
 from ngramloss.scoring.score_cache import CachedScores, Corpus, Keyed
+from ngramloss.scoring.scored_texts import Aligned
 from ngramloss.scoring.significance import CorpusScore, ScoredDocuments
-from ngramloss.scoring.systems import Aligned
 from ngramloss.storage.run_folder import Busy
 from ngramloss.version import __version__
 

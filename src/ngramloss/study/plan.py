@@ -21,7 +21,7 @@ from ngramloss.settings import Setting, nearest
 from ngramloss.storage.files import parse_toml
 from ngramloss.study.system_rows import Needed, SystemRow, is_recipe, key_of
 from ngramloss.training.best import options_of
-from ngramloss.training.systems import run_of
+from ngramloss.training.system_registry import run_of
 
 VALIDATION, TEST = "validation", "test"
 METRICS_OF = dict(zip(TASKS, (("rouge", "shape"), ("bleu", "chrf", "shape")), strict=True))

@@ -19,7 +19,7 @@ from ngramloss.output.console import logger
 from ngramloss.output.tabular import Cell, Head, Row, Table
 from ngramloss.recipe import TASKS, Model
 from ngramloss.report import build, page
-from ngramloss.scoring import paper, results, systems
+from ngramloss.scoring import paper, results, scored_texts
 from ngramloss.storage.files import lock_folder
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study import run as running
@@ -28,7 +28,7 @@ from ngramloss.study.plan import METRICS_OF, TEST, DataSet, Study, Training, che
 from ngramloss.study.results import ResultFolder, claim, raise_unless_same_study
 from ngramloss.study.system_rows import PASSED_ON, belongs_to, key_of, system_rows, with_needed
 from ngramloss.training import runner
-from ngramloss.training.systems import SYSTEMS, run_of
+from ngramloss.training.system_registry import SYSTEMS, run_of
 
 SMALL = "newswire"
 BASE, RESULTS = "base", "results"  # Folders of the model that is trained first, and of the study's results
@@ -124,7 +124,7 @@ class Reproduced(NamedTuple):
 
     tables: list[tables.SetTables]  # of the study, with the paper's values beside them
     result: results.Result  # scores of every run and baseline, as in the report
-    texts: systems.Aligned  # what they wrote
+    texts: scored_texts.Aligned  # what they wrote
     page: Path  # the report
     failed: bool  # whether a training failed
 
@@ -235,8 +235,8 @@ def _report(
     for baseline in plan.baselines:
         predictions.write_predictions(_baseline(plan, baseline), plan.folder / baseline)
     groups = [training.objective if plan.systems else "" for training in written]
-    given = [systems.Given(path, group=group) for path, group in zip(folders, groups, strict=True)]
-    texts = systems.align(None, [*given, *(plan.folder / baseline for baseline in plan.baselines)])
+    given = [scored_texts.Given(path, group=group) for path, group in zip(folders, groups, strict=True)]
+    texts = scored_texts.align(None, [*given, *(plan.folder / baseline for baseline in plan.baselines)])
     result = results.score_systems(texts, plan.metrics, options=options)
     # The recipe of a system names only its objective.
     runs = [run._replace(label=group) if run and group else run for run, group in zip_longest(result.runs, groups)]
@@ -317,7 +317,7 @@ def table1(names: Sequence[str], *, limit: int = 0) -> str:
     return "\n\n".join(str(measurement(name, limit=limit)) for name in names)
 
 
-def cases(result: results.Result, texts: systems.Aligned, score: str, *, count: int = 3) -> str:
+def cases(result: results.Result, texts: scored_texts.Aligned, score: str, *, count: int = 3) -> str:
     """The documents on which the systems differ most in one score, with the reference and every system's text."""
     assert texts.task.references is not None, "its data are read with their targets first"
     trained = {index: run for index, run in enumerate(result.runs) if run is not None and not run.is_baseline}
@@ -342,8 +342,8 @@ def _check(plan: TablePlan, page_folder: Path, options: dict[str, dict[str, obje
         return
     first = read_split(_baseline(plan, "lead-1")).examples[0]
     check_data(plan.study, plan.study.sets)
-    task = systems.DocumentSet([first.id], [list(first.references) or [first.target]], [first.source])
-    sample = systems.Aligned(task, ["sample"], [[first.target]], [None], [])
+    task = scored_texts.DocumentSet([first.id], [list(first.references) or [first.target]], [first.source])
+    sample = scored_texts.Aligned(task, ["sample"], [[first.target]], [None], [])
     absent = results.score_systems(sample, plan.metrics, options=options, samples=1, shuffles=0).absent
     if absent:
         reasons = "; ".join(f"{name} {reason}" for name, reason in absent.items())

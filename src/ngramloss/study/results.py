@@ -22,7 +22,7 @@ from ngramloss.metrics.registry import METRICS, compute_scores
 from ngramloss.metrics.scores import Absent, Pooled, corpus_score
 from ngramloss.output import escape
 from ngramloss.recipe import Recipe
-from ngramloss.scoring import provenance, systems
+from ngramloss.scoring import provenance, scored_texts
 from ngramloss.scoring.score_cache import number
 from ngramloss.storage.files import inside, object_or_empty, read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder
@@ -130,7 +130,7 @@ class ScoringError(Exception):
 def score_texts(study: Study, training: Training, decoding: str, run: RunFolder, texts: RunFolder) -> DecodingResult:
     """Score what a training's model wrote into ``texts``. Raises ``ScoringError`` if a metric fails."""
     data = study.data(training.set)
-    aligned = systems.align(None, [texts.path])
+    aligned = scored_texts.align(None, [texts.path])
     given = {**aligned.task._asdict(), "predictions": aligned.texts[0]}
     about = provenance.run(texts.path)
     values: dict[str, float | None] = {}

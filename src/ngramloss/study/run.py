@@ -184,7 +184,7 @@ class Loop:
             if base.model.name != "scratch" or base.model.encoder:
                 from ngramloss.models.encoders import load_encoder_config
                 from ngramloss.models.loading import load_config
-                from ngramloss.training.systems import read_system
+                from ngramloss.training.system_registry import read_system
 
                 reads_only = base.system and not read_system(base.system).entry.takes_objective
                 check = load_encoder_config if reads_only else load_config

@@ -1,8 +1,8 @@
 """names of systems, data and settings → rows of a study: the recipe of each, and what is made before it.
 
 A system's way to its texts is its training and ``generate``. What its training reads of other rows is data in its entry
-(:attr:`System.first <ngramloss.training.systems.System>`): the encoder of one run, the candidates of another. Rows name
-these by their folders, so what several of them need is made once.
+(``System.first``): the encoder of one run, the candidates of another. Rows name these by their folders, so what several
+of them need is made once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ngramloss import recipe
 from ngramloss.errors import UserError
 from ngramloss.recipe import Recipe
-from ngramloss.training.systems import SYSTEMS, System, run_of
+from ngramloss.training.system_registry import SYSTEMS, System, run_of
 
 ALL = "all"
 PASSED_ON = frozenset(recipe.affecting("documents", "rows", "sentences")) - {"data.name"}
@@ -40,7 +40,7 @@ class SystemRow(NamedTuple):
     """A row that is a system, not an objective."""
 
     base: Recipe  # every setting of its training, but for those of ``first``
-    first: Mapping[str, str]  # setting → its value, as in :class:`ngramloss.training.systems.System`
+    first: Mapping[str, str]  # setting → its value, as in :class:`ngramloss.training.system_registry.System`
     runs: Path  # the folder of all trainings, which these values name
     small: bool  # whether it is one for the built-in corpus
 

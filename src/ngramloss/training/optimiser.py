@@ -10,7 +10,7 @@ from ngramloss.errors import UserError
 from ngramloss.models.attached.heads import has_encoder
 from ngramloss.output.console import logger
 from ngramloss.recipe import Train
-from ngramloss.training.schedules import learning_rate, warmup_steps
+from ngramloss.training.learning_rates import learning_rate, warmup_steps
 
 
 def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:

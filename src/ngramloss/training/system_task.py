@@ -30,7 +30,7 @@ from ngramloss.training.planning import total_steps, why_not_captured
 from ngramloss.training.precision import autocast, precision_of
 from ngramloss.training.processes import Processes
 from ngramloss.training.run import Run
-from ngramloss.training.systems import system_of
+from ngramloss.training.system_registry import system_of
 from ngramloss.training.task import Task
 from ngramloss.training.validation import from_first
 

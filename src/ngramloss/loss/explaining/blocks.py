@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ngramloss.loss.explaining.sentence import Sentence
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.objectives.candidates import by_gain, student
 from ngramloss.loss.objectives.candidates.credit import credits
 from ngramloss.loss.objectives.candidates.policy import advantages
@@ -111,7 +111,7 @@ def gated(sentence: Sentence, term: Term, n: int) -> Explanation:
 def precision(sentence: Sentence, term: Term, n: int) -> Explanation:
     """− what the windows of the candidate add to the precision"""
     share = (covered_released if term.variant == "released" else covered)(sentence.stats, sentence.labels, n=n)
-    probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
+    probability = window_counts.sums(sentence.stats.best_logp, n).exp()  # [1, S]
     columns = {"in reference": _occurrences(sentence, n), "probability": probability, "adds": share}
     return _windows(sentence, "candidate", n, columns)
 
@@ -135,7 +135,7 @@ def soft(sentence: Sentence, term: Term, n: int) -> Explanation:
     """1 − what the windows of the reference earn"""
     options: dict[str, Any] = dict(term.options)
     earns = powers(sentence.stats, sentence.labels, n=n, **options)  # [1, S]
-    probability = ngrams.sums(sentence.stats.label_logp, n).exp()  # [1, S]
+    probability = window_counts.sums(sentence.stats.label_logp, n).exp()  # [1, S]
     return _windows(sentence, "reference", n, {"probability": probability, "earns": earns})
 
 
@@ -151,7 +151,7 @@ def bleu(sentence: Sentence, term: Term, n: int) -> Explanation:
     """− geometric mean of the clipped shares"""
     table = [["n", "windows", "clipped share"]]
     for order in term.n:
-        windows = int(ngrams.real(sentence.labels, order).sum())
+        windows = int(window_counts.real(sentence.labels, order).sum())
         share = clipped_share(sentence.stats, sentence.labels, n=order).item()
         table.append([str(order), str(windows), f"{share:.4f}" if windows else "–"])
     return Explanation(table)
@@ -233,15 +233,15 @@ def bag_student(sentence: Sentence, term: Term, n: int) -> Explanation:
 
 
 def _earned(sentence: Sentence, n: int, earned: Earned, columns: Columns) -> Explanation:
-    probability = ngrams.sums(sentence.stats.best_logp, n).exp()  # [1, S]
+    probability = window_counts.sums(sentence.stats.best_logp, n).exp()  # [1, S]
     numbers = {"probability": probability, "earns": _where(earned.hit, earned.amount)}
     return _windows(sentence, "candidate", n, {**columns, **numbers})
 
 
 def _own(sentence: Sentence, n: int, columns: Columns) -> Explanation:
     tokens, logp = sentence.written.own_text()  # [1, T'] each
-    own, reference = ngrams.same_length(tokens, sentence.labels)  # [1, L] each
-    shown = {"in reference": _times(own, reference, n), "probability": ngrams.sums(logp, n).exp()}
+    own, reference = window_counts.same_length(tokens, sentence.labels)  # [1, L] each
+    shown = {"in reference": _times(own, reference, n), "probability": window_counts.sums(logp, n).exp()}
     return _windows(sentence, "own text", n, {**shown, **columns})
 
 
@@ -287,15 +287,15 @@ def _occurrences(sentence: Sentence, n: int) -> list[str]:
 
 def _times(text: Tensor, reference: Tensor, n: int) -> list[str]:
     """How often each window of a text is in the reference."""
-    own, wanted = ngrams.ids(text, reference, n=n)  # [1, S] each
-    counts = ngrams.count(own, among=wanted, where=ngrams.real(reference, n))  # [1, S]
+    own, wanted = window_counts.ids(text, reference, n=n)  # [1, S] each
+    counts = window_counts.count(own, among=wanted, where=window_counts.real(reference, n))  # [1, S]
     return [f"×{count}" if count else "–" for count in counts[0].tolist()]
 
 
 def _copies(sentence: Sentence, n: int) -> list[str]:
     """How often each n-gram of the reference is in it."""
-    (ids,) = ngrams.ids(sentence.labels, n=n)  # [1, S]
-    return _whole(ngrams.count(ids, among=ids, where=ngrams.real(sentence.labels, n)))
+    (ids,) = window_counts.ids(sentence.labels, n=n)  # [1, S]
+    return _whole(window_counts.count(ids, among=ids, where=window_counts.real(sentence.labels, n)))
 
 
 def _words(sentence: Sentence) -> list[str]:

@@ -7,8 +7,8 @@ from typing import NamedTuple, NoReturn
 
 from ngramloss.errors import UserError
 from ngramloss.loss.terms.registry import MOST_N
-from ngramloss.loss.terms.schedule import Schedule
 from ngramloss.loss.terms.term import Term
+from ngramloss.loss.terms.weight_schedule import Schedule
 
 _TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>\S))")
 

@@ -17,7 +17,7 @@ from ngramloss.loss.terms.registry import (
     Objective,
     temperature_of,
 )
-from ngramloss.loss.terms.schedule import Schedule
+from ngramloss.loss.terms.weight_schedule import Schedule
 from ngramloss.plugins import call
 from ngramloss.settings import nearest
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.stats import IGNORE_INDEX, CandidateStats
 
 
@@ -59,13 +59,13 @@ def credits(stats: CandidateStats, labels: Tensor, *, n: tuple[int, ...]) -> Cre
     assert stats.tokens is not None
     assert stats.token_logp is not None
     B, K, T = stats.tokens.shape
-    sample, reference = ngrams.same_length(stats.tokens.flatten(0, 1), labels.repeat_interleave(K, 0))   # [B·K, L] each
+    sample, reference = window_counts.same_length(stats.tokens.flatten(0, 1), labels.repeat_interleave(K, 0))  # [B·K, L]
     credited = covering = torch.zeros_like(sample)                       # [B·K, L]
     for length in n:
-        real = ngrams.real(sample, length)                               # [B·K, S]
-        own, wanted = ngrams.ids(sample, reference, n=length)            # [B·K, S] each
-        count = ngrams.count(own, among=wanted, where=ngrams.real(reference, length))   # [B·K, S]
-        hit = real & (ngrams.earlier(own, where=real) < count)           # [B·K, S]
+        real = window_counts.real(sample, length)                               # [B·K, S]
+        own, wanted = window_counts.ids(sample, reference, n=length)            # [B·K, S] each
+        count = window_counts.count(own, among=wanted, where=window_counts.real(reference, length))   # [B·K, S]
+        hit = real & (window_counts.earlier(own, where=real) < count)           # [B·K, S]
         credited = credited + _over_tokens(hit, length, sample)          # [B·K, L]
         covering = covering + _over_tokens(real, length, sample)         # [B·K, L]
     shares = credited.to(stats.token_logp.dtype) / covering.clamp_min(1)   # [B·K, L]
@@ -80,4 +80,4 @@ def _over_tokens(windows: Tensor, n: int, like: Tensor) -> Tensor:
     """How many of the marked windows each token is in, in the shape of ``like``, [N, L]."""
     if windows.shape[1] == 0:
         return torch.zeros_like(like)                                    # [N, L]
-    return ngrams.sums(F.pad(windows.long(), (n - 1, n - 1)), n)         # [N, L]
+    return window_counts.sums(F.pad(windows.long(), (n - 1, n - 1)), n)         # [N, L]

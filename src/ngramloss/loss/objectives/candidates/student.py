@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.objectives.windows.matches import Earned
 from ngramloss.loss.objectives.windows.precision import clipped_shares
 from ngramloss.loss.stats import IGNORE_INDEX, CandidateStats
@@ -82,19 +82,19 @@ def bag_student(stats: CandidateStats, labels: Tensor, *, n: int) -> Tensor:
 def matched(stats: CandidateStats, labels: Tensor, *, n: int) -> Earned:
     """What the windows of the own text earn in :func:`matches_student`, [B, S] each."""
     tokens, logp, reference = _aligned(stats, labels)                    # [B, L] each
-    real, of_reference = ngrams.real(tokens, n), ngrams.real(reference, n)   # [B, S] each
-    own, wanted = ngrams.ids(tokens, reference, n=n)                     # [B, S] each
-    hit = real & (ngrams.count(own, among=wanted, where=of_reference) > 0)   # [B, S]
-    copies = ngrams.count(own, among=own, where=real)                    # [B, S]
+    real, of_reference = window_counts.real(tokens, n), window_counts.real(reference, n)   # [B, S] each
+    own, wanted = window_counts.ids(tokens, reference, n=n)                     # [B, S] each
+    hit = real & (window_counts.count(own, among=wanted, where=of_reference) > 0)   # [B, S]
+    copies = window_counts.count(own, among=own, where=real)                    # [B, S]
     windows = torch.maximum(real.sum(-1), of_reference.sum(-1)).clamp_min(1).unsqueeze(-1)   # [B, 1]
-    amount = (ngrams.sums(logp, n).exp() / (copies.clamp_min(1) * windows)).where(hit, 0.0)   # [B, S]
+    amount = (window_counts.sums(logp, n).exp() / (copies.clamp_min(1) * windows)).where(hit, 0.0)   # [B, S]
     return Earned(hit, copies, amount)
 
 
 def covered(stats: CandidateStats, labels: Tensor, *, n: int) -> Tensor:
     """What the windows of the own text add to the precision of :func:`precision_student`, [B, S]."""
     tokens, logp, reference = _aligned(stats, labels)                    # [B, L] each
-    real, of_reference = ngrams.real(tokens, n), ngrams.real(reference, n)   # [B, S] each
+    real, of_reference = window_counts.real(tokens, n), window_counts.real(reference, n)   # [B, S] each
     return clipped_shares(tokens, logp, reference, real=real, of_reference=of_reference, n=n)   # [B, S]
 
 
@@ -104,10 +104,10 @@ def found(stats: CandidateStats, labels: Tensor, *, n: int) -> tuple[Tensor, Ten
     tokens, _ = stats.own_text()                                         # [B, T]
     counts = (tokens != IGNORE_INDEX).unsqueeze(2) & (labels != IGNORE_INDEX).unsqueeze(1)   # [B, T, U]
     logp = stats.greedy_cross_logp.where(counts, 0.0)                    # [B, T, U]
-    real, of_reference = ngrams.real(tokens, n), ngrams.real(labels, n)  # [B, S'], [B, S]
-    (reference,) = ngrams.ids(labels, n=n)                               # [B, S]
-    copies = ngrams.count(reference, among=reference, where=of_reference).clamp_min(1)   # [B, S]
-    probability = ngrams.diagonal_sums(logp, n).exp()                    # [B, S', S]
+    real, of_reference = window_counts.real(tokens, n), window_counts.real(labels, n)  # [B, S'], [B, S]
+    (reference,) = window_counts.ids(labels, n=n)                               # [B, S]
+    copies = window_counts.count(reference, among=reference, where=of_reference).clamp_min(1)   # [B, S]
+    probability = window_counts.diagonal_sums(logp, n).exp()                    # [B, S', S]
     expected = probability.where(real.unsqueeze(2) & of_reference.unsqueeze(1), 0.0).sum(1)   # [B, S]
     windows = (real.sum(-1) + of_reference.sum(-1)).clamp_min(1).unsqueeze(-1)   # [B, 1]
     bounded = torch.minimum(expected, copies.to(expected.dtype))         # [B, S]
@@ -117,5 +117,5 @@ def found(stats: CandidateStats, labels: Tensor, *, n: int) -> tuple[Tensor, Ten
 def _aligned(stats: CandidateStats, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens and log-probabilities of the own text, and the reference, all of the length of the longer, [B, L] each."""
     tokens, logp = stats.own_text()                                      # [B, T] each
-    padded, reference = ngrams.same_length(tokens, labels)               # [B, L] each
+    padded, reference = window_counts.same_length(tokens, labels)               # [B, L] each
     return padded, F.pad(logp, (0, padded.shape[-1] - logp.shape[-1])), reference

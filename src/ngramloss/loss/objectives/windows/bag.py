@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.stats import TokenStats
 
 
@@ -43,7 +43,7 @@ def bag_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
     The authors' published code does this: its counter treats every occurrence as a separate n-gram.
     """
-    real = ngrams.real(labels, n)                                        # [B, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
     windows = real.sum(-1)                                               # [B]
     capped = expected(stats, labels, n=n).clamp_max(1).where(real, 0.0)  # [B, S]
     return (-capped.sum(-1) / windows.clamp_min(1)).where(windows > 0, 1.0)   # [B]
@@ -51,9 +51,9 @@ def bag_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 def found(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Each reference window's contribution to Σ_g min(B, C)/W: its share of its n-gram's, [B, S]."""
-    real = ngrams.real(labels, n)                                        # [B, S]
-    (reference,) = ngrams.ids(labels, n=n)                               # [B, S]
-    copies = ngrams.count(reference, among=reference, where=real).clamp_min(1)   # [B, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
+    (reference,) = window_counts.ids(labels, n=n)                               # [B, S]
+    copies = window_counts.count(reference, among=reference, where=real).clamp_min(1)   # [B, S]
     bounded = torch.minimum(expected(stats, labels, n=n), copies.to(stats.lse.dtype))   # [B, S]
     return (bounded / copies).where(real, 0.0) / real.sum(-1, keepdim=True).clamp_min(1)   # [B, S]
 
@@ -65,6 +65,6 @@ def expected(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 def placements(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Probability of the n-gram of reference window u at window t, 0 where either is not real, [B, S, S]."""
-    real = ngrams.real(labels, n)                                        # [B, S]
-    probability = ngrams.diagonal_sums(stats.need("cross_logp", "bag, as bleu,"), n).exp()        # [B, S, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
+    probability = window_counts.diagonal_sums(stats.need("cross_logp", "bag, as bleu,"), n).exp()        # [B, S, S]
     return probability.where(real.unsqueeze(2) & real.unsqueeze(1), 0.0)   # [B, S, S]

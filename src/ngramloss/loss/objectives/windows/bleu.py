@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.objectives.windows.bag import placements
 from ngramloss.loss.stats import TokenStats
 
@@ -35,7 +35,7 @@ def bleu(stats: TokenStats, labels: Tensor, *, n: tuple[int, ...]) -> Tensor:
         tensor([-1.])
     """
     shares = torch.stack([clipped_share(stats, labels, n=order) for order in n])   # [orders, B]
-    present = torch.stack([ngrams.real(labels, order).any(-1) for order in n])     # [orders, B]
+    present = torch.stack([window_counts.real(labels, order).any(-1) for order in n])     # [orders, B]
     logs = shares.clamp_min(FLOOR).log().where(present, 0.0)             # [orders, B]
     mean = (logs.sum(0) / present.sum(0).clamp_min(1)).exp()             # [B]
     return -mean.where(present.any(0), 0.0)                              # [B]
@@ -43,9 +43,9 @@ def bleu(stats: TokenStats, labels: Tensor, *, n: tuple[int, ...]) -> Tensor:
 
 def clipped_share(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """O_n / W, [B]."""
-    real = ngrams.real(labels, n)                                        # [B, S]
-    (reference,) = ngrams.ids(labels, n=n)                               # [B, S]
-    copies = ngrams.count(reference, among=reference, where=real).clamp_min(1).unsqueeze(1)   # [B, 1, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
+    (reference,) = window_counts.ids(labels, n=n)                               # [B, S]
+    copies = window_counts.count(reference, among=reference, where=real).clamp_min(1).unsqueeze(1)   # [B, 1, S]
     probability = placements(stats, labels, n=n)                         # [B, S, S]
     elsewhere = probability.sum(1, keepdim=True) - probability           # [B, S, S]
     clipped = probability * (copies / (1 + elsewhere)).clamp_max(1)      # [B, S, S]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.stats import TokenStats
 
 
@@ -31,14 +31,14 @@ def eisl(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         >>> eisl(token_stats(sure, reference, needs=("cross_logp",)), reference, n=2) + 0
         tensor([0.])
     """
-    real = ngrams.real(labels, n)                                        # [B, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
     return -preferred(stats, labels, n=n).sum(-1) / real.sum(-1).clamp_min(1)   # [B]
 
 
 def preferred(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Σ_t softmax_t(A(u)) · A_t(u) of each reference window, 0 if it is not real, [B, S]."""
-    real = ngrams.real(labels, n)                                        # [B, S]
-    fit = (ngrams.diagonal_sums(stats.need("cross_logp", "eisl"), n) / float(n)).clamp_min(-1e30)   # [B, S, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
+    fit = (window_counts.diagonal_sums(stats.need("cross_logp", "eisl"), n) / float(n)).clamp_min(-1e30)   # [B, S, S]
     outside = ~real.unsqueeze(2)                                         # [B, S, 1]
     share = fit.masked_fill(outside, torch.finfo(fit.dtype).min).softmax(1)   # [B, S, S]
     return (share * fit.masked_fill(outside, 0.0)).sum(1).where(real, 0.0)   # [B, S]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.objectives.windows.matches import Earned, earned
 from ngramloss.loss.objectives.windows.rewards import by_twin
 from ngramloss.loss.stats import IGNORE_INDEX, TokenStats
@@ -31,7 +31,7 @@ def gated(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         >>> gated(token_stats(sure, reference), reference, n=2)         # 5 5 twice, of three windows
         tensor([0.3333])
     """
-    return ngrams.missed(stats, labels, correct(stats, labels, n=n).amount, n=n)   # [B]
+    return window_counts.missed(stats, labels, correct(stats, labels, n=n).amount, n=n)   # [B]
 
 
 def gated_twin(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
@@ -44,7 +44,7 @@ def gated_twin(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 def correct(stats: TokenStats, labels: Tensor, *, n: int) -> Earned:
     """The windows of :func:`gated`. Nothing is shared among copies: each has a reward of its own."""
-    real = ngrams.real(labels, n)                                        # [B, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
     predicted = labels.where(stats.best_token == labels, IGNORE_INDEX)   # [B, T]
-    hit = ngrams.real(predicted, n)                                      # [B, S]
+    hit = window_counts.real(predicted, n)                                      # [B, S]
     return earned(stats, hit=hit, copies=hit.long(), real=real, n=n)

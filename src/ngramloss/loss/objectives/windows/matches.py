@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.stats import TokenStats
 
 
@@ -39,7 +39,7 @@ def matches(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         >>> matches(token_stats(sure, reference), reference, n=2)       # 6 7 matches, 7 5 does not
         tensor([0.5000])
     """
-    return ngrams.missed(stats, labels, matched(stats, labels, n=n).amount, n=n)   # [B]
+    return window_counts.missed(stats, labels, matched(stats, labels, n=n).amount, n=n)   # [B]
 
 
 def matches_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
@@ -48,7 +48,7 @@ def matches_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     The authors' published code does this; the paper's text and algorithms do not.
     """
     amount = matched(stats, labels, n=n, most=most_counted(n)).amount    # [B, S]
-    return ngrams.missed(stats, labels, amount, n=n)                     # [B]
+    return window_counts.missed(stats, labels, amount, n=n)                     # [B]
 
 
 def most_counted(n: int) -> int | None:
@@ -58,19 +58,19 @@ def most_counted(n: int) -> int | None:
 
 def matched(stats: TokenStats, labels: Tensor, *, n: int, most: int | None = None) -> Earned:
     """The windows of :func:`matches`, counting at most the first ``most`` of each n-gram."""
-    real = ngrams.real(labels, n)                                        # [B, S]
-    candidate, reference = ngrams.ids(stats.best_token, labels, n=n)     # [B, S] each
-    hit = real & (ngrams.count(candidate, among=reference, where=real) > 0)   # [B, S]
-    copies = ngrams.count(candidate, among=candidate, where=real)        # [B, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
+    candidate, reference = window_counts.ids(stats.best_token, labels, n=n)     # [B, S] each
+    hit = real & (window_counts.count(candidate, among=reference, where=real) > 0)   # [B, S]
+    copies = window_counts.count(candidate, among=candidate, where=real)        # [B, S]
     if most is not None:
-        hit = hit & (ngrams.earlier(candidate, where=real) < most)       # [B, S]
+        hit = hit & (window_counts.earlier(candidate, where=real) < most)       # [B, S]
         copies = copies.clamp_max(most)                                  # [B, S]
     return earned(stats, hit=hit, copies=copies, real=real, n=n)
 
 
 def earned(stats: TokenStats, *, hit: Tensor, copies: Tensor, real: Tensor, n: int) -> Earned:
     """Π q / K / W for every window that hit."""
-    probability = ngrams.sums(stats.best_logp, n).exp()                  # [B, S]
+    probability = window_counts.sums(stats.best_logp, n).exp()                  # [B, S]
     windows = real.sum(-1, keepdim=True).clamp_min(1)                    # [B, 1]
     amount = (probability / (copies.clamp_min(1) * windows)).where(hit, 0.0)   # [B, S]
     return Earned(hit, copies, amount)

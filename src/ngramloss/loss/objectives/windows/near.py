@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.stats import TokenStats
 
 
@@ -36,15 +36,15 @@ def near(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> Te
         tensor([0.9375])
     """
     probability, weight = nearness(stats, labels, n=n, power=power)      # [B, S] each
-    windows = ngrams.real(labels, n).sum(-1, keepdim=True).clamp_min(1)  # [B, 1]
-    return ngrams.missed(stats, labels, weight * probability / windows, n=n)   # [B]
+    windows = window_counts.real(labels, n).sum(-1, keepdim=True).clamp_min(1)  # [B, 1]
+    return window_counts.missed(stats, labels, weight * probability / windows, n=n)   # [B]
 
 
 def nearness(stats: TokenStats, labels: Tensor, *, n: int, power: float = 4.0) -> tuple[Tensor, Tensor]:
     """The probability of each window of :func:`near`, 0 if it is not real, and its weight, without gradient."""
-    logp = ngrams.sums(stats.label_logp, n)                              # [B, S]
-    probability = logp.exp().where(ngrams.real(labels, n), 0.0)          # [B, S]
+    logp = window_counts.sums(stats.label_logp, n)                              # [B, S]
+    probability = logp.exp().where(window_counts.real(labels, n), 0.0)          # [B, S]
     if power == 0:                                                       # 0 · −inf is NaN
         return probability, torch.ones_like(probability)
-    gap = logp - ngrams.sums(stats.best_logp, n)                         # [B, S]
+    gap = logp - window_counts.sums(stats.best_logp, n)                         # [B, S]
     return probability, (power * gap).exp().detach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.stats import TokenStats
 
 
@@ -46,7 +46,7 @@ def precision_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 
 def covered(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Each window's contribution to :func:`precision`: its share of its n-gram's clipped count, [B, S]."""
-    real = ngrams.real(labels, n)                                        # [B, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
     return clipped_shares(stats.best_token, stats.best_logp, labels, real=real, of_reference=real, n=n)   # [B, S]
 
 
@@ -61,22 +61,22 @@ def clipped_shares(
         real: which windows of the text count, [B, S].
         of_reference: which windows of the reference count, [B, S].
     """
-    candidate, reference = ngrams.ids(tokens, labels, n=n)               # [B, S] each
-    probability = ngrams.sums(logp, n).exp().where(real, 0.0)            # [B, S]
-    expected = ngrams.pooled(probability, ids=candidate).gather(-1, candidate)   # [B, S]
-    actual = ngrams.count(candidate, among=reference, where=of_reference)   # [B, S]
+    candidate, reference = window_counts.ids(tokens, labels, n=n)               # [B, S] each
+    probability = window_counts.sums(logp, n).exp().where(real, 0.0)            # [B, S]
+    expected = window_counts.pooled(probability, ids=candidate).gather(-1, candidate)   # [B, S]
+    actual = window_counts.count(candidate, among=reference, where=of_reference)   # [B, S]
     clipped = torch.minimum(expected, actual.to(expected.dtype)) / _positive(expected)   # [B, S]
     return probability * clipped / _positive(probability.sum(-1, keepdim=True))   # [B, S]
 
 
 def covered_released(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """Each window's contribution to :func:`precision_released`, [B, S]."""
-    real = ngrams.real(labels, n)                                        # [B, S]
-    candidate, reference = ngrams.ids(stats.best_token, labels, n=n)     # [B, S] each
-    copies = ngrams.count(candidate, among=candidate, where=real)        # [B, S]
-    last = ngrams.earlier(candidate, where=real) == copies - 1           # [B, S]
-    known = ngrams.count(candidate, among=reference, where=real) > 0     # [B, S]
-    probability = ngrams.sums(stats.best_logp, n).exp().where(real, 0.0)   # [B, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
+    candidate, reference = window_counts.ids(stats.best_token, labels, n=n)     # [B, S] each
+    copies = window_counts.count(candidate, among=candidate, where=real)        # [B, S]
+    last = window_counts.earlier(candidate, where=real) == copies - 1           # [B, S]
+    known = window_counts.count(candidate, among=reference, where=real) > 0     # [B, S]
+    probability = window_counts.sums(stats.best_logp, n).exp().where(real, 0.0)   # [B, S]
     return probability.where(last & known, 0.0) / _positive(probability.sum(-1, keepdim=True))   # [B, S]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.objectives.windows.matches import Earned, earned
 from ngramloss.loss.stats import TokenStats
 
@@ -29,7 +29,7 @@ def rewards(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         >>> rewards(token_stats(sure, reference), reference, n=2)
         tensor([0.5000])
     """
-    return ngrams.missed(stats, labels, placed(stats, labels, n=n).amount, n=n)   # [B]
+    return window_counts.missed(stats, labels, placed(stats, labels, n=n).amount, n=n)   # [B]
 
 
 def rewards_twin(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
@@ -50,8 +50,8 @@ def by_twin(stats: TokenStats) -> TokenStats:
 
 def placed(stats: TokenStats, labels: Tensor, *, n: int) -> Earned:
     """The windows of :func:`rewards`."""
-    real = ngrams.real(labels, n)                                        # [B, S]
-    candidate, reference = ngrams.ids(stats.best_token, labels, n=n)     # [B, S] each
+    real = window_counts.real(labels, n)                                        # [B, S]
+    candidate, reference = window_counts.ids(stats.best_token, labels, n=n)     # [B, S] each
     hit = real & (candidate == reference)                                # [B, S]
-    copies = ngrams.count(reference, among=reference, where=hit)         # [B, S]
+    copies = window_counts.count(reference, among=reference, where=hit)         # [B, S]
     return earned(stats, hit=hit, copies=copies, real=real, n=n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ngramloss.loss.objectives import ngrams
+from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.stats import TokenStats
 
 
@@ -34,12 +34,12 @@ def soft(stats: TokenStats, labels: Tensor, *, n: int, kappa: float | None = Non
         >>> soft(token_stats(half, labels), labels, n=2), soft(token_stats(half, labels), labels, n=2, kappa=1)
         (tensor([0.7500]), tensor([0.5000]))
     """
-    return ngrams.missed(stats, labels, powers(stats, labels, n=n, kappa=kappa), n=n)   # [B]
+    return window_counts.missed(stats, labels, powers(stats, labels, n=n, kappa=kappa), n=n)   # [B]
 
 
 def powers(stats: TokenStats, labels: Tensor, *, n: int, kappa: float | None = None) -> Tensor:
     """What each window earns in :func:`soft`, [B, S]."""
-    real = ngrams.real(labels, n)                                        # [B, S]
+    real = window_counts.real(labels, n)                                        # [B, S]
     exponent = 1.0 if kappa is None else kappa / n
-    earned = (exponent * ngrams.sums(stats.label_logp, n)).exp()         # [B, S]
+    earned = (exponent * window_counts.sums(stats.label_logp, n)).exp()         # [B, S]
     return earned.where(real, 0.0) / real.sum(-1, keepdim=True).clamp_min(1)   # [B, S]

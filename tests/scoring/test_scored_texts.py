@@ -7,7 +7,7 @@ import pytest
 from run_folders import REFERENCES, run
 
 from ngramloss import cli
-from ngramloss.scoring import systems
+from ngramloss.scoring import scored_texts
 
 WORDS = ["the", "cat", "sat", "on", "the", "mat"]
 FEW = ("--samples", "20", "--shuffles", "20")
@@ -241,13 +241,17 @@ def test_systems_are_columns_of_one_file(table, capsys):
 
 def test_equal_columns_of_two_files_carry_the_files_name(table):
     (table / "dev.csv").write_text((table / "test.csv").read_text())
-    given = [systems.parse_file(text) for text in ("test.csv:lead", "dev.csv:lead", "test.csv:bart")]
-    assert systems.align([systems.parse_file("test.csv:summary")], given).names == ["test/lead", "dev/lead", "bart"]
+    given = [scored_texts.parse_file(text) for text in ("test.csv:lead", "dev.csv:lead", "test.csv:bart")]
+    assert scored_texts.align([scored_texts.parse_file("test.csv:summary")], given).names == [
+        "test/lead",
+        "dev/lead",
+        "bart",
+    ]
 
 
 def test_a_file_with_a_colon_in_its_name_is_a_file(table, capsys):
     (table / "test.csv:lead").write_text("a\nb\n")
-    assert systems.parse_file("test.csv:lead").column == ""
+    assert scored_texts.parse_file("test.csv:lead").column == ""
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import transformers
 
 from ngramloss import recipe
 from ngramloss.errors import UserError
-from ngramloss.training.schedules import SCHEDULES, learning_rate, warmup_steps
+from ngramloss.training.learning_rates import SCHEDULES, learning_rate, warmup_steps
 
 
 def theirs(name, warmup, total, rate):

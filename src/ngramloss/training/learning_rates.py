@@ -55,7 +55,7 @@ SCHEDULES: dict[str, Callable[[int, int, int, float], float]] = {
 """Name → what the learning rate is after the warm-up; that of ``noam`` has its own."""
 
 
-def schedule_names() -> tuple[str, ...]:
+def names() -> tuple[str, ...]:
     """The values of ``train.schedule``."""
     return tuple(SCHEDULES)
 
