@@ -59,7 +59,7 @@ def credits(stats: CandidateStats, labels: Tensor, *, n: tuple[int, ...]) -> Cre
     assert stats.tokens is not None
     assert stats.token_logp is not None
     B, K, T = stats.tokens.shape
-    sample, reference = window_counts.same_length(stats.tokens.flatten(0, 1), labels.repeat_interleave(K, 0))  # [B·K, L]
+    sample, reference = window_counts.same_length(stats.tokens.flatten(0, 1), labels.repeat_interleave(K, 0))  # B·K, L
     credited = covering = torch.zeros_like(sample)                       # [B·K, L]
     for length in n:
         real = window_counts.real(sample, length)                               # [B·K, S]
