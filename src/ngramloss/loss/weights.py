@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 _sent: WeakKeyDictionary[JointLoss, dict[tuple[torch.dtype, torch.device], tuple[tuple[float, ...], Tensor]]]
 _sent = WeakKeyDictionary()
-"""The weights of a loss on each device, and their values when they were sent. A copy of a loss has tensors of its own.
-"""
+"""The weights of a loss on each device, and their values when they were sent; a copy of a loss has its own."""
 
 
 def share_now(part: Part, progress: float | None) -> float:

@@ -1,8 +1,4 @@
-"""a sentence pair and a term → the windows, words or outputs that the term reads, and what each earns or costs.
-
-The registry of objectives names the function that shows an objective: ``(sentence, term, n) → Explanation``. Its
-docstring is the title, unless the explanation has another one.
-"""
+"""a sentence pair and a term → what the term reads and earns or costs; the function's docstring is its title."""
 
 from __future__ import annotations
 

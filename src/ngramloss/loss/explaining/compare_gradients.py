@@ -14,7 +14,6 @@ from ngramloss.output.console import aligned
 from ngramloss.storage.files import writing
 
 REFERENCE, WRONG = "#2f6db0", "#c0392b"
-"""Colours of the picture."""
 
 
 class Push(NamedTuple):
@@ -35,10 +34,7 @@ def pushes(
     confidence: Sequence[float] = (0.9,),
     others: Sequence[str] = (),
 ) -> tuple[list[Push], list[str]]:
-    """What each objective does to the words of the pair; also notes about changes to the candidate.
-
-    Arguments are as in :func:`ngramloss.loss.explaining.explain.explain`.
-    """
+    """What each objective does to the words of the pair; also notes about changes to the candidate."""
     losses = [JointLoss(objective) for objective in objectives]
     raise_if_not_compared(others, losses)
     sentence, notes = read(reference, candidate, confidence, others)

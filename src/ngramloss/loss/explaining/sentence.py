@@ -58,10 +58,7 @@ class Sentence(NamedTuple):
         return Sentence(*words, self.labels[:, first:end], self.logits[:, first:end], [words[1]], [])
 
     def candidates(self, loss_fn: JointLoss, logits: Tensor) -> CandidateStats | None:
-        """The outputs under a model with these logits, if the objective reads them.
-
-        A gain is the harmonic mean of the shares of words in common (ROUGE-1 without stemming).
-        """
+        """The outputs under a model with these logits, if the objective reads them; gains are ROUGE-1."""
         if not loss_fn.needs_candidates:
             return None
         if loss_fn.needs_samples and len(self.outputs) == 1:

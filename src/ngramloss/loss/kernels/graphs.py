@@ -26,11 +26,7 @@ class CannotCapture(RuntimeError):
 
 
 def capture(function: Callable[[], Result], *, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Warm a function up and record it. Returns the graph, and the result, which each replay overwrites.
-
-    ``function``: must not wait for the device. ``pool``: the memory of the graph. Graphs that never run at the same
-    time share it.
-    """
+    """Warm a function up, which must not wait for the device, and record it: the graph, and what it overwrites."""
     warm_up(function)
     return record(function, pool=pool)
 
@@ -42,18 +38,12 @@ def warn_not_captured(what: str, reason: str) -> None:
 
 
 def shared_pool(kept: Iterable[torch.cuda.CUDAGraph]) -> Any:
-    """Memory for one more graph: that of the graphs that are kept, which never run at the same time; else new memory.
-
-    Memory whose graphs are all gone is refused by PyTorch until it has given it back.
-    """
+    """The memory of the kept graphs, as PyTorch refuses memory whose graphs are all gone; else new memory."""
     return next((graph.pool() for graph in kept), None) or torch.cuda.graph_pool_handle()
 
 
 def warm_up(function: Callable[[], object], *, times: int = 1, stream: Any = None) -> None:
-    """Run a function on a side stream, for what libraries set up at the first use of a shape.
-
-    Unlike recording, this changes what the function changes: see :func:`restored`.
-    """
+    """Run a function on a side stream, for what libraries set up at a first use; what it changes stays changed."""
     side = stream or _side_stream(torch.cuda.current_device())
     current = torch.cuda.current_stream(side.device)
     side.wait_stream(current)
@@ -72,11 +62,7 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 def record(
     function: Callable[[], Result], *, pool: Any = None, stream: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Record a function that is warmed up; nothing is computed. Other threads may use the device meanwhile.
-
-    Raises:
-        CannotCapture: what failed, and where. The function can still run without a graph.
-    """
+    """Record a warm function, computing nothing, while other threads may use the device; or raise CannotCapture."""
     graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
     try:
         with _nothing_collected(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -92,10 +78,7 @@ def record(
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Switch off garbage collection: CUDA ends a recording in which another graph is destroyed.
-
-    A graph in a reference cycle is destroyed by the collector, which may run at any line of Python in any thread.
-    """
+    """Switch off garbage collection: in any thread it may destroy a graph in a cycle, which ends a recording."""
     with _recording:   # else the first thread to finish would switch it on for the others
         was_on = gc.isenabled()
         gc.disable()
@@ -152,10 +135,9 @@ def restored_random_numbers(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def memory_from(pool: Any, device: torch.device, *, until: ExitStack) -> Iterator[None]:
-    """Take memory on the current stream from a pool of graphs. It stays in the pool until ``until`` is closed.
+    """Take memory from a pool of graphs until ``until`` closes, or a warm-up would need as much again.
 
-    Otherwise a warm-up would need as much memory again as the graphs have. PyTorch's own graphs do the same; its public
-    function for it covers one thread, but a backward pass runs in another.
+    PyTorch's public function for it covers one thread, but a backward pass runs in another.
     """
     names = ("_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
     begin, end, release = (getattr(torch._C, name, None) for name in names)

@@ -1,8 +1,6 @@
 """joint loss, TokenStats and labels → loss, parts and slopes with few launches, on a GPU.
 
-The n-gram part is about a hundred tiny operations on [B, T] tensors, so launches take nearly all of the time. Formulas
-that have a kernel use it (:mod:`kernels`). From the third batch of a shape on, the whole part, value and gradient
-together, is replayed as a CUDA graph. The graph captures :meth:`JointLoss.part_values` itself.
+The n-gram part is about a hundred tiny operations on [B, T] tensors, so launches take nearly all of the time.
 """
 
 from __future__ import annotations
@@ -59,7 +57,6 @@ def fastest(part: Part, stats: TokenStats) -> Callable[..., Tensor]:
 
 @cache
 def _kernel(path: str) -> Any:
-    """The kernel at ``module:name``, imported on first use because it needs Triton."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
@@ -93,10 +90,7 @@ class _Replayed(torch.autograd.Function):
 
 
 class _Program:
-    """The graphs of a joint loss and its gradient, for repeated shapes.
-
-    It has no reference to the loss, because it is a value in a dictionary with weak references to losses.
-    """
+    """The graphs of a joint loss and its gradient; without a reference to the loss, to which a weak dictionary maps."""
 
     def __init__(self) -> None:
         self.calls: dict[Hashable, int] = {}

@@ -1,9 +1,7 @@
 """TokenStats → objectives of windows, value and gradient in one Triton kernel each.
 
-The formulas are those of :mod:`matches`, :mod:`rewards`, :mod:`precision`, :mod:`gated`, :mod:`soft` and :mod:`near`;
-the tests compare both with the same oracle. In PyTorch each formula takes twenty to forty launches for a microsecond of
-work. One program processes one sequence, and for the first three compares its windows pairwise, so T must be at most
-:data:`LONGEST` and n at most :data:`MOST_N`.
+One program processes one sequence. :mod:`matches`, :mod:`rewards` and :mod:`precision` compare its windows pairwise, so
+T must be at most :data:`LONGEST` and n at most :data:`MOST_N`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ IGNORE = tl.constexpr(IGNORE_INDEX)
 
 
 def _is_short(stats: TokenStats, n: int) -> bool:
-    """Whether the kernels support rows and windows of this length."""
     return stats.lse.shape[1] <= LONGEST and n <= MOST_N
 
 
@@ -154,7 +151,6 @@ def _real(labels, t, T, N: tl.constexpr):
 
 @triton.jit
 def _total(logp, t, T, N: tl.constexpr):
-    """Log-probability of each window."""
     total = tl.zeros(t.shape, tl.float32)
     for i in tl.static_range(0, N):
         total += tl.load(logp + t + i, mask=t + i < T, other=0.0)

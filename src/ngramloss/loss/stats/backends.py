@@ -126,7 +126,6 @@ def _gather(positions: Tensor, hidden: Tensor, labels: Tensor, texts: TextIds) -
 
 
 def _gather_teacher(positions: Tensor, teacher: Teacher) -> Teacher:
-    """The teacher at these positions alone, [1, N, …]."""
     index = positions.clamp_min(0)                                       # [N]
     logits, hidden = (None if x is None else at_positions(x, index).unsqueeze(0) for x in teacher[:2])
     return teacher._replace(logits=logits, hidden=hidden)
@@ -146,9 +145,8 @@ def _spread(positions: Tensor, stats: TokenStats, shape: torch.Size) -> TokenSta
 def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "auto") -> Choice:
     """The backend for hidden states on this device and of this dtype, and the reason.
 
-    Example:
-        >>> chosen_backend(torch.device("cpu"), torch.float32)
-        Choice(backend='chunked', reason='a cpu has no Triton: PyTorch in slices')
+    >>> chosen_backend(torch.device("cpu"), torch.float32)
+    Choice(backend='chunked', reason='a cpu has no Triton: PyTorch in slices')
     """
     if backend != "auto":
         if backend not in BACKENDS:

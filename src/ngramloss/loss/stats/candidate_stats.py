@@ -64,27 +64,23 @@ class CandidateStats(NamedTuple):
 def own_rows(own: Tensor) -> Tensor:
     """The row of each source's first marked candidate among all B·K; where none is marked, some row of it, [B].
 
-    Example:
-        >>> own_rows(torch.tensor([[True, False], [False, True], [False, False]]))
-        tensor([0, 3, 4])
+    >>> own_rows(torch.tensor([[True, False], [False, True], [False, False]]))
+    tensor([0, 3, 4])
     """
     B, K = own.shape
     return torch.arange(B, device=own.device) * K + own.long().argmax(-1)   # [B]
 
 
 def checked_candidates(stats: CandidateStats) -> CandidateStats:
-    """The same candidates with ``logp`` in fp32 or better and the rest in its precision; 0 where there is none.
+    """The candidates with ``logp`` in fp32 or better, the rest alike, and 0 where there is none.
 
-    The joint loss does this once, and objectives read the result. ``gain`` keeps its own precision if that is a
-    floating-point one, because rounding could make ties.
+    ``gain`` keeps its own floating-point precision, because rounding could make ties. Raises for shapes and dtypes, not
+    for values, which would have to wait for the device.
 
-    Raises if a shape or dtype is wrong. Values are not checked, which would have to wait for the device.
-
-    Example:
-        >>> logp = torch.tensor([[-3.0, float("nan")]], dtype=torch.bfloat16)
-        >>> stats = checked_candidates(CandidateStats(logp, torch.tensor([[4, 0]]), torch.tensor([[1, 1]])))
-        >>> stats.logp, stats.length, stats.gain
-        (tensor([[-3.,  0.]]), tensor([[4., 0.]]), tensor([[1., 0.]]))
+    >>> logp = torch.tensor([[-3.0, float("nan")]], dtype=torch.bfloat16)
+    >>> stats = checked_candidates(CandidateStats(logp, torch.tensor([[4, 0]]), torch.tensor([[1, 1]])))
+    >>> stats.logp, stats.length, stats.gain
+    (tensor([[-3.,  0.]]), tensor([[4., 0.]]), tensor([[1., 0.]]))
     """
     if not isinstance(stats, CandidateStats):
         raise TypeError(f"candidates must be CandidateStats(logp, length, gain), got {type(stats).__name__}.")

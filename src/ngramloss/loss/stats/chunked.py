@@ -70,10 +70,7 @@ def absorb(block: Block, labels: Tensor, running: Running, pairs: Pairs | None =
 
 
 def _absorb_pairs(block: Block, running: Running, pairs: Pairs, before: tuple[Tensor, Tensor] | None) -> None:
-    """Add the block's Σ exp(z − m)·(z − z' − c) to the gap of both rows, with c the difference of their maxima m.
-
-    What was added up before has another m and c, of which ``before`` has the m and the Σ exp(z − m), [N] each.
-    """
+    """Add Σ exp(z − m)·(z − z' − c) to both rows' gap, c the difference of their maxima m; ``before``: earlier m, Σ."""
     largest = _finite(running.lse)                                       # [N]
     for index in _slices(block, of=pairs.rows.shape[1]):
         rows = pairs.rows[:, index]                                      # [2, R]
@@ -110,7 +107,6 @@ def _finite(largest: Tensor) -> Tensor:
 
 
 def _gap(own: Tensor, twin: Tensor) -> Tensor:
-    """The difference of two rows' logits, 0 where both are −inf, [R, width]."""
     return (own - twin).masked_fill_((own == -torch.inf) & (twin == -torch.inf), 0.0)   # [R, width]
 
 
@@ -169,18 +165,13 @@ def differentiate(
 
 
 def _at(pairs: Pairs, index: slice) -> Pairs:
-    """Some of the pairs, with the gap of their rows, [2, R]."""
     assert pairs.slope is not None
     rows = pairs.rows[:, index]                                          # [2, R]
     return Pairs(rows, pairs.gap[rows], slope=pairs.slope[index])
 
 
 def _pair_gradients(logits: list[Tensor], lse: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """The gradient of the divergence by the logits of both rows: s·((p − q) + p·(z − z' − E_p[z − z'])).
-
-    ``logits``: of both rows, [R, width] each. ``lse``: of both rows, [2, R]. ``pairs``: whose gap is that of these
-    rows, [2, R].
-    """
+    """The divergence's gradient by both rows' logits, [R, width] each: s·((p − q) + p·(z − z' − E_p[z − z']))."""
     assert pairs.slope is not None
     gap = _gap(*logits).clamp_(-FARTHEST, FARTHEST)                      # [R, width]
     own, twin = (each.sub(level.unsqueeze(-1)).exp_() for each, level in zip(logits, lse, strict=True))   # [R, width]
@@ -225,11 +216,7 @@ def differentiate_cross(
 
 
 def absorb_teacher(block: Block, other: Block, labels: Tensor, compared: Compared, temperature: float) -> None:
-    """Add the same block of the model's and of the teacher's logits to their divergences.
-
-    The divergence of all columns is that of the earlier ones by themselves, times their share, plus that of the two
-    parts: whatever is added is at least 0.
-    """
+    """Add a block to the divergences: the earlier ones times their share, plus that of the two parts, all ≥ 0."""
     for rows in _slices(block):
         own, given = (_exact(each, rows, copy=True).div_(temperature) for each in (block, other))   # [R, width] each
         levels = own.logsumexp(-1), given.logsumexp(-1)                  # [R] each
@@ -319,8 +306,7 @@ def _slices(block: Block, *, of: int | None = None) -> Iterator[slice]:
 
 
 def _exact(block: Block, rows: slice | Tensor, *, copy: bool) -> Tensor:
-    """A slice of the real logits, in fp32 or better. It uses the block's memory if that is precise enough and allowed.
-    """
+    """A slice of the real logits in fp32 or better; in the block's memory if that is precise enough and allowed."""
     stored = block.logits[rows, : block.width]                           # [R, width]
     logits = stored.to(torch.promote_types(stored.dtype, torch.float32), copy=copy)   # [R, width]
     if block.bias is not None:
@@ -331,6 +317,5 @@ def _exact(block: Block, rows: slice | Tensor, *, copy: bool) -> Tensor:
 
 
 def _label_column(block: Block, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each id is in the block, and its column there, or 0, in the shape of the ids."""
     here = (ids >= block.start) & (ids < block.start + block.width)
     return here, (ids - block.start).where(here, 0)

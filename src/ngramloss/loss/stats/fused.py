@@ -1,7 +1,6 @@
 """a block of logits → running statistics, or its gradient, in one Triton kernel each.
 
-Each row is read once and in order, so results do not depend on scheduling: both kernels are deterministic.
-Memory traffic limits the speed: forward reads the block once, backward reads and writes it once.
+Rows are read once, in order, so both kernels are deterministic. Memory traffic limits the speed.
 """
 
 from __future__ import annotations
@@ -126,7 +125,6 @@ def differentiate_cross(
 
 
 def _lanes(block: Block) -> int:
-    """Number of lanes of a program that reads a row."""
     return int(min(triton.next_power_of_2(triton.cdiv(block.width, WIDE.value)), ABSORB[0]))
 
 
@@ -142,7 +140,6 @@ def _given(slopes: Slopes) -> dict[str, bool]:
 
 
 def _steps(slopes: Slopes) -> list[int]:
-    """Stride from one row's slope to the next; 0 if all rows share one number."""
     return [0 if slope is None else slope.stride(0) for slope in slopes]
 
 
@@ -349,8 +346,7 @@ def _absorb_pair(
     FIRST: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr,
     MEAN: tl.constexpr, ENTROPY: tl.constexpr, TEMPERED: tl.constexpr, LANES: tl.constexpr,
 ):
-    """As _absorb for two rows that are read together, with Σ exp(z − m)·(z − z' − c), c the difference of the maxima m.
-    """
+    """As _absorb for two rows that are read together, with Σ exp(z − m)·(z − z' − c), c the maxima's difference."""
     row, twin = tl.load(rows + tl.program_id(0)), tl.load(rows + M + tl.program_id(0))
     own, other = logits + row * stride, logits + twin * stride
     label = tl.load(labels + row)
@@ -480,11 +476,7 @@ def _absorb_teacher(
     FIRST: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr, SOFTCAP: tl.constexpr, GIVEN_BIAS: tl.constexpr,
     GIVEN_SOFTCAP: tl.constexpr, KL: tl.constexpr, REVERSE: tl.constexpr, LANES: tl.constexpr,
 ):
-    """Compare a row with the teacher's, of which each logit is read once.
-
-    Lanes, and blocks, are joined by the chain rule of the divergence: columns that were read before count as one token,
-    plus their own divergence, times their share. So whatever is added is at least 0.
-    """
+    """Compare a row with the teacher's; columns that were read count as one token, so all addends are ≥ 0."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     given += row * given_stride
@@ -687,7 +679,6 @@ def _by_logit(
 
 @triton.jit
 def _by_tempered(logit, row, tempered_lse, by_tempered, tempered_step, temperature):
-    """The gradient of ``tempered_lse``, which is the softmax at the temperature."""
     slope = tl.load(by_tempered + row * tempered_step)
     return slope * tl.exp((logit - tl.load(tempered_lse + row)) / temperature)
 

@@ -13,8 +13,7 @@ from ngramloss.loss.stats.token_stats import TokenStats
 
 WEIGHTS = "weights"  # the weight of each label. No term asks for it; those that can read it do
 BESIDE_LABELS = ("lm_logp", WEIGHTS)
-"""Statistics that come with the data: a number for each label, which travels beside ``labels`` in rows and batches.
-They have no gradient."""
+"""Numbers of each label that come with the data and travel beside ``labels``, without gradient."""
 _STREAMS = (
     "which predict the next tokens but one: attach(model, ...) to a ProphetNet reads them. Logits alone do not have "
     "them, and other models have no such streams"
@@ -25,25 +24,19 @@ GIVEN = {
     "future_logp": f"the further streams of a ProphetNet, {_STREAMS}",
     "future_mean_logp": f"the further streams of a ProphetNet, {_STREAMS}",
 }
-"""Statistics that a term reads and that are given, not computed from the logits → what they are, and where they come
-from."""
+"""Statistics that a term reads and that are given, not computed from logits → what they are, and their source."""
 
 
 def with_given(stats: TokenStats, labels: Tensor, given: Mapping[str, Tensor | None]) -> TokenStats:
-    """The statistics with those that are given, in the same precision, on the same device, and 0 without a label.
+    """The statistics with those that are given, [B, T], in the same precision and place, and 0 without a label.
 
-    Shape and dtype are always checked, values like those of labels: immediately on a CPU in eager mode, and otherwise
-    by an assertion on the device, which never makes the host wait.
+    Values are checked at once on a CPU in eager mode, otherwise by an assertion on the device, so the host never waits.
 
-    ``stats``: of the logits. ``labels``: [B, T], ``IGNORE_INDEX`` where they do not count. ``given``: names of
-    :data:`GIVEN` → log-probabilities, [B, T], and ``weights`` → numbers, [B, T], in any dtype; None is none.
-
-    Example:
-        >>> from ngramloss.loss.stats import token_stats
-        >>> labels = torch.tensor([[1, 0, -100]])
-        >>> stats = token_stats(torch.zeros(1, 3, 4), labels)
-        >>> with_given(stats, labels, {"weights": torch.tensor([[2, 1, 7]])}).weights
-        tensor([[2., 1., 0.]])
+    >>> from ngramloss.loss.stats import token_stats
+    >>> labels = torch.tensor([[1, 0, -100]])
+    >>> stats = token_stats(torch.zeros(1, 3, 4), labels)
+    >>> with_given(stats, labels, {"weights": torch.tensor([[2, 1, 7]])}).weights
+    tensor([[2., 1., 0.]])
     """
     found = {name: _legal(name, value, labels, stats.lse) for name, value in given.items() if value is not None}
     return stats._replace(**found) if found else stats

@@ -1,15 +1,11 @@
 """hidden states and a head → TokenStats, with three matrix products and one copy of the logits, or a slice of it.
 
-The vocabulary is processed in blocks. For each block a product computes the logits in the precision of the model, and
-``absorb`` adds them to the running statistics. In the backward pass ``differentiate`` overwrites a block's logits with
-their gradient, and two products turn that into the gradients of hidden states and weight. With ``memory="fast"`` there
-is one block, kept from forward to backward. With ``memory="lean"`` there are many, and the backward pass computes each
-block again.
+For each block of the vocabulary a product computes the logits, and ``absorb`` adds them to the running statistics. In
+the backward pass ``differentiate`` overwrites them with their gradient, and two products turn that into the gradients
+of hidden states and weight. With ``memory="fast"`` one block is kept; with ``"lean"`` each is computed again.
 
-The kernels, ``absorb``, ``differentiate`` and theirs for ``cross_logp`` and a teacher, are a module: plain PyTorch in
-slices of rows (:mod:`chunked`), or Triton with the same result (:mod:`fused`). Labels and the texts' owner are [N],
-``cross_logp`` is [N, U]. With ``pairs`` each position is read together with its twin, with ``taught`` together with the
-teacher's. A token that occurs twice in a reference is written twice, with the same number, so no atomics are needed.
+The kernels are a module: :mod:`chunked` or :mod:`fused`. Labels and the texts' owner are [N], ``cross_logp`` is [N, U].
+A token that occurs twice in a reference is written twice, with the same number, so no atomics are needed.
 """
 
 from __future__ import annotations
@@ -248,7 +244,6 @@ class _Sweep(torch.autograd.Function):
 
 
 def _rows(hidden: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """The input of the products, rounded once, [N, D], with low rank [N, D + r]."""
     return (hidden if scale == 1.0 else hidden * scale).reshape(-1, hidden.shape[-1]).to(dtype)
 
 
@@ -291,7 +286,6 @@ def _fresh_comparison(like: Tensor, needs: frozenset[str]) -> Compared:
 
 
 def _columns(rows: Tensor, weight: Tensor, *, whole: bool) -> int:
-    """The width of a block of logits."""
     if whole:
         return weight.shape[0]
     return max(LEAN_BYTES // (rows.element_size() * max(len(rows), 1)) // ALIGNMENT, 1) * ALIGNMENT

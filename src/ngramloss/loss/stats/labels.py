@@ -16,20 +16,14 @@ NOT_FLATTENED = (
 def legal_labels(
     labels: Tensor, predictions: Tensor, vocabulary: int, *, check: bool = False, guarded: bool = False
 ) -> Tensor:
-    """Check the labels against the shape of the predictions, and return them as int64, [B, T].
+    """The labels as int64, [B, T], checked against predictions [B, T, …]; only ``check`` waits for a device.
 
-    Shape and dtype are always checked. The range is checked immediately on a CPU in eager mode, where reading values
-    costs nothing. Otherwise an assertion on the device checks it: it raises later and does not name the position, but
-    never makes the host wait. ``check=True`` checks the values on any device.
+    ``guarded``: the kernel that reads the labels next asserts their range itself.
 
-    ``predictions`` are logits or hidden states, [B, T, anything]; only the shape is read. Ids must be below
-    ``vocabulary``. ``guarded`` says that the kernel that reads the labels next asserts their range itself.
-
-    Example:
-        >>> legal_labels(torch.tensor([[1, 9]]), torch.zeros(1, 2, 4), 4)
-        Traceback (most recent call last):
-        ...
-        ValueError: labels must be -100 or an id from 0 to 3, got 9 at row 0, position 1. ...
+    >>> legal_labels(torch.tensor([[1, 9]]), torch.zeros(1, 2, 4), 4)
+    Traceback (most recent call last):
+    ...
+    ValueError: labels must be -100 or an id from 0 to 3, got 9 at row 0, position 1. ...
     """
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
         raise TypeError(f"labels must be integer ids, got {labels.dtype}. Convert them with labels.long().")

@@ -26,23 +26,18 @@ class Pairs(NamedTuple):
 def twin_rows(
     labels: Tensor, *, positions: Tensor | None = None, owner: Tensor | None = None, check: bool = False
 ) -> Tensor:
-    """The positions that answer each other, as indices into the flattened positions, [2, M].
+    """The positions of rows 2i and 2i + 1 that answer each other, as indices into the flattened positions, [2, M].
 
-    Twins are neighbours: rows 2i and 2i + 1 are one example with two dropouts. The number of rows is always checked.
-    That labels and texts of twins are equal is checked immediately on a CPU in eager mode, otherwise by an assertion on
-    the device, as the labels' range is.
+    ``positions``: indices into the B·T positions, −1 for none, if only these are computed, [N]. ``owner``: the text of
+    each position of packed rows, [B, T]. Only ``check`` makes the host wait for a device.
 
-    ``positions`` are indices into the B·T positions, −1 where there is none, if only these are computed, [N]; ``owner``
-    is the text of each position of packed rows, [B, T]. ``check`` checks the values on any device, and waits for it.
-
-    Example:
-        >>> twin_rows(torch.tensor([[3, 1], [3, 1]]))
-        tensor([[0, 1],
-                [2, 3]])
-        >>> twin_rows(torch.tensor([[3, 1], [3, 2]]))
-        Traceback (most recent call last):
-        ...
-        ValueError: rows 0 and 1 are no twins: their labels differ. ...
+    >>> twin_rows(torch.tensor([[3, 1], [3, 1]]))
+    tensor([[0, 1],
+            [2, 3]])
+    >>> twin_rows(torch.tensor([[3, 1], [3, 2]]))
+    Traceback (most recent call last):
+    ...
+    ValueError: rows 0 and 1 are no twins: their labels differ. ...
     """
     B, T = labels.shape
     if B % 2:
@@ -81,12 +76,10 @@ def _raise_unless_equal(rows: Tensor, what: str, *, check: bool) -> None:
 
 
 def twin_kl(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-    r"""Half the symmetric divergence of each position from its twin, ½ (KL(p‖q) + KL(q‖p)), [B, T].
+    """Half the symmetric divergence of each position from its twin, ½ (KL(p‖q) + KL(q‖p)), [B, T].
 
-    With δ the difference of the logits this is ½ Σ (p − q)(δ − c) for any c. Sums of each row's own logits would
-    cancel where the two agree; with c the difference of the log-sum-exps all addends are at least 0.
-
-    ``logits``: fp32 or better, [B, T, V]. ``labels``: reference ids, [B, T]. ``rows``: of :func:`twin_rows`, [2, M].
+    With δ the logits' difference this is ½ Σ (p − q)(δ − c) for any c. Sums of each row's own logits would cancel where
+    the two agree; with c the difference of the log-sum-exps all addends are at least 0.
     """
     flat = logits.flatten(0, 1)                                          # [N, V]
     own, twin = flat[rows[0]], flat[rows[1]]                             # [M, V] each
@@ -100,9 +93,6 @@ def twin_kl(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
 
 
 def twin_tokens(best_token: Tensor, rows: Tensor) -> Tensor:
-    """The most probable token of each position's twin, [B, T].
-
-    ``best_token``: of each position, [B, T]. ``rows``: of :func:`twin_rows`, [2, M].
-    """
+    """The most probable token of each position's twin, [B, T]."""
     flat = best_token.flatten()                                          # [N]
     return flat.index_copy(0, rows.flatten(), flat[rows.flip(0).flatten()]).view_as(best_token)   # [B, T]

@@ -12,8 +12,7 @@ from ngramloss.loss.stats.labels import IGNORE_INDEX
 from ngramloss.loss.stats.token_stats import TextIds, TokenStats
 
 TEXTS, LENGTH, POSITIONS = 8, 32, 64
-"""The number of texts, the longest length and the number of labels are rounded up to multiples of these, so that few
-shapes occur."""
+"""Sizes and the number of labels are rounded up to multiples of these, so that few shapes occur."""
 MOST_LABELLED = 0.9  # if a larger share of the positions has a label, gathering those that have one saves nothing
 
 
@@ -44,37 +43,26 @@ class Labelled(NamedTuple):
 
 
 def labelled(labels: Tensor, segments: Tensor | None = None) -> Labelled:
-    """Find the labels and the texts of a batch. Shapes depend on them, so the host reads four numbers, at once.
+    """Find the labels and the texts of a batch; shapes depend on them, so the host reads four numbers, at once.
 
-    In fine-tuning a decoder-only model, prompts have no labels. Only the positions that have one need the head, and
-    objectives are faster on short rows.
-
-    ``labels``: as in :func:`packing`. ``segments``: as in :func:`packing`; without them every row is one text.
-
-    Example:
-        >>> positions, packed = labelled(torch.tensor([[-100] * 98 + [5, 6]]))
-        >>> positions[:3], packed.labels[0, :3]
-        (tensor([98, 99, -1]), tensor([   5,    6, -100]))
+    >>> positions, packed = labelled(torch.tensor([[-100] * 98 + [5, 6]]))
+    >>> positions[:3], packed.labels[0, :3]
+    (tensor([98, 99, -1]), tensor([   5,    6, -100]))
     """
     return _find(labels, torch.zeros_like(labels) if segments is None else segments, compact=True)
 
 
 def packing(labels: Tensor, segments: Tensor) -> Packing | None:
-    """Find the texts of packed rows; None if every row is one text. Shapes depend on it, so the host reads it, once.
+    """Find the texts of packed rows; None if every row is one text. The host reads it once, as shapes depend on it.
 
-    A text is a run of equal segments with at least one label. Only its labels are kept, so a text is as long as it has
-    labels, with one gap where unlabelled positions separate two of them: no n-gram spans it. Labels with a negative
-    segment belong to no text.
+    A text is a run of equal segments of at least 0 with a label. Only its labels are kept, with one gap where others
+    separate two of them: no n-gram spans it.
 
-    ``labels``: reference ids, [B, T], ``IGNORE_INDEX`` where they do not count; at least one position. ``segments``:
-    integers, [B, T]; equal neighbours belong together.
-
-    Example:
-        >>> labels, segments = torch.tensor([[5, 6, 7, -100, 8]]), torch.tensor([[0, 0, 1, 1, 1]])
-        >>> packed = packing(labels, segments)
-        >>> packed.labels[:2, :4]
-        tensor([[   5,    6, -100, -100],
-                [   7, -100,    8, -100]])
+    >>> labels, segments = torch.tensor([[5, 6, 7, -100, 8]]), torch.tensor([[0, 0, 1, 1, 1]])
+    >>> packed = packing(labels, segments)
+    >>> packed.labels[:2, :4]
+    tensor([[   5,    6, -100, -100],
+            [   7, -100,    8, -100]])
     """
     return _find(labels, segments, compact=False).packed
 
@@ -111,11 +99,7 @@ def _indices(place: Tensor, size: int) -> Tensor:
 
 
 def at_positions(rows: Tensor, positions: Tensor) -> Tensor:
-    """What was computed at some positions of a batch. Its gradient is added up, not sorted as by indexing.
-
-    ``rows``: hidden states, logits or anything else, [B, T, …]. ``positions``: indices among the B·T positions, in any
-    shape.
-    """
+    """What was computed at these of the B·T positions; its gradient is added up, not sorted as by indexing."""
     chosen = rows.flatten(0, 1).index_select(0, positions.to(rows.device).flatten())   # [N, …]
     return chosen.view(*positions.shape, *rows.shape[2:])
 
@@ -156,14 +140,10 @@ def boundaries(segments: Tensor) -> Tensor:
 
 
 def turns(labels: Tensor, segments: Tensor | None = None) -> Tensor:
-    """Segments in which every run of labels is a text of its own, such as the turns of an assistant, [B, T].
+    """Segments in which every run of labels is a text of its own; negative ones stay negative, [B, T].
 
-    ``labels``: aligned with the predictions, [B, T]. ``segments``: also begin a text where these do; a negative one
-    stays negative, [B, T].
-
-    Example:
-        >>> turns(torch.tensor([[-100, 5, 6, -100, 7]]))
-        tensor([[0, 1, 1, 1, 2]])
+    >>> turns(torch.tensor([[-100, 5, 6, -100, 7]]))
+    tensor([[0, 1, 1, 1, 2]])
     """
     label = labels != IGNORE_INDEX                                       # [B, T]
     begins = label & ~_before(label)                                     # [B, T]
@@ -188,5 +168,4 @@ def check_segments(segments: Tensor, labels: Tensor) -> None:
 
 
 def _before(flags: Tensor) -> Tensor:
-    """The flag of the position before; False at the first position of a row, [B, T]."""
     return F.pad(flags[:, :-1], (1, 0), value=False)[:, : flags.shape[1]]   # [B, T]

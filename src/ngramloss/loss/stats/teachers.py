@@ -56,10 +56,7 @@ class Compared(NamedTuple):
 def needed_teacher(
     teacher: Teacher | Tensor | None, shape: torch.Size, vocabulary: int, device: torch.device
 ) -> Teacher:
-    """The teacher, without gradient. Raises unless it predicts the same positions over the same vocabulary.
-
-    Logits alone are those of a teacher. ``shape`` is that of the labels, ``device`` that of the model's own logits.
-    """
+    """The teacher, without gradient. Raises unless it predicts the same positions over the same vocabulary."""
     if teacher is None:
         raise UserError("`teacher_kl` and `teacher_reverse_kl` compare with a teacher, and there is none. Pass "
                         "teacher=logits, or teacher=ngramloss.Teacher(hidden=..., weight=...).")
@@ -93,11 +90,7 @@ def needed_teacher(
 def divergences(
     logits: Tensor, other: Tensor, labels: Tensor, *, temperature: float, needs: Collection[str]
 ) -> dict[str, Tensor]:
-    """``teacher_kl``, KL(q‖p), and ``teacher_reverse_kl``, KL(p‖q), whichever are needed, [B, T] each.
-
-    ``logits``: of the model, p, fp32 or better, [B, T, V]. ``other``: of the teacher, q, [B, T, V]. ``temperature``:
-    divides both.
-    """
+    """``teacher_kl``, KL(q‖p), and ``teacher_reverse_kl``, KL(p‖q), whichever are needed, [B, T] each."""
     own, given = logits / temperature, other.to(logits.dtype) / temperature   # [B, T, V] each
     lse, teacher_lse = own.logsumexp(-1, keepdim=True), given.logsumexp(-1, keepdim=True)   # [B, T, 1] each
     p, q = (own - lse).exp(), (given - teacher_lse).exp()                # [B, T, V] each
@@ -118,12 +111,9 @@ def log_ratio(own: Tensor, given: Tensor, lse: Tensor, teacher_lse: Tensor) -> T
 
 
 def excess(of: Tensor, to: Tensor, ratio: Tensor) -> Tensor:
-    r"""What each token adds to KL(a‖b): a·(eˣ − 1 − x), with x = log b − log a. It is at least 0.
+    """What each token adds to KL(a‖b): a·(eˣ − 1 − x) with x = log b − log a, at least 0, because a·x would cancel.
 
-    Their sum is the divergence, because Σ a·eˣ = Σ b = 1 = Σ a. Where a and b nearly agree, a·x alone would cancel.
     An error of the log-sum-exps, which moves every x alike, changes the sum only in second order.
-
-    ``of``: a. ``to``: b. ``ratio``: x.
     """
     near = ratio.clamp(-NEAR, NEAR)
     return (of * (near.expm1() - near)).where(ratio.abs() < NEAR, to - of - of * ratio)

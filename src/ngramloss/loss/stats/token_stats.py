@@ -17,8 +17,7 @@ from ngramloss.loss.terms.registry import TEACHER_STATISTICS, TWIN_STATISTICS, t
 LARGEST_VOCABULARY = 2**31  # two ids are packed into one int64 where n-grams are compared
 TOP = 20  # how many of the most probable tokens ``top_entropy`` reads
 FAR_BELOW = -1000.0
-"""Differences from the largest logit are at least this where they are multiplied by their exponential. It is 0 there in
-any precision, and 0 times −inf would be NaN."""
+"""The least difference from the largest logit to multiply by its exponential, 0 there: 0 times −inf would be NaN."""
 LOGITS_ONLY = frozenset({"top_entropy"})
 """Statistics that need all logits of a position at once, so that a sweep in blocks cannot compute them."""
 
@@ -161,15 +160,13 @@ def token_stats(
 
 
 def _head(teacher: Teacher) -> dict[str, Any]:
-    """The arguments of :func:`head_logits`."""
     return {name: value for name, value in teacher._asdict().items() if name not in ("logits", "temperature")}
 
 
 def _entropy(logits: Tensor) -> Tensor:
-    """``torch.special.entr(logits.softmax(-1)).sum(-1)``, without gradient, [B, T].
+    """``entr(logits.softmax(-1)).sum(-1)`` without its error of 3e-5 in fp32, without gradient, [B, T].
 
-    A logit of −inf adds 0. With x the logits less the largest one and Z = Σ exp(x), this is log Z − Σ exp(x)·x / Z: two
-    numbers of at least 0, so that rounding cannot cancel. PyTorch's softmax alone can be off by 3e-5 in fp32.
+    It is log Z − Σ exp(x)·x / Z, x below the largest logit: two numbers of at least 0, which cannot cancel.
     """
     below = logits.detach() - logits.detach().amax(-1, keepdim=True)     # [B, T, V]
     powers = below.exp()                                                 # [B, T, V]
@@ -184,13 +181,7 @@ def rows_as_texts(labels: Tensor) -> TextIds:
 
 
 def cross_labels(labels: Tensor, texts: TextIds) -> Tensor:
-    """The reference ids of each position's text, ``IGNORE_INDEX`` if either position does not count.
-
-    ``labels``: [N], or in any other shape. ``texts``: with the owner in the same shape.
-
-    Returns:
-        [N, U].
-    """
+    """The reference ids of each position's text, ``IGNORE_INDEX`` if either position does not count, [N, U]."""
     counts = (labels != IGNORE_INDEX) & (texts.owner >= 0)               # [N]
     return texts.labels[texts.owner.clamp_min(0)].where(counts.unsqueeze(-1), IGNORE_INDEX)   # [N, U]
 
@@ -199,11 +190,7 @@ def head_logits(
     hidden: Tensor, weight: Tensor, *, bias: Tensor | None, scale: float, softcap: float | None,
     low_rank: Tensor | None = None,
 ) -> Tensor:
-    """The logits of a head, [B, T, V]: ``softcap·tanh((scale·hidden @ weight.T + bias) / softcap)``.
-
-    They have the precision of the product. Together with :func:`token_stats` this is the specification of all backends.
-    With ``low_rank``, the weight is ``[weight, low_rank]``, [V, D + r].
-    """
+    """What backends must equal, [B, T, V]: ``softcap·tanh((scale·hidden @ [weight, low_rank].T + bias) / softcap)``."""
     scaled = hidden if scale == 1.0 else hidden * scale                  # [B, T, D]
     flat_bias = None if bias is None else bias.reshape(-1).to(weight.dtype)   # [V]
     D = weight.shape[1]

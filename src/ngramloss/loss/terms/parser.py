@@ -20,20 +20,16 @@ class _Token(NamedTuple):
 
 
 def parse(written: str) -> list[Term]:
-    """Read a joint objective.
+    """A joint objective, a sum of terms ``weight*name(n, …, option=value):variant@schedule``: only the name is needed.
 
-    An objective is a sum of terms: ``weight*name(n, …, option=value):variant@schedule``. Everything but the name is
-    optional. A value is a number or a word. A schedule is ``@from(share)`` or ``@ramp(share, share)``.
-
-    Example:
-        >>> parse("ce(smoothing=0.1) + 0.5*matches(2, 3) + bag(2):original")[1]
-        Term(name='matches', n=(2, 3), weight=0.5, variant=None, options={}, schedule=None)
-        >>> parse("ce + matches(2")
-        Traceback (most recent call last):
-        ...
-        ngramloss.errors.UserError: expected ',' or ')', got the end of the text:
-          ce + matches(2
-                        ^
+    >>> parse("ce(smoothing=0.1) + 0.5*matches(2, 3) + bag(2):original")[1]
+    Term(name='matches', n=(2, 3), weight=0.5, variant=None, options={}, schedule=None)
+    >>> parse("ce + matches(2")
+    Traceback (most recent call last):
+    ...
+    ngramloss.errors.UserError: expected ',' or ')', got the end of the text:
+      ce + matches(2
+                    ^
     """
     return _Reader(written).terms()
 

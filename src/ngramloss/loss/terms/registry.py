@@ -101,8 +101,7 @@ TWIN_STATISTICS = frozenset({"twin_kl", "twin_token"})
 TEACHER_STATISTICS = frozenset({"teacher_kl", "teacher_reverse_kl"})
 """Optional statistics that compare with a teacher. A formula that needs one of them needs a teacher."""
 CANDIDATE_STATISTICS = frozenset({"token_logp", "greedy", "greedy_cross_logp", "baseline"})
-"""Optional statistics of candidates. A formula that needs one of them reads candidates; one that needs ``greedy`` reads
-the model's own greedy text, and no other does."""
+"""Optional statistics of candidates; only formulas that need ``greedy`` read the model's own greedy text."""
 OWN_TEXT = ("greedy", "token_logp")  # what the variants ``:student`` need: the greedy text and its log-probabilities
 TEMPERED = "tempered_lse"
 """The optional statistic at a temperature, which is a part of what a formula needs: ``tempered_lse=2.0``."""
@@ -119,11 +118,7 @@ _SHOWN = "ngramloss.loss.explaining.blocks"
 def _entry(
     module: str, about: str | Mapping[str, str], *, shown: str | None = None, kernels: Iterable[str] = (), **more: Any
 ) -> Objective:
-    """An entry of our own: variants have the name of the formula, an underscore and their own name.
-
-    ``module`` is where the formula is, if that has another name ``module:formula``. ``about`` has a line for each
-    variant, ``kernels`` those with one. ``shown`` explains it, by default a function of its name; empty: nothing does.
-    """
+    """An entry of our own, its variants named formula_variant; ``shown``: what explains it, by default its name."""
     about = {"": about} if isinstance(about, str) else about
     module, _, name = module.partition(":")
     name = name or module.rpartition(".")[2]
@@ -324,9 +319,8 @@ _BUILTIN = {
 def temperature_of(needs: Iterable[str]) -> float | None:
     """The temperature of ``tempered_lse``, None if it is not needed. Raises if there are several.
 
-    Example:
-        >>> temperature_of({"mean_logp", "tempered_lse=2.0"})
-        2.0
+    >>> temperature_of({"mean_logp", "tempered_lse=2.0"})
+    2.0
     """
     found = sorted({float(need.partition("=")[2] or "nan") for need in needs if need.partition("=")[0] == TEMPERED})
     if len(found) > 1:

@@ -47,8 +47,7 @@ class Part:
 
 
 def checked_value(name: str, formula: Callable[..., Tensor], stats: Any, *labels: Tensor, **options: Any) -> Tensor:
-    """What a formula that is not ours returns, [B]. Raises for a wrong shape, which could be broadcast to a wrong loss.
-    """
+    """What a formula that is not ours returns, [B]. Raises for a shape that could be broadcast to a wrong loss."""
     from torch import Tensor
 
     found = call("objective", name, formula, stats, *labels, **options)

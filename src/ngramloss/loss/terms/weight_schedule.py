@@ -9,9 +9,7 @@ from ngramloss.errors import UserError
 
 @dataclass(frozen=True)
 class Schedule:
-    """The weight of a term is 0 before ``begin``, full from ``end`` on, and grows linearly between.
-
-    Progress is the share of optimiser steps done, from 0 to 1.
+    """The weight of a term is 0 before ``begin`` (a share of all steps), full from ``end`` on, linear between.
 
     >>> print(Schedule(0.5, 0.5), Schedule(0.1, 0.3))
     @from(0.5) @ramp(0.1,0.3)
