@@ -64,14 +64,7 @@ def trained(model: Any) -> list[Any]:
 
 
 class MovingAverage:
-    """The exponential moving average of the weights: after each update, ema ← decay · ema + (1 − decay) · weights.
-
-    It starts as the first weights. So that these do not stay in it for long, the decay of the first updates is smaller:
-    that of update t is min(decay, t / (9 + t)). It is kept in fp32 or more, on the device of the weights.
-
-    Args:
-        model: in training, with the weights that it starts from.
-    """
+    """After each update, in fp32 or more: ema ← d · ema + (1 − d) · weights, with d = min(decay, t / (9 + t))."""
 
     def __init__(self, model: Any, decay: float) -> None:
         self.decay, self.parameters = decay, trained(model)
@@ -101,21 +94,14 @@ class MovingAverage:
 
 
 def members(folder: Path, settings: Train) -> list[Path]:
-    """The checkpoints whose mean is taken with the weights of the last step, which is not saved yet, oldest first.
-
-    Only those of ``save_every`` count. Others are there because of a stop or of a good validation, and a mean must not
-    depend on a stop.
-    """
+    """The checkpoints to average, oldest first: only those of ``save_every``, so that a stop changes nothing."""
     saved = checkpoints.regular(folder, settings.save_every)[: settings.average - 1]
     return [path for path in reversed(saved) if not checkpoints.fault(path)]
 
 
 @torch.no_grad()
 def mean_weights(model: Any, others: Sequence[Path]) -> list[Tensor]:
-    """The mean of the model's weights and those of checkpoints, of what is trained. The model stays as it is.
-
-    Of a model with adapters these are the adapters: the mean of each factor, not of their products.
-    """
+    """The mean of the model's trained weights and those of checkpoints; of adapters, the mean of each factor."""
     parameters = trained(model)
     own = [*parameters, *model.buffers()]  # a checkpoint has buffers, too
     last = [tensor.detach().clone() for tensor in own]
@@ -147,5 +133,4 @@ def _copy(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
 
 
 def _wide(parameter: Tensor) -> Tensor:
-    """A copy in fp32 or more."""
     return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)

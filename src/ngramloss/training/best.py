@@ -16,14 +16,7 @@ from ngramloss.settings import nearest, toml_value
 
 
 class Best(NamedTuple):
-    """What selects the best checkpoint.
-
-    Attributes:
-        name: a term, ``ce`` or ``loss``; a score of a metric; or ``last``, which selects nothing.
-        metric: the metric that has the score; empty for a term.
-        higher: whether higher values are better.
-        options: of the metric.
-    """
+    """What selects the best checkpoint: a term, ``ce``, ``loss``, a score of ``metric`` (else empty), or ``last``."""
 
     name: str
     metric: str = ""
@@ -75,10 +68,7 @@ def is_better(value: float, than: float | None, *, higher: bool) -> bool:
 
 
 def better_average(best: Best, facts: Mapping[str, Any]) -> str:
-    """The average of weights that is better than every checkpoint, by its name; empty if none is.
-
-    If nothing is validated, or ``train.best`` is ``last``, an average is taken as it is.
-    """
+    """The name of the average that is better than every checkpoint, or of any if nothing is validated; or empty."""
     name, value = "", facts["best"]
     for each, known in facts["averages"].items():
         unknown = known["value"] is None
@@ -126,13 +116,7 @@ def selecting_terms(terms: Sequence[Term]) -> list[str]:
 
 
 def best_of(settings: Recipe) -> Best:
-    """What a recipe selects the best checkpoint by.
-
-    A term of the objective is selected by its lowest value; one that compares candidates or twins has none in
-    validation. A score of a metric is computed from texts that the model generates; its entry says which are better.
-    Metrics with a model or a file of their own are refused: it would be loaded beside the model in training, and be
-    read again and again.
-    """
+    """What selects the best checkpoint. Metrics with a model or file of their own are refused: read again and again."""
     name = settings.train.best
     if name == LAST:
         return Best(name)

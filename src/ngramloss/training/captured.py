@@ -26,13 +26,7 @@ SMALL = 2**20
 
 
 class CapturedStep:
-    """Forward and backward of micro-batches, captured once for each shape.
-
-    Args:
-        model: gets gradients.
-        function: inputs → the values to return; also runs backward. It must not use the host's random numbers or read
-            values of tensors.
-    """
+    """Forward and backward, by ``function``, which must not use the host's random numbers or read values of tensors."""
 
     def __init__(self, model: Module, function: Callable[[Inputs], Tensor]) -> None:
         self.model, self.function = model, function
@@ -46,11 +40,7 @@ class CapturedStep:
         self.stream: Any = None
 
     def begin(self, batches: list[Inputs]) -> None:
-        """Begin an optimiser step in training mode, with zero gradients; capture shapes of micro-batches that are new.
-
-        Raises:
-            CannotCapture: the reason. Gradients and random numbers are as before.
-        """
+        """Begin a step with zero gradients; capture new shapes, or raise ``CannotCapture`` and leave all as it is."""
         if self.state != _state(self.modules):
             self.model.train()
             if self.state != _state(self.modules):   # weights moved or frozen, or modules replaced
@@ -190,10 +180,7 @@ def _key(batch: Inputs) -> Hashable:
 
 
 def _state(modules: Iterable[Module]) -> list[Any]:
-    """What a graph was captured with besides its inputs: every mode, the parts, where weights are, what is trained.
-
-    To walk through a whole model in each step takes as long as to start its graph, so the modules are found once.
-    """
+    """What a graph was captured with besides its inputs. The modules are found once, because a walk takes too long."""
     return [
         (module.training, tuple(module._modules.values()),
          [(p.data_ptr(), p.requires_grad) for p in module._parameters.values() if p is not None])

@@ -77,12 +77,7 @@ def save(
     *,
     finished: bool,
 ) -> None:
-    """Write a checkpoint, seal it when it is complete, and delete old ones. Every process calls this.
-
-    Args:
-        task: whose weights and configuration are saved, and the tokenizer beside them, so that it is a model.
-        settings: say how many checkpoints to keep besides the best, and which ones because their mean will be taken.
-    """
+    """Write a checkpoint with its tokenizer, seal it, and delete old ones. Every process calls this."""
     model, tokenizer = task.model, task.tokenizer
     weights = sharding.whole_weights(model) if settings.fsdp else None
     moments = sharding.whole_optimiser(model, optimiser) if settings.fsdp else optimiser.state_dict()

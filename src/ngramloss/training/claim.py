@@ -18,10 +18,7 @@ from ngramloss.training.identity import changes, error_of_changes, read_record
 
 @contextmanager
 def locked(run: RunFolder, rank: int, processes: int = 1) -> Iterator[None]:
-    """Create the folder and keep it locked; only the first process does this.
-
-    A start that fails before anything is trained leaves nothing. Other processes may still read why, so it does then.
-    """
+    """Create and lock the folder in the first process. A failed start leaves nothing, unless others may read why."""
     if rank:
         yield
         return
@@ -48,14 +45,9 @@ def claim(
     check: Callable[[], object] = lambda: None,
     made_of: Callable[[Recipe], Mapping[str, str]] = lambda saved: {},
 ) -> Path | None:
-    """Check that the folder can be used for this run and write ``recipe.toml``. Returns the newest complete checkpoint.
+    """Check that the folder can be used, write ``recipe.toml`` first of all, and return the newest complete checkpoint.
 
-    ``recipe.toml`` is the first file that is written, so a folder with files but without it is not a run folder.
-
-    Args:
-        check: raises if the new one cannot start. It is called before anything is deleted.
-        made_of: a recipe → what its training would be made of now; asked if settings have changed, so that an error
-            names everything that has.
+    ``check`` raises before anything is deleted. ``made_of`` is asked if settings differ, for an error that names all.
     """
     if not run.recipe.exists() and (content := run.content()):
         what = "has predictions but no run" if run.has_predictions else "is not a run folder"

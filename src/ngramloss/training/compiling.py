@@ -1,7 +1,6 @@
 """a model and the length of its training → its layers compiled by ``torch.compile``, or why they are not.
 
-Layers are compiled one by one, and for any lengths. So all layers of an encoder or a decoder share one piece of code,
-and compiling takes seconds; a whole encoder or decoder took minutes.
+Layers are compiled one by one, for any lengths: they share one piece of code, so this takes seconds instead of minutes.
 """
 
 from __future__ import annotations
@@ -24,12 +23,7 @@ from ngramloss.storage.files import user_cache
 
 
 class Earns(NamedTuple):
-    """What compiling the layers of a kind of models saves and costs, measured on an H200.
-
-    Attributes:
-        saved: seconds for each position, layer and unit of width, forward and backward: norms, activations and casts,
-            which move memory.
-    """
+    """What compiling saves on an H200: ``saved`` seconds for each position, layer and unit of width."""
 
     saved: float
     takes: float
@@ -58,10 +52,7 @@ def earns(model: Any) -> Earns:
 
 
 def seconds_saved(model: Any, lengths: ExampleLengths, *, rows: float, steps: int) -> float:
-    """About how many seconds of a training compiled layers save on a GPU.
-
-    ``lengths``: of the examples; for a decoder-only model, sources have their targets.
-    """
+    """About how many seconds of a training compiled layers save on a GPU."""
     parts = [(model, lengths.sources)]
     if has_encoder(model):
         parts = [(model.get_encoder(), lengths.sources), (model.get_decoder(), lengths.targets)]

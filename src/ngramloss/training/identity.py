@@ -40,7 +40,6 @@ PLUGIN, COMMIT, DAY = "plugin", "commit", "date in prompts"
 """How the names of plugins begin; what stands for all files of a model on the hub; what a chat template writes."""
 
 VERSION = 1
-"""Of the record. One of another version may not be continued."""
 ELSEWHERE = "choose another --run, or start over with --fresh"
 """What else to do with a run."""
 ADVICE = {
@@ -76,10 +75,7 @@ _OF_ADAPTERS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"
 
 
 def record_of(made_of: Mapping[str, Any], settings: Recipe | None = None) -> str:
-    """The text of ``data.json``.
-
-    ``settings``: of a run, which are recorded, too, but for speed; of files and folders, the content counts.
-    """
+    """The text of ``data.json``; it records settings except those of speed, and the content of files and folders."""
     left_out = {*recipe.only_speed(), *recipe.affecting("place")}
     kept = {key: value for key, value in (recipe.flat(settings) if settings else ()) if key not in left_out}
     return json.dumps({"version": VERSION, **kept, **made_of})
@@ -88,10 +84,7 @@ def record_of(made_of: Mapping[str, Any], settings: Recipe | None = None) -> str
 def raise_unless_same(
     checkpoint: Path, record: str, *, folder: Path, otherwise: str = ELSEWHERE, may_change: Collection[str] = ()
 ) -> None:
-    """Raise unless a checkpoint was trained with the same things as the training that would continue it.
-
-    ``record``: what the training would continue with, from :func:`record_of`.
-    """
+    """Raise unless a checkpoint was trained with what the training would continue with (``record``)."""
     saved, now = read_record(checkpoint, otherwise), json.loads(record)
     changed = changes(saved, now)
     for name in [name for name in changed if name in may_change]:
@@ -263,8 +256,7 @@ def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
 
 
 def _parts_of(function: Any) -> Iterator[Any]:
-    """All that decides what a function returns: its source, arguments of a partial, the class and public attributes of
-    an object, and the values, functions and classes of its own module that its code names."""
+    """All that decides what a function returns: source, arguments, attributes, what its code names in its module."""
     function = inspect.unwrap(function)
     if isinstance(function, partial):
         yield from (function.func, function.args, function.keywords)
@@ -299,7 +291,6 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _public(thing: Any) -> dict[str, Any]:
-    """The attributes of an object, without private ones, such as a cache."""
     return {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
 
 

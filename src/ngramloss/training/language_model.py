@@ -1,8 +1,4 @@
-"""a language model of the targets, and tokens → the log-probability of every label under it, computed once and cached.
-
-The language model is not trained further, so what it says of a label never changes. It runs when the data are prepared,
-and its numbers travel beside the labels.
-"""
+"""a language model of the targets, and tokens → the log-probability of every label, computed once and cached."""
 
 from __future__ import annotations
 
@@ -70,10 +66,7 @@ def language_model_mark(name: str, config: Any) -> str:
 
 
 def prepare_numbers(lm: LanguageModel, tokens: Mapping[str, Tokens]) -> tuple[dict[str, Path], float]:
-    """The file of numbers of each split, one for each label, and the perplexity of the training split.
-
-    Numbers of the same tokens and the same language model are read from the cache.
-    """
+    """The file of numbers of each split, one for each label, cached; and the perplexity of the training split."""
     files = {}
     for split, rows in tokens.items():
         if rows.has_turns:

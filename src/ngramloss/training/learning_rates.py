@@ -39,11 +39,7 @@ def polynomial(done: int, warmup: int, total: int, rate: float) -> float:
 
 
 def noam(done: int, warmup: int, total: int, rate: float) -> float:
-    """min(t^-½, t · warmup^-1.5) for the t-th update: up until the warm-up ends, then down with the root of t.
-
-    The factor is warmup^-½ at its highest, so the rate is not the largest one, but what Vaswani et al. (2017), PreSumm,
-    SimCLS and BRIO call by that name. A training that is shorter than the warm-up keeps to the formula.
-    """
+    """min(t^-½, t · warmup^-1.5) for update t, at most warmup^-½, so ``rate`` is no maximum (Vaswani et al. 2017)."""
     step = done + 1
     falling = 1 / math.sqrt(step)
     return min(falling, step / (warmup * math.sqrt(warmup))) if warmup else falling
@@ -61,9 +57,7 @@ def names() -> tuple[str, ...]:
 
 
 def warmup_steps(schedule: str, asked: float, total: int) -> int:
-    """Steps of a warm-up, asked for in steps or as a share of all. One that would not end takes a tenth of them.
-
-    That of ``noam`` is part of a formula, and stays.
+    """Steps of a warm-up, from steps or a share of all; one that would not end takes a tenth, except that of ``noam``.
 
     >>> [warmup_steps("linear", asked, total) for asked, total in ((100, 1800), (100, 90), (0.1, 90))]
     [100, 9, 9]

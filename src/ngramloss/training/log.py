@@ -24,11 +24,7 @@ Write = Callable[[Mapping[str, float], int], object]
 
 
 class Log:
-    """Adds up what the steps compute, and writes it to every log.
-
-    Args:
-        terms: the names of what a step returns after its loss.
-    """
+    """Adds up what the steps compute, the loss and then ``terms``, and writes it to every log."""
 
     def __init__(
         self, writers: Sequence[Write], terms: Sequence[str], steps: PlannedSteps, here: Processes, *, since: int
@@ -109,10 +105,7 @@ class LogFile:
 
 
 def show_lines(progress: Progress, parts: Sequence[str], *, score: str = "") -> Write:
-    """What shows lines of the log to the user: terms and speed beside the progress, validations as messages.
-
-    ``score``: the score of generated texts that validation computes; empty if it computes none.
-    """
+    """What shows lines of the log to the user; ``score``: that of generated texts, if validation computes one."""
 
     first = progress.done + 1  # loads, compiles and captures: its speed is not that of the training
 

@@ -1,10 +1,7 @@
 """a task and settings → a trained model: the loop of everything that is trained here, to be read from top to bottom.
 
-A step is planned (``data/batches``), run (eager, or one CUDA graph for each shape), averaged over processes,
-clipped and applied. Then, if it is time: a line in the log, a validation, a checkpoint. Everything that must survive a
-stop is in the model, the optimiser, :class:`State`, the moving average and what the task saves; a checkpoint has all of
-it, and a continued training has the losses of one that was never stopped. Random numbers are drawn from seed, step and
-process, so they need not be saved.
+Everything that must survive a stop is in the model, the optimiser, :class:`State`, the moving average and what the task
+saves. Random numbers are drawn from seed, step and process, so they need not be saved.
 """
 
 from __future__ import annotations
@@ -78,19 +75,10 @@ class TrainingOutcome(NamedTuple):
     state: State
     steps: PlannedSteps
     why_not_captured: str
-    """Why steps did not run as CUDA graphs; empty if they did."""
 
 
 class Around(NamedTuple):
-    """What happens around a training.
-
-    Attributes:
-        folder: where checkpoints go; None saves none.
-        saved_with: file name → text that each checkpoint contains besides.
-        continued_from: a checkpoint.
-        logs: get every line of the log, with its step; only in the first process.
-        on_step: called after each step with its number and the log's values of it, if it is logged.
-    """
+    """What happens around a training. ``saved_with``: file name → text, for each checkpoint, if there is a folder."""
 
     folder: Path | None = None
     saved_with: Mapping[str, str] = {}
@@ -199,10 +187,7 @@ def restored(checkpoint: Path, model: Any, optimiser: Any, *, sharded: bool) -> 
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Set the random numbers of a step: dropout is the same however often the training was stopped before.
-
-    ``torch.manual_seed`` does the same, and 0.2 ms of work for devices that are not there.
-    """
+    """Set the random numbers of a step. ``torch.manual_seed`` would take 0.2 ms for devices that are not there."""
     number = (seed * 1_000_003 + step) * 4099 + rank
     if not torch.cuda.is_initialized() and torch.accelerator.is_available():  # such as MPS or XPU
         torch.manual_seed(number)

@@ -33,16 +33,10 @@ from ngramloss.training.validation import terms_on
 
 @dataclass
 class ObjectiveTask(Task):
-    """A Hugging Face model that is trained on an objective.
+    """A Hugging Face model that is trained on an objective, which is attached to it.
 
-    Attributes:
-        model: an encoder-decoder or decoder-only model, to which the objective is attached.
-        examples: rows with ``input_ids`` and ``labels``, and perhaps ``candidates`` and ``gains``, or ``lm_logp``, a
-            number for each label. For a decoder-only model, ``input_ids`` are the prompt, and ``labels`` what follows
-            it.
-        run: what is trained: the objective, how to train, and what selects the best checkpoint.
-        score: a model → further numbers of a validation, such as a score of generated texts.
-        own_texts: what the model writes while it is trained, if it does, for terms that compare candidates.
+    Examples may have ``candidates`` with ``gains``, or ``lm_logp``, a number for each label; for a decoder-only model,
+    ``input_ids`` are the prompt, and ``labels`` what follows it. ``score``: a model → further numbers of a validation.
     """
 
     model: Any

@@ -1,11 +1,7 @@
 """a model in training and the sources of its next steps → texts that it writes of them now, their gains, and the steps.
 
-Every ``refresh`` steps the model writes texts of the sources of as many steps, with the weights that it has then. They
-are scored in the same process, and trained on as candidates. The ids are those that were drawn, so log-probabilities in
-training are those of the drawn texts.
-
-Random numbers come from the seed, the step, the row and its source. A checkpoint between two refreshes has the texts
-that its next steps train on, so a continued training is one that was never stopped.
+The ids are those that were drawn, so log-probabilities in training are those of the drawn texts. Random numbers come
+from the seed, the step, the row and its source, and a checkpoint has the texts that its next steps train on.
 """
 
 from __future__ import annotations
@@ -87,12 +83,7 @@ def own_texts(settings: Recipe, gain: Gain, examples: Sequence[Example]) -> OwnT
 
 
 def writing_copy(model: Any, precision: str) -> Any:
-    """A copy in bf16 that writes for a model that is trained in bf16; None if the model writes itself.
-
-    In fp16 a copy could overflow where training keeps sums in fp32, so such a model writes itself, in fp32.
-
-    ``model``: before its objective is attached and its layers are compiled.
-    """
+    """A bf16 copy of a bare model trained in bf16; None if it writes itself: in fp16 a copy could overflow."""
     if precision != "bf16" or model.dtype == torch.bfloat16:
         return None
     return to_precision(copy.deepcopy(model), torch.bfloat16).eval()
@@ -144,10 +135,7 @@ def _writer(model: Any, options: Options, generation: Generation) -> _Writer:
 
 
 def _without_start(row: Sequence[int], search: Search) -> tuple[list[int], bool]:
-    """The ids that were drawn, and whether the text ended by itself.
-
-    A last token that the search forces at the greatest length was not drawn, so it is left out.
-    """
+    """The ids that were drawn, without a last token that the search forced, and whether the text ended by itself."""
     if len(row) == search.max_length and search.last is not None:
         return list(row[1:-1]), False
     return list(row[1:]), len(row) > 1 and row[-1] in search.ends
@@ -185,11 +173,7 @@ class Saved(NamedTuple):
 
 
 class FreshTexts(Rows):
-    """Examples with the texts that the model has written of them, and the steps that train on these.
-
-    Args:
-        copied: what :func:`writing_copy` made of the model; by default the model itself writes.
-    """
+    """Examples with the texts that the model, or its copy, has written of them, and the steps that train on these."""
 
     writes = True
 

@@ -14,10 +14,7 @@ from ngramloss.training.learning_rates import learning_rate, warmup_steps
 
 
 def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW. Biases and the weights of norms, which are vectors, do not decay.
-
-    If the encoder has a learning rate of its own, its groups come last, and ``encoder`` marks them.
-    """
+    """AdamW without decay of vectors. An encoder with its own learning rate has the last groups, marked ``encoder``."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     own: set[int] = set()  # the encoder's weights, without those that the decoder shares
     if settings.encoder_learning_rate:
@@ -41,10 +38,7 @@ def optimiser_of(model: Any, settings: Train, device: torch.device) -> torch.opt
 
 
 def warmups_of(settings: Train, steps: int) -> tuple[int, int]:
-    """Steps of the warm-up in a training of this many steps, and of the encoder's.
-
-    Logs if they are not those that were asked for.
-    """
+    """Steps of the warm-up, and of the encoder's. Logs if they are not those that were asked for."""
     own, encoder = settings.warmup_steps, settings.encoder_warmup_steps or settings.warmup_steps
     for asked in dict.fromkeys((own, encoder)):
         if asked >= max(steps, 1):
@@ -63,11 +57,7 @@ def warmups_of(settings: Train, steps: int) -> tuple[int, int]:
 def set_rates(
     optimiser: torch.optim.Optimizer, settings: Train, done: int, warmups: tuple[int, int], total: int
 ) -> tuple[float, dict[str, float]]:
-    """Set the learning rates of the next update.
-
-    Returns:
-        The learning rate; and the encoder's by its name, if it has one of its own.
-    """
+    """Set the learning rates of the next update; returns the rate, and the encoder's by its name if it has its own."""
     largest = settings.learning_rate, settings.encoder_learning_rate or settings.learning_rate
     rate, encoder_rate = (
         learning_rate(settings.schedule, done, warmup=warmup, total=total, rate=each)

@@ -1,7 +1,4 @@
-"""a task, its rows and a device → the steps of a training: which rows, in which batches, of which shapes.
-
-On a GPU a step is cut into micro-batches of a few shapes, as large as its memory allows. This does not change the step.
-"""
+"""a task, its rows and a device → the steps of a training: which rows, in which batches, of which shapes."""
 
 from __future__ import annotations
 

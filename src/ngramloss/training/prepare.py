@@ -59,10 +59,7 @@ T = TypeVar("T")
 def prepare_once(
     folder: RunFolder, here: Processes, make: Callable[[], tuple[Prepared, T]], elsewhere: Callable[[], T | None]
 ) -> tuple[Prepared, T | None]:
-    """Prepare in the first process, and write ``prepared.json`` or the error; the others wait for it.
-
-    Both functions also return what a process has besides: ``make`` in the first one, ``elsewhere`` in the others.
-    """
+    """``make`` in the first process, which writes ``prepared.json`` or the error; others wait, then ``elsewhere``."""
     if not here.first:
         besides = elsewhere()
         return _wait_for_prepared(folder), besides
@@ -91,10 +88,7 @@ def _wait_for_prepared(folder: RunFolder) -> Prepared:
 
 
 def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -> tuple[Prepared, list[Example]]:
-    """Read and tokenise the data, and check that the newest checkpoint was trained on the same.
-
-    Also returns the validation examples for which texts are generated.
-    """
+    """Tokenise the data, and check the newest checkpoint against them; also the validation examples that get texts."""
     settings = run.settings
     candidates = _candidates(run)
     splits = read_splits(settings)

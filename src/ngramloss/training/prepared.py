@@ -46,7 +46,6 @@ class PreparedCandidates:
     file: Path
     fingerprint: str
     examples: int
-    """Examples that have candidates."""
     texts: int
     cut: int
     tokens: Path

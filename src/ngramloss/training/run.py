@@ -1,7 +1,4 @@
-"""a recipe → ``Run``: what it asks for, with every rule about its settings checked once; for files, Python and systems.
-
-Needs no torch until a device is known.
-"""
+"""a recipe → ``Run``: what it asks for, with every rule about its settings checked once; needs no torch."""
 
 from __future__ import annotations
 
@@ -36,13 +33,7 @@ ON_POLICY = ("policy", "credit")
 
 
 class Needs(NamedTuple):
-    """Which texts of the model an objective reads.
-
-    Attributes:
-        samples: texts that are compared with each other.
-        greedy_text: the greedy text, as the first candidate.
-        baseline: what the greedy text gains.
-    """
+    """Which texts of the model an objective reads: samples to compare, the greedy text as first candidate, its gain."""
 
     samples: bool
     greedy_text: bool
@@ -220,10 +211,7 @@ def _gain(settings: Recipe) -> Gain:
 
 
 def in_folder(run: Run, folder: RunFolder) -> Run:
-    """The run with the whole paths of its candidates, language model and teacher. Logs which of them are not used.
-
-    Raises if a term needs one that is not named, or if it is inside the run's own folder.
-    """
+    """The run with whole paths of what it reads, which must be named and outside its folder. Logs what is not used."""
     settings, objective = run.settings, run.settings.objective
     data, train = settings.data, settings.train
     candidates, readers, compared = run.names("candidates"), run.names("lm_logp"), run.names("teacher")

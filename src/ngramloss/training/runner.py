@@ -1,8 +1,4 @@
-"""what a recipe asks for and a folder → a trained run in it, continued from where it stopped.
-
-The folder is claimed (``claim.py``), the data are prepared (``prepare.py``), model and tokens are loaded, the loop runs
-(``loop.py``), and the best checkpoint becomes the model.
-"""
+"""what a recipe asks for and a folder → a trained run in it, continued from where it stopped."""
 
 from __future__ import annotations
 
@@ -58,13 +54,7 @@ class RunOutcome(NamedTuple):
 
 
 def train(run: Run, folder: Path, *, fresh: bool = False) -> RunOutcome:
-    """Train, or continue from the last complete checkpoint. Under torchrun every process calls this.
-
-    Args:
-        run: what is trained.
-        folder: the run folder.
-        fresh: delete an earlier run in this folder and start over.
-    """
+    """Train, or continue from the last complete checkpoint unless ``fresh``. Every process calls this."""
     rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     run_folder = RunFolder(folder)
     run = run if run.system else in_folder(run, run_folder)
@@ -100,11 +90,7 @@ def train(run: Run, folder: Path, *, fresh: bool = False) -> RunOutcome:
 
 
 def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, besides: Any) -> RunOutcome:
-    """Run the loop.
-
-    ``besides``: the task of a system; else the validation examples for which texts are generated, which only the first
-    process has.
-    """
+    """Run the loop. ``besides``: a system's task; else, in the first process, validation examples that get texts."""
     settings, newest = run.settings, prepared.continued_from
     began = checkpoints.step(newest) if newest else 0
     if newest is not None and checkpoints.facts(newest)["finished"]:

@@ -25,14 +25,7 @@ NOT_CAPTURED = "steps are not captured as CUDA graphs: {}. Training is the same,
 
 @dataclass
 class StepRunner:
-    """Runs forward and backward of whole steps.
-
-    Attributes:
-        processes: how many processes share a step; gradients are averaged over them.
-        sharded: whether the model is, which averages gradients itself.
-        why_not_captured: why steps cannot be CUDA graphs; empty if they can.
-        largest: a micro-batch of the largest shape, which is captured first; the others reuse its memory.
-    """
+    """Runs forward and backward of whole steps. ``largest`` is captured first; other shapes reuse its memory."""
 
     model: Any
     share: Share
@@ -48,11 +41,7 @@ class StepRunner:
         self.last_batch: Batch = {}
 
     def run(self, step: Step) -> Tensor:
-        """Run a step: gradients are then those of the whole step. Returns this process's loss and terms.
-
-        Returns:
-            [1 + parts].
-        """
+        """Compute the gradients of the whole step. Returns this process's loss and terms, [1 + parts]."""
         batches = [batch | {"counts": step.counts} for batch in step.batches]
         captured = self._begin_captured(batches)
         total: Tensor | None = None  # [1 + parts]
@@ -108,12 +97,7 @@ class StepRunner:
 
 
 def average_gradients(model: Any, buffered: Gradients | None = None) -> None:
-    """Replace every gradient by its mean over the processes, with one operation for each type.
-
-    Args:
-        model: whose parameters have gradients, the same ones in every process.
-        buffered: the buffers that contain the gradients, if steps are captured.
-    """
+    """Replace every gradient by its mean over the processes, with one operation for each type."""
     having = [p for p in model.parameters() if p.grad is not None] if buffered is None else []
     gradients: list[Any] = [parameter.grad for parameter in having]
     buffers = Gradients(having) if buffered is None else buffered  # the same layout with and without graphs

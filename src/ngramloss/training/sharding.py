@@ -19,11 +19,7 @@ def raise_unless_shardable(processes: int, precision: str) -> None:
 
 
 def shard(model: Any) -> None:
-    """Shard each layer, and everything else with the root module.
-
-    Embeddings and head are one tied weight, and a weight cannot be in two groups. In the root group the head is whole
-    when the loss is computed.
-    """
+    """Shard each layer, and the rest with the root, where the head, tied to embeddings, is whole for the loss."""
     from torch.distributed.fsdp import fully_shard
 
     layers = set(getattr(model, "_no_split_modules", None) or ())

@@ -1,10 +1,7 @@
 """the written form of a system, such as ``simcls(margin=0.01)`` → its entry and options, checked. Needs no torch.
 
-A system is one file and one entry point (docs/add_system.md), which ``train``, ``generate`` and ``list`` look up. The
-file has
-
-* ``task(run) → SystemTask``: what the loop trains (:mod:`ngramloss.training.system_task`);
-* ``generate(work, folder) → path``: a job whose model is a run of the system → predictions in a folder.
+A system is one file and one entry point (docs/add_system.md). The file has ``task(run) → SystemTask`` and
+``generate(work, folder) → path``: a job whose model is a run of the system → predictions in a folder.
 """
 
 from __future__ import annotations
@@ -79,7 +76,6 @@ class System:
 
 
 SYSTEMS: Registry[System] = Registry("system", System)
-"""All systems by name."""
 
 _FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
@@ -94,7 +90,7 @@ class Written(NamedTuple):
 
 
 def read_system(text: str) -> Written:
-    """Read the written form of a system. All options are there, those that are not given with their defaults.
+    """The entry and all options, those not given with their defaults, of a written system.
 
     >>> read_system("simcls(margin=0.02)").options["margin"]
     0.02

@@ -1,8 +1,4 @@
-"""a system's model, rows and loss → ``SystemTask``, which the loop of ``ngramloss train`` trains.
-
-Most systems have losses of their own, which are not terms of an objective. Steps, schedules, checkpoints, logs and
-Ctrl-C are those of every training.
-"""
+"""a system's model, rows and loss → ``SystemTask``, which the loop of ``ngramloss train`` trains."""
 
 from __future__ import annotations
 

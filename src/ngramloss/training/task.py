@@ -19,16 +19,8 @@ from ngramloss.training.processes import Processes
 class Task:
     """What is trained. The loop knows nothing else of it, and calls these methods in this order, in every process.
 
-    Attributes:
-        model: a module with ``save_pretrained``.
-        tokenizer: saved with each checkpoint.
-        examples: what one epoch trains on.
-        terms: the names of the parts of the loss, when the task has begun.
-        best: what of a validation selects the best checkpoint.
-        validates: whether there is anything to validate on.
-        precision: ``bf16``, ``fp16`` or ``fp32``.
-        why_not_captured: why steps do not run as CUDA graphs; empty if they do.
-        largest: a batch of the largest shape, if they do.
+    ``terms`` are known when the task has begun. ``best`` is what of a validation selects the best checkpoint.
+    ``why_not_captured`` is empty if steps run as CUDA graphs; then ``largest`` is a batch of the largest shape.
     """
 
     model: Any
@@ -61,10 +53,7 @@ class Task:
         return planned.from_(done)
 
     def before_step(self, step: int, total: int) -> Mapping[str, float]:
-        """Set what changes in the course of the training. Returns what the log has of it.
-
-        It must depend on the step and the number of all steps alone, so that a continued training does the same.
-        """
+        """Set what depends on ``step`` and ``total`` alone, and return what the log has of it."""
         return {}
 
     def loss(self, batch: Batch, counts: Tensor) -> Loss:

@@ -43,12 +43,7 @@ def generated_score(
     processes: int = 1,
     **how: Any,
 ) -> Callable[[Any], dict[str, float]]:
-    """The score of the texts that a model in training generates for the validation split.
-
-    Each process generates its share. The first one scores all texts and sends the score to the others, so that all
-    agree on the best checkpoint and on early stopping.
-    ``examples`` are those of the sources; only the first process needs them. ``how`` is for :func:`write_texts`.
-    """
+    """The score of generated validation texts. The first process, which has the examples, scores, so that all agree."""
 
     def scored(model: Any) -> dict[str, float]:
         """The score, and the seconds that it took."""
@@ -83,11 +78,7 @@ def from_first(compute: Callable[[], V], process: int, processes: int) -> V:
 
 
 def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pad) -> dict[str, float]:
-    """The objective and each term as exact means over a split, as ``eval_loss``, ``eval_ce`` and so on.
-
-    Every process takes every n-th batch. Those that have one less run a blank one, because sharded weights need that.
-    Terms that compare candidates or twins are left out.
-    """
+    """``eval_loss``, ``eval_ce`` … over a split. Processes run equally many batches: sharded weights need that."""
     began = time.perf_counter()
     each = (settings.eval_batch_size or settings.batch_size) // here.count
     batches = -(-len(rows) // (each * here.count))
@@ -135,10 +126,7 @@ def score_of(best: Best, examples: Sequence[Example], texts: Sequence[str]) -> f
 def write_texts(
     model: Any, sources: Sequence[Sequence[int]], *, settings: Recipe, tokenizer: Any, batch_size: int
 ) -> list[str]:
-    """Generate a text for each source, by the recipe's generation settings with ``train.best_beams`` beams.
-
-    The model's mode and the random numbers that training draws next stay as they are.
-    """
+    """Generate a text for each source with ``train.best_beams`` beams. The model's mode and random numbers stay."""
     generation = dataclasses.replace(settings.generation, num_beams=settings.train.best_beams)
     with unchanged(model):
         search = search_of(model, generation)
