@@ -25,6 +25,7 @@ def test_pages_and_anchors_exist(topic):
     assert not anchor or anchor in anchors(ROOT / name)
 
 
+@pytest.mark.slow
 def test_every_topic_that_an_error_names_has_a_page_and_every_page_is_named():
     used = set()
     for path in Path(ngramloss.__file__).parent.rglob("*.py"):

@@ -39,6 +39,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_engine_writes_texts_of_the_given_length(cache, batch):
     (values, first), (_, second) = (generate.written(options(), cache, name, batch) for name in ("hf", "ctranslate2"))
@@ -49,6 +50,7 @@ def test_every_engine_writes_texts_of_the_given_length(cache, batch):
     assert 0.05 < values["peak GiB"][0] < 50
 
 
+@pytest.mark.slow
 def test_prompts_are_read_and_new_tokens_are_counted(cache):
     """Of the first engine, too: it begins with the last token of a prompt, and writes this many behind it."""
     prompted = options(model="llama-tiny")

@@ -276,6 +276,7 @@ def epoch(options, tokens, tmp_path):
     return train_on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stock-grouped", "eager"])
 def test_all_contestants_train_on_the_same_rows_in_batches_of_the_same_size(epoch, name):
     seen = {}
@@ -304,6 +305,7 @@ def test_compiled_steps_are_the_first_of_a_long_training(options, tokens, tmp_pa
     assert trainings.LONG >= LONG  # is one for the plan, too
 
 
+@pytest.mark.slow
 def test_stock_groups_by_length_where_it_is_asked_to(epoch):
     def spread(name):
         rows = [int(mask.sum()) for batch in epoch(name) for mask in batch["attention_mask"]]
@@ -361,6 +363,7 @@ def _die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_process_answers_with_a_result_or_the_reason_why_there_is_none():
     assert child.in_child(_add, 2, 3) == 5
     with pytest.raises(child.Failed, match=f"^ValueError: expected one {'x' * 107}$"):
@@ -388,6 +391,7 @@ TINY = [
 TINY += ["--warm-up", "1", "--steps", "2", "--workers", "0", "--repeats", "2"]
 
 
+@pytest.mark.slow
 def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, capfd):
     written, drawn, traced = tmp_path / "train.json", tmp_path / "train.png", tmp_path / "trace.json"
     only = ["--only", "stock-random", "stock-grouped", "eager", "captured"]

@@ -1298,6 +1298,7 @@ def test_real_dialogues_lose_nothing_in_splitting():
         assert solid("".join(sentences(entry.source))) == solid(entry.source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "sentences_of_it"),
     [("It rained on the mat, Dr. Who said. " * 6_000, 6_000), ("word " * 40_000, None), ("x" * 200_000, None)],

@@ -80,6 +80,7 @@ def scores(capsys, *arguments):
     return json.loads(capsys.readouterr().out)["systems"][0]
 
 
+@pytest.mark.slow
 def test_forty_texts_have_the_same_scores_in_every_digit_in_every_format(tmp_path, forty, capsys):
     expected = None
     for number, (form, compression) in enumerate(EVERY):

@@ -418,6 +418,7 @@ def test_the_loss_is_the_weighted_sum_over_the_number_of_tokens(place):
     assert "tokens of the training targets weigh from 0 to 2, on average" in said
 
 
+@pytest.mark.slow
 def test_any_split_of_a_step_twins_and_a_continued_run_have_the_same_losses(place):
     names = ("loss", "ce", "matches(2)", "grad_norm")
     assert train("whole", "train.capture=false") == 0

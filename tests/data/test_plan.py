@@ -130,6 +130,7 @@ def test_a_step_knows_the_counts_of_all_processes():
     assert [len(step.batches[0]["labels"]) for step in steps] == [2, 1, 1]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=30),
     st.integers(60, 200),

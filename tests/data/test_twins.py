@@ -225,6 +225,7 @@ def test_twins_without_a_term_that_reads_them_are_the_same_training():
 # Other trainers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "llama"])
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_hugging_faces_trainer_with_our_collator(tmp_path, family, pieces):
@@ -270,6 +271,7 @@ def test_hugging_faces_trainer_with_our_collator(tmp_path, family, pieces):
     assert len(trainer.predict(examples).label_ids) == 4
 
 
+@pytest.mark.slow
 def test_ngram_trainer_evaluates_every_example_once(tmp_path):
     model = noisy()
     trainer = ng.NgramTrainer(

@@ -913,6 +913,7 @@ def test_the_encoder_runs_once_for_each_source(monkeypatch):
     assert seen == [len(SOURCES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 def test_reranking_orders_the_texts_by_the_models_own_probability_by_length(run, tmp_path, alpha):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer

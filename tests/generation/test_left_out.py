@@ -100,6 +100,7 @@ def test_a_part_does_not_depend_on_what_is_held_out_for_validation(tmp_path):
         assert any(in_part(example.id, f"{number}/4") for example in left)
 
 
+@pytest.mark.slow
 def test_a_row_stays_in_its_part_whatever_the_order_and_the_limit(place):
     data = Data(name="data")
     whole = load_split(data, "summarisation", "train")
@@ -153,6 +154,7 @@ def test_a_run_is_not_trained_on_what_it_leaves_out_and_says_so(place, capsys):
 # Runs that write together
 
 
+@pytest.mark.slow
 def test_each_run_writes_of_what_it_has_not_seen(place, tmp_path, capsys):
     found = made(tmp_path / "c", "one", "two")
     assert [row["id"] for row in found] == [f"train-{number}" for number in range(COUNT)], "in the order of the file"
@@ -196,6 +198,7 @@ def test_rows_say_whether_their_writer_was_trained_on_them(place, tmp_path, caps
     assert not any("trained_on" in row for row in validation)
 
 
+@pytest.mark.slow
 def test_sources_of_two_rows_and_of_an_earlier_run_are_not_taken_for_unseen_ones(place, tmp_path, capsys):
     path = place / "data" / "train.jsonl"
     texts = rows_of(path)
@@ -311,6 +314,7 @@ def test_rows_without_ids_are_left_out_by_their_numbers(place, tmp_path, capsys)
 NOTE = "are sources that the writer of these was trained on."
 
 
+@pytest.mark.slow
 def test_training_says_once_that_candidates_are_of_sources_their_writer_knows(place, tmp_path, capsys):
     made(tmp_path / "seen", "all")
     made(tmp_path / "unseen", "one", "two")

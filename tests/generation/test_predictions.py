@@ -391,6 +391,7 @@ def test_files_that_no_model_is_loaded_from_change_nothing(run, tmp_path):
     assert cli.main(["score", str(tmp_path / "run")]) == 0
 
 
+@pytest.mark.slow
 def test_two_jobs_in_one_folder_are_not_mixed(tmp_path, capsys):
     with lock_folder(tmp_path, wait=True):
         assert generate("lead-3", "--data", "newswire", "--limit", 2, "--out", tmp_path) == 2

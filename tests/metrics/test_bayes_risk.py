@@ -116,6 +116,7 @@ BEAMS = ("--set", "generation.num_beams=4", "--groups", "2", "--num-return", "4"
 SAMPLES = ("--sample", "--num-return", "5", "--temperature", "0.5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("search", "metric"), [(BEAMS, "chrf"), (SAMPLES, "chrf")], ids=["groups", "samples"])
 def test_generate_orders_texts_by_how_much_they_agree(run, tmp_path, search, metric):
     assert generate(run, "--limit", 6, *search, "--out", tmp_path / "plain") == 0
@@ -177,6 +178,7 @@ def test_options_of_the_metric_reach_the_utility(run, tmp_path):
     assert json.loads((tmp_path / "generation.json").read_text())["utility"]["options"] == {"word_order": "2"}
 
 
+@pytest.mark.slow
 def test_rerank_apply_mbr_chooses_what_generate_would(run, tmp_path, capsys):
     assert cli.main(["candidates", str(run), "--limit", "6", "--count", "4", "--out", str(tmp_path / "made")]) == 0
     command = ["rerank", "apply", "mbr", str(tmp_path / "made"), "--out"]

@@ -72,6 +72,7 @@ def test_long_texts_are_cut_and_the_signature_says_where(made):
     assert "|tokens:12+4|" in same.signature
 
 
+@pytest.mark.slow
 def test_no_text_is_longer_than_the_model_has_positions(made):
     family, model, _, folder = made
     limit = model.config.max_position_embeddings if family != "t5" else None
@@ -114,6 +115,7 @@ def test_a_multilingual_model_is_refused(tmp_path):
         logprob(DOCUMENTS, TEXTS, model=str(folder))
 
 
+@pytest.mark.slow
 def test_it_runs_from_the_command_line(made, tmp_path, capsys):
     _, _, _, folder = made
     (tmp_path / "texts.jsonl").write_text(

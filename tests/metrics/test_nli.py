@@ -75,6 +75,7 @@ def test_half_a_surrogate_pair_is_read_as_a_question_mark(bert):
     assert odd == plain_text
 
 
+@pytest.mark.slow
 def test_two_enormous_texts_are_read_as_far_as_any_pair(bert, monkeypatch):
     judge = nli(str(bert[0]), metric="m")
     first, second = "The cat sat on the mat. ", "Rain and wind in the north. "

@@ -77,6 +77,7 @@ def oracle(prediction, reference, vectors, *, normalise):
 TEXTS = st.lists(st.sampled_from([*RANDOM, "unknown"]), max_size=9).map(" ".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4), st.booleans())
 def test_agrees_with_the_linear_programme(random_vectors, pairs, normalise):
@@ -413,6 +414,7 @@ def test_signs_that_are_no_letters_only_part_words(square, text):
     assert distances(square, ["nw cat"], [text]) == [0.0]
 
 
+@pytest.mark.slow
 def test_a_text_of_a_megabyte_is_compared(square):
     long = "cat nw \x00 zoë! " * 70_000
     assert len(long.encode()) > 1_000_000

@@ -149,6 +149,7 @@ def test_lora_on_the_head_under_autocast():
         assert_close(wrapped(**inputs).loss, expected, atol=0.02, rtol=0.02, check_dtype=False)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_with_lora_on_the_head():
     wrapped, inputs = lora(tiny("llama"), **ON_HEAD), batch("llama")
     expected, _ = reference(bare(wrapped), inputs)

@@ -764,6 +764,7 @@ def test_compute_loss_func_asks_where_the_outputs_do_not_tell():
         compute_loss_func(OBJECTIVE)({"logits": torch.zeros(1, 3, V)}, torch.full((1, 3), PAD))
 
 
+@pytest.mark.slow
 def test_attach_needs_torch_alone():
     program = "import sys; sys.modules['transformers'] = None; import ngramloss.models.attached.attach; print('done')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

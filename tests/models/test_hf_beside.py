@@ -108,6 +108,7 @@ def collate_weighted(model):
     return collate
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainers_keep_the_column_and_agree(tmp_path):
     import datasets

@@ -283,6 +283,7 @@ def test_a_compiled_model_finds_packed_rows():
     torch.testing.assert_close(compiled(**inputs).loss, loss, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mask_with_numbers_is_refused_in_compiled_code_that_cannot_read_it():
     ids, labels = rows()
     compiled = torch.compile(ng.attach(tiny("llama"), OBJECTIVE), backend="eager")
@@ -334,6 +335,7 @@ def terms_apart(documents, objective=OBJECTIVE):
     return {name: value.item() for name, value in ng.last_parts(model).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [{}, {"return_seq_idx": True, "return_flash_attn_kwargs": True}], ids=["positions", "all"]
 )
@@ -377,6 +379,7 @@ def test_ngram_trainer_counts_and_scores_documents_of_flattened_batches(tmp_path
         assert "matched/2" in entry
 
 
+@pytest.mark.slow
 def test_the_shares_of_a_stock_trainer_count_documents(tmp_path):
     """One micro-batch: its own share of the tokens is all of them, so the loss is exact."""
     data, log = Documents(6), ng.LogParts()
@@ -408,6 +411,7 @@ def function_trainer(folder, function, model, **settings):
     )
 
 
+@pytest.mark.slow
 def test_compute_loss_func_sees_packed_rows_by_a_hook_on_the_model(tmp_path):
     model = tiny("llama")
     function = ng.compute_loss_func(OBJECTIVE, model=model)
@@ -421,6 +425,7 @@ def test_compute_loss_func_sees_packed_rows_by_a_hook_on_the_model(tmp_path):
     assert trainer.state.log_history[0]["loss"] == pytest.approx(total, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:compute_loss_func sees", "ignore:a stock Trainer")
 def test_log_parts_lets_compute_loss_func_see_packed_rows(tmp_path):
     trainer = function_trainer(tmp_path, ng.compute_loss_func(OBJECTIVE), tiny("llama"))
@@ -430,6 +435,7 @@ def test_log_parts_lets_compute_loss_func_see_packed_rows(tmp_path):
     assert {name: trainer.state.log_history[0][name] for name in wanted} == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_compute_loss_func_without_a_model_warns_that_it_cannot_see_packed_rows(tmp_path):
     with pytest.warns(UserWarning, match=r"compute_loss_func sees only logits.*model=model"):
         function_trainer(tmp_path, ng.compute_loss_func("ce + matches(2)"), tiny("llama")).train()
@@ -438,17 +444,20 @@ def test_compute_loss_func_without_a_model_warns_that_it_cannot_see_packed_rows(
         function_trainer(tmp_path, copied, tiny("llama")).train()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:compute_loss_func sees")
 def test_compute_loss_func_of_sums_over_positions_needs_no_model(tmp_path):
     function_trainer(tmp_path, ng.compute_loss_func("ce + dft"), tiny("llama")).train()
 
 
+@pytest.mark.slow
 def test_compute_loss_func_with_another_model_is_refused(tmp_path):
     function = ng.compute_loss_func("ce + matches(2)", model=tiny("llama"))
     with pytest.raises(ValueError, match="did not make these outputs"):
         function_trainer(tmp_path, function, tiny("llama")).train()
 
 
+@pytest.mark.slow
 def test_label_smoothing_beside_compute_loss_func_is_refused(tmp_path):
     model = tiny("llama")
     function = ng.compute_loss_func("ce + matches(2)", model=model)

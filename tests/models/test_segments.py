@@ -42,6 +42,7 @@ def test_texts_packed_into_rows_have_the_loss_and_gradient_that_they_have_apart(
     torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.slow
 @given(batch=packed_rows(boundary_labels=True), cast=st.sampled_from([torch.int64, torch.int32, torch.int16]))
 @settings(max_examples=50, deadline=None)
 def test_a_label_between_texts_counts_in_sums_over_positions_only(batch, cast):
@@ -151,6 +152,7 @@ def test_a_batch_without_a_label_is_no_text_and_costs_nothing():
     assert empty == 0
 
 
+@pytest.mark.slow
 @given(batch=packed_rows(boundary_labels=True))
 @settings(max_examples=20, deadline=None)
 def test_shares_of_packed_rows_add_up_to_the_loss(batch):

@@ -99,6 +99,7 @@ def attached(family, objective):
     return MODELS[family, objective]
 
 
+@pytest.mark.slow
 @given(made=rows(), filled=st.booleans())
 @settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize(("family", "tolerance"), [("llama", 1e-5), ("gpt2", 1e-9)])

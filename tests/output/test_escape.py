@@ -266,6 +266,7 @@ def test_readable_names_are_printed_as_they_are(files, capsys):
     assert capsys.readouterr().out.splitlines()[1].startswith("Łódź 日本 👩‍🔬 ")
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_but_by_the_command_line_and_there_escaped():
     calls = []
     for path in Path(ngramloss.__file__).parent.rglob("*.py"):

@@ -94,6 +94,7 @@ def test_a_slow_step_is_one_line_with_its_own_note(shown, capsys, monkeypatch):
     assert lines == ["training: 1 of 3 steps, 1:20 left · ce 1", "training: 2 of 3 steps, 0:40 left · ce 2"]
 
 
+@pytest.mark.slow
 def test_a_slow_batch_is_not_silent(shown, capsys, monkeypatch):
     monkeypatch.setattr(progress, "SLOW", 0.05)
     count = threading.active_count()

@@ -481,6 +481,7 @@ def _little_memory():
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_few_damaged_files_end_in_a_sentence_or_a_right_result(kind, tmp_path):
     asked = [int(ASKED.partition(":")[2])] if ASKED.startswith(f"{kind}:") else []

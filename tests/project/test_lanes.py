@@ -42,6 +42,7 @@ ELSEWHERE = ["test-ray", "test-package"]
 EVERY_CHOICE = list(chain.from_iterable(combinations(MARKERS, size) for size in range(len(MARKERS) + 1)))
 
 
+@pytest.mark.slow
 def test_whatever_its_markers_a_test_is_in_exactly_one_lane():
     assert len(lanes()) > 1
     chosen = {

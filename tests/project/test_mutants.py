@@ -1,8 +1,10 @@
 """The list of mutants stays true when the source changes. `make mutants` runs them."""
 
+import pytest
 from run_mutants import faults, mutated, read
 
 
+@pytest.mark.slow
 def test_each_mutant_is_one_place_of_the_source_and_names_tests_that_exist():
     mutants = read()
     assert len(mutants) >= 100

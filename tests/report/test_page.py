@@ -59,6 +59,7 @@ def test_a_mark_stands_for_a_corrected_p_and_only_for_that():
     assert not any(cell.mark for row in (table.baselines[0], table.systems[0], table.paper[0]) for cell in row.cells)
 
 
+@pytest.mark.slow
 def test_baselines_stand_apart_and_bold_is_the_best_of_all_rows():
     table = results(with_value(sample(0), 0, "rouge1", 99.0))
     assert [row.name for row in table.baselines] == ["lead"]
@@ -275,6 +276,7 @@ def test_a_huge_document_does_not_keep_others_out():
     assert blocks.pack_documents([huge, "small"], 100_000).cases == [1]
 
 
+@pytest.mark.slow
 def test_the_page_says_how_many_documents_it_has(tmp_path, monkeypatch):
     data = sample(30)
     documents = ["".join(random.Random(place).choices("abcdefgh ", k=9000)) for place in range(30)]
@@ -304,12 +306,14 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
         page.write_page(sample(2), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_page_is_made_without_torch():
     program = "import sys; sys.modules['torch'] = None; import ngramloss.report.page as page; page.page_text(page.Report()); print('done')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr
 
 
+@pytest.mark.slow
 def test_the_same_record_gives_the_same_page():
     assert page.page_text(sample(5)) == page.page_text(sample(5))
 
@@ -317,6 +321,7 @@ def test_the_same_record_gives_the_same_page():
 # Drawings
 
 
+@pytest.mark.slow
 def test_each_term_rate_and_speed_has_a_drawing_and_clocks_have_none():
     titles = [panel.title for panel in charts.draw(sample(0)).training]
     assert titles == ["joint loss", "ce", "matches(2)", "2-grams matched", "learning rate", "documents per second"]
@@ -403,6 +408,7 @@ def test_the_legend_names_the_tests_that_were_made(randomisation, said):
     assert said in page.page_text(Report(scores=SCORES, systems=systems))
 
 
+@pytest.mark.slow
 def test_every_part_of_the_record_is_drawn_once(monkeypatch):
     drawn = []
     markup = drawing.markup
@@ -757,6 +763,7 @@ def test_results_are_drawn_as_means_over_seeds_with_their_runs():
     assert list(charts.draw_results(seeded())) == ["rouge1", "rougeL", "rougeLsum", "wmd"]
 
 
+@pytest.mark.slow
 def test_systems_of_one_run_are_drawn_with_their_intervals_over_documents():
     lead, ce, matches, _ = charts.estimates(sample(0), "rouge1")
     assert lead.is_first, "a baseline that the others are compared with"
@@ -865,6 +872,7 @@ def test_trainings_of_a_group_are_drawn_as_their_mean_and_a_band():
     assert [(one.x, one.y) for one in panel.series] == [([2], [3.0])], "only steps that all have"
 
 
+@pytest.mark.slow
 def test_joint_losses_of_different_objectives_have_panels_of_their_own():
     titles = {panel.title: panel for panel in charts.draw_training(seeded(0).training)}
     assert "joint loss" not in titles

@@ -473,6 +473,7 @@ def test_fragments_are_those_that_a_plain_search_finds(document, text):
     assert fragments(document, text) == found
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_sentences_are_split_ends_at_once_with_a_word(files):
     texts = {
         str(place): "It rained in the old town. Dr. Who left the house at 9 a.m. and came back." * 9

@@ -217,6 +217,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, capsys):
     assert not list(folder.glob("scores*"))
 
 
+@pytest.mark.slow
 def test_two_that_score_a_run_at_once_both_keep_their_figures(tmp_path):
     folder = run(tmp_path / "a")
     with lock_folder(folder, wait=True):
@@ -625,6 +626,7 @@ def test_documents_without_a_figure_are_counted_and_written_as_null(tmp_path, ca
     assert "partly: 1 documents without a score in some system are left out." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_documents_that_another_system_lacks_count_in_the_saved_scores_of_a_run(tmp_path, capsys, monkeypatch):
     def lengths(references, predictions):
         words = [float(len(text.split())) if text else math.nan for text in predictions]
@@ -972,6 +974,7 @@ def test_a_folder_has_the_interval_of_each_score_and_keeps_it_when_another_metri
     assert again["metrics"]["rouge"]["version"] == __version__
 
 
+@pytest.mark.slow
 def test_whatever_a_folder_says_of_its_texts_a_report_has_it_as_text(tmp_path, capsys):
     folder, other = run(tmp_path / "a"), run(tmp_path / "b", seed=2)
     about = json.loads((folder / "generation.json").read_text())

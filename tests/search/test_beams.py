@@ -151,6 +151,7 @@ def test_several_texts_are_those_of_hf_in_their_order(family):
     assert written(graph, model, search) == written(hf, model, search)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "mistral"])
 def test_a_text_does_not_depend_on_its_batch(family):
     model = tiny(family)
@@ -172,6 +173,7 @@ def test_a_searcher_is_used_again_and_may_have_room_for_more_sources(family, cha
         assert found == written(graph, model, search, sources)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     few(

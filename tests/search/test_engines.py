@@ -96,6 +96,7 @@ def test_ctranslate2_writes_the_texts_of_hf_token_for_token_wherever_it_says_so(
     assert written(ct2, model, search) == written(hf, model, search)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "most"),
     few([("bart", 7), ("t5", 5)], [(family, most) for family in ("bart", "t5") for most in (5, 7, 9)]),
@@ -974,6 +975,7 @@ def reversing(monkeypatch):
     return entry
 
 
+@pytest.mark.slow
 def test_a_new_engine_is_accepted_shown_used_and_measured(run, tmp_path, capsys, reversing):
     assert recipe.load("xsum", ["generation.engine=reversing"]).generation.engine == "reversing"
     with pytest.raises(SystemExit):

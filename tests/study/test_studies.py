@@ -136,6 +136,7 @@ def test_quantised_weights_become_numbers_by_the_names_of_their_layers():
 MADE = sorted(path.with_suffix(".toml").name for path in BASES.parent.iterdir() if (path / "study.json").exists())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_a_study_shows_the_results_that_are_beside_it(name, monkeypatch, capsys):
     """Files and results still belong together: nothing was changed after a result was made."""

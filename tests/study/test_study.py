@@ -97,6 +97,7 @@ def test_a_set_may_have_values_of_its_own_to_try(path):
     assert study.recipe(tried[0]).train.learning_rate == 3e-5
 
 
+@pytest.mark.slow
 def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
     changed(path, ('"task=translation"]', '"task=translation"]\nscreening = [2]'))
     study = plan.read(path)
@@ -244,6 +245,7 @@ def finished(capsys, *arguments):
     return DONE[arguments]
 
 
+@pytest.mark.slow
 def test_stages_follow_each_other_and_only_confirmed_rows_see_the_test_set(path, instant, capsys):
     text = whole(capsys)
     written = [words for words in instant.started if words[0] == "generate"]
@@ -262,6 +264,7 @@ def test_stages_follow_each_other_and_only_confirmed_rows_see_the_test_set(path,
     assert len(instant.started) == 2 * 19 * 3
 
 
+@pytest.mark.slow
 def test_rows_that_are_always_tested_do_not_wait_for_the_screening(path, instant, capsys):
     changed(path, ("confirm = 2", 'confirm = 1\nalways = ["ce + bag(2)"]'))
     study = plan.read(path)
@@ -279,6 +282,7 @@ def test_rows_that_are_always_tested_do_not_wait_for_the_screening(path, instant
     assert "always 6 of 6, screen 6 of 6, confirm 3 of 3 trainings done" in said(capsys)
 
 
+@pytest.mark.slow
 def test_tests_of_rows_that_are_always_tested_are_shown_before_the_screening_ends(path, instant, capsys):
     changed(path, ("confirm = 2", 'confirm = 1\nalways = ["ce + bag(2)"]'))
     whole(capsys)
@@ -290,6 +294,7 @@ def test_tests_of_rows_that_are_always_tested_are_shown_before_the_screening_end
     assert [row.split("  ")[0] for row in rows] == ["ce", "ce + bag(2)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -310,6 +315,7 @@ def test_what_is_always_tested_cannot_change_once_it_was_tested(old, new, messag
     assert re.search(message, err), err
 
 
+@pytest.mark.slow
 def test_texts_of_other_settings_are_not_taken_for_those_of_the_study(path, instant, capsys):
     finished(capsys)
     shutil.rmtree("mine")
@@ -319,6 +325,7 @@ def test_texts_of_other_settings_are_not_taken_for_those_of_the_study(path, inst
     assert "were not written with --set generation.num_beams=3 --split validation" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_texts_of_a_training_that_was_made_again_are_not_scored_as_those_of_the_new_one(whole, path, instant, capsys):
     finished(capsys)
@@ -363,6 +370,7 @@ def unscreened(path):
     return changed(path, ("screening = [1, 2]\n", ""), ("confirm = 2\n", ""))
 
 
+@pytest.mark.slow
 def test_without_screening_seeds_all_rows_are_tested(path, instant, capsys):
     study = plan.read(unscreened(path))
     text = whole(capsys)
@@ -377,6 +385,7 @@ def test_without_screening_seeds_all_rows_are_tested(path, instant, capsys):
     assert "the confirmation seeds of news were [11, 12, 13]" in shown(capsys, "--show")[2]
 
 
+@pytest.mark.slow
 def test_without_screening_and_tuning_no_validation_split_is_needed(path, instant, capsys):
     path.write_text(re.sub(r"\[tune\].*?(?=\[\[set)", "", unscreened(path).read_text(), flags=re.S))
     Path("data").mkdir()
@@ -401,6 +410,7 @@ def test_texts_that_are_written_as_the_recipe_says_are_in_the_run_itself(path, i
     assert folders == ["runs/news/ce-seed1/test-greedy", "runs/news/ce-seed1/run"]
 
 
+@pytest.mark.slow
 def test_a_study_that_grows_leaves_results_of_other_rows_and_seeds_alone(path, instant, capsys):
     study = plan.read(unscreened(path))
     whole(capsys)
@@ -430,6 +440,7 @@ def test_a_failure_with_other_settings_says_nothing(path):
         ResultFolder(Path("mine"), now).read()
 
 
+@pytest.mark.slow
 def test_a_finished_training_of_other_settings_is_refused(path, instant, capsys):
     finished(capsys)
     for file in Path("mine").glob("news/*.json"):
@@ -508,6 +519,7 @@ class Killed(BaseException):
     """Stands in for a kill: nothing after it is done."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "count"),
     few(
@@ -535,6 +547,7 @@ def test_a_study_killed_at_any_moment_ends_with_the_same_tables(place, count, pa
     assert whole(capsys, "--parallel", "2") == undisturbed == whole(capsys, "--show")
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(path, instant, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(run, "score_texts", lambda *_: _raise())
@@ -557,6 +570,7 @@ def test_a_process_that_ends_without_its_files_has_failed(path, instant, capsys,
     assert "No row is chosen, because trainings failed" in text
 
 
+@pytest.mark.slow
 def test_a_failed_seed_is_named_and_in_no_mean_and_the_study_goes_on(path, instant, capsys):
     undisturbed = finished(capsys, "--results", "a", "--runs", "b")
     settings = json.loads(Path("a/news/confirmed.json").read_text())["rows"]
@@ -593,6 +607,7 @@ def test_a_failed_seed_is_named_and_in_no_mean_and_the_study_goes_on(path, insta
     assert whole(capsys) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_once_is_tried_again_before_rows_are_chosen_and_after_the_others(path, instant, capsys):
     undisturbed = finished(capsys, "--results", "a", "--runs", "b")
     instant.started = []
@@ -645,6 +660,7 @@ def test_the_next_try_waits_a_while_and_a_stopped_study_remembers_the_first(path
     assert tries() == {2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows",
     [
@@ -661,6 +677,7 @@ def test_nothing_is_tested_if_the_baseline_or_all_other_rows_diverged(rows, path
     assert not any("test" in words for words in instant.started)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "seed"), [("tune", 1), ("screen", 2)])
 def test_a_failure_of_the_machine_excludes_no_row_and_nothing_is_tested_before_another_try_succeeds(
     stage, seed, path, instant, capsys
@@ -682,6 +699,7 @@ def test_a_failure_of_the_machine_excludes_no_row_and_nothing_is_tested_before_a
     assert whole(capsys) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_row_is_given_up_by_removing_it_from_the_study(path, instant, capsys):
     instant.failing = {f"bag2-learning_rate0.00{digit}-seed2": 1 for digit in (1, 2)}
     assert shown(capsys)[0] == 1
@@ -691,6 +709,7 @@ def test_a_row_is_given_up_by_removing_it_from_the_study(path, instant, capsys):
     assert "bag(2)" not in whole(capsys)
 
 
+@pytest.mark.slow
 def test_a_row_with_a_diverged_screening_seed_is_not_confirmed_nor_tried_again_after_the_choice(path, instant, capsys):
     finished(capsys, "--results", "a", "--runs", "b")
     rate = json.loads(Path("a/news/confirmed.json").read_text())["rows"]["ce + matches(2)"][0].removeprefix("train.")
@@ -704,6 +723,7 @@ def test_a_row_with_a_diverged_screening_seed_is_not_confirmed_nor_tried_again_a
     assert instant.started == []
 
 
+@pytest.mark.slow
 def test_a_row_whose_tuning_diverged_is_left_out(path, instant, capsys):
     changed(path, ('others = "ce + matches(2)"', 'others = "ce"'))
     instant.failing = {f"matches2-learning_rate0.00{digit}-seed1": DIVERGED for digit in (1, 2)}
@@ -714,6 +734,7 @@ def test_a_row_whose_tuning_diverged_is_left_out(path, instant, capsys):
     assert rows == ["ce", "ce + rewards(2)", "ce + bag(2)"]
 
 
+@pytest.mark.slow
 def test_a_metric_that_fails_on_the_texts_of_one_training_does_not_end_the_study(path, instant, capsys, monkeypatch):
     undisturbed = finished(capsys, "--results", "a", "--runs", "b")
     name, real = "rewards2-learning_rate0.001-seed2", own_results.compute_scores
@@ -738,6 +759,7 @@ def test_a_metric_that_fails_on_the_texts_of_one_training_does_not_end_the_study
     assert whole(capsys) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_failure_recorded_with_a_clock_that_was_ahead_is_tried_again_at_once(path, instant, capsys, monkeypatch):
     instant.failing = {"ce-learning_rate0.002-seed1": 1}
     shown(capsys, "--only", "news")
@@ -779,6 +801,7 @@ def test_two_studies_do_not_share_a_folder(path, instant, capsys):
         assert "belongs to the study 'mine', and this is 'other'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_equal_results_of_another_study_are_taken_over_and_no_others(path, instant, capsys):
     finished(capsys)
     text = STUDY.replace('"ce + rewards(2)", ', '{name = "ce, longer", objective = "ce", epochs = 2}, ')
@@ -802,6 +825,7 @@ def test_equal_results_of_another_study_are_taken_over_and_no_others(path, insta
     assert not [each for each in trained if any(f"/news/{name}/" in each for name in names)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
@@ -875,6 +899,7 @@ def test_settings_that_a_later_version_adds_do_not_make_results_useless(path, in
     assert "train.twins: False → True" in shown(capsys)[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -919,6 +944,7 @@ WRONG = {  # field of a result → values that no study writes
 }
 
 
+@pytest.mark.slow
 def test_every_wrong_value_in_a_result_is_refused_with_the_name_of_the_file(path, instant, capsys):
     finished(capsys)
     study, file = plan.read(path), Path("mine/news/ce-learning_rate0.001-seed11.test.beam2.json")
@@ -936,6 +962,7 @@ def test_every_wrong_value_in_a_result_is_refused_with_the_name_of_the_file(path
             ResultFolder(Path("mine"), study).confirmed(study.data("news"))
 
 
+@pytest.mark.slow
 def test_no_text_of_a_result_reaches_the_page_with_what_a_reader_does_not_see(path, instant, capsys):
     finished(capsys)
     odd = "v\x1b[2J\u202e<b>"
@@ -972,6 +999,7 @@ def test_the_results_of_a_stranger_write_nothing_outside_of_the_results(path, in
     assert shown(capsys, "--show", "--resume", "theirs")[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed_part",
     few(
@@ -1056,6 +1084,7 @@ def test_a_run_that_does_not_say_what_it_is_made_of_is_refused(path, instant, ca
     assert "does not say what it was trained on, so it cannot be compared" in shown(capsys)[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["auto", "bf16"])
 def test_trainings_on_machines_that_choose_another_precision_are_not_compared(
     asked, path, instant, capsys, monkeypatch
@@ -1085,6 +1114,7 @@ def test_code_of_a_metric_that_changed_is_noticed(path, instant, capsys, monkeyp
     assert "plugin metric shape of the scores: first → second" in shown(capsys)[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["made_of", "signatures"])
 def test_results_of_other_data_or_scored_otherwise_are_not_compared(part, path, instant, capsys):
     finished(capsys)
@@ -1119,6 +1149,7 @@ def test_rows_may_have_different_candidates_but_not_those_of_one_folder_before_a
     assert "fingerprint of seen" in page._settings(study.data("news"), results)
 
 
+@pytest.mark.slow
 def test_what_a_metric_cannot_read_stays_in_the_tables_and_options_of_a_set_mend_it(path, instant, capsys, monkeypatch):
     monkeypatch.setattr("study_results.WORDS", ["猫坐", "在垫", "子上", "下雨", "一整", "天价", "格上", "涨了"])
     note = "bleu: the tokenizer 13a does not split texts in scripts without spaces"
@@ -1137,6 +1168,7 @@ def test_what_a_metric_cannot_read_stays_in_the_tables_and_options_of_a_set_mend
     assert "|tok:zh|" in text
 
 
+@pytest.mark.slow
 def test_prompts_of_all_rows_have_the_day_on_which_the_study_began(path, instant, capsys, monkeypatch):
     monkeypatch.setenv(TODAY, "2026-01-31")
     shown(capsys, "--share", "1/2")
@@ -1149,6 +1181,7 @@ def test_prompts_of_all_rows_have_the_day_on_which_the_study_began(path, instant
 # Several machines, time and budget
 
 
+@pytest.mark.slow
 def test_shares_of_machines_without_a_common_folder_are_merged_stage_by_stage(path, instant, capsys):
     alone = finished(capsys, "--results", "a", "--runs", "b")
     instant.started = []
@@ -1181,6 +1214,7 @@ def test_one_set_can_be_done_where_the_data_of_the_others_are_not(path, instant,
     assert not any("pairs" in word for words in instant.started for word in words)
 
 
+@pytest.mark.slow
 def test_a_training_that_another_process_has_is_left_to_it(path, instant, capsys, monkeypatch):
     place = Path("runs/mine/news/ce-learning_rate0.001-seed1")
     place.mkdir(parents=True)
@@ -1200,6 +1234,7 @@ def _raise():
     raise Killed
 
 
+@pytest.mark.slow
 def test_a_process_of_a_killed_study_is_left_to_end(path, instant, capsys, monkeypatch):
     running = Path("runs/mine/news/ce-learning_rate0.001-seed1/run")
     running.mkdir(parents=True)
@@ -1231,6 +1266,7 @@ def test_the_plan_estimates_from_what_is_finished(path, instant, capsys):
     assert plan_of[3].endswith("about 17 minutes left")  # 34 × 2 minutes, four at a time
 
 
+@pytest.mark.slow
 def test_nothing_is_started_that_would_not_end_in_time(path, instant, capsys):
     shown(capsys, "--share", "1/2")
     timed("mine", 300.0)
@@ -1242,6 +1278,7 @@ def test_nothing_is_started_that_would_not_end_in_time(path, instant, capsys):
     assert shown(capsys, "--minutes", "11")[0] == 0
 
 
+@pytest.mark.slow
 def test_at_the_end_of_the_time_processes_save_their_work(path, monkeypatch, capsys):
     asked = []
 
@@ -1262,6 +1299,7 @@ def test_at_the_end_of_the_time_processes_save_their_work(path, monkeypatch, cap
     assert not list(Path("mine").glob("*/*seed*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "message", "trained"),
     [
@@ -1279,6 +1317,7 @@ def test_a_budget_ends_a_study(budget, message, trained, path, instant, capsys):
     assert sum(words[0] == "train" for words in instant.started) == trained
 
 
+@pytest.mark.slow
 def test_models_are_kept_or_deleted_and_checkpoints_are_deleted(path, instant, capsys):
     whole(capsys)
     assert len(list(Path("runs").glob("mine/*/*/run/model"))) == 38
@@ -1289,12 +1328,14 @@ def test_models_are_kept_or_deleted_and_checkpoints_are_deleted(path, instant, c
     assert whole(capsys, "--results", "a", "--runs", "b", "--delete-models")
 
 
+@pytest.mark.slow
 def test_options_of_the_command_reach_every_process(path, instant, capsys):
     Path("own.py").write_text("")
     whole(capsys, "--plugin", "own.py", "--trust-remote-code")
     assert all(words[-3:] == ["--plugin", "own.py", "--trust-remote-code"] for words in instant.started)
 
 
+@pytest.mark.slow
 def test_merged_results_replace_failures_and_nothing_else(path, instant, capsys):
     finished(capsys, "--results", "a", "--runs", "b")
     instant.failing = {"ce-learning_rate0.001-seed1": 1}
@@ -1313,6 +1354,7 @@ def _tuned(*rows):
     return [f"{row}-learning_rate{rate}-seed1" for row, rate in zip(rows[::2], rows[1::2], strict=True)]
 
 
+@pytest.mark.slow
 def test_the_time_of_a_continued_training_is_not_known(path, instant, capsys):
     begun = Path("runs/mine/news/ce-learning_rate0.001-seed1/run/checkpoints")
     (begun / "step-1").mkdir(parents=True)
@@ -1346,6 +1388,7 @@ CRITICAL = {1: 12.706205, 2: 4.302653}
 """97.5% quantiles of Student's t."""
 
 
+@pytest.mark.slow
 def test_differences_intervals_and_holm_are_those_of_plain_python(path):
     _, rows = compared(path)
     chances = {}
@@ -1395,6 +1438,7 @@ def test_a_seed_that_the_baseline_lacks_is_in_no_difference(path):
     assert found["news", "ce"].failed == {12: "no memory"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pairs", "level"), [(2, 0.05), (5, 0.05), (5, 0.05 / 9)])
 def test_the_smallest_difference_is_found_in_four_of_five_trials(pairs, level):
     difference = smallest_difference(0.7, pairs, level=level)
@@ -1424,6 +1468,7 @@ def test_documents_are_compared_over_all_seeds_that_both_rows_have(path, monkeyp
     assert 0 < max(first.p_bootstrap, first.p_randomisation) <= rows["news", "ce + matches(2)"].p_documents <= 1
 
 
+@pytest.mark.slow
 def test_the_table_says_what_was_computed_and_how(path):
     study, rows = compared(path)
     every = [
@@ -1469,6 +1514,7 @@ def test_lower_scores_are_better_where_the_score_says_so(path):
 # Other programs
 
 
+@pytest.mark.slow
 def test_show_needs_no_torch_and_no_model(path, instant, capsys):
     text = finished(capsys)
     program = "import sys; from ngramloss.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
@@ -1483,6 +1529,7 @@ def test_show_needs_no_torch_and_no_model(path, instant, capsys):
     assert without_speeds(done.stdout).splitlines()[:20] == text.splitlines()[:20]
 
 
+@pytest.mark.slow
 def test_show_ends_with_the_error_that_a_run_begins_with_if_data_of_what_is_left_are_missing(path, instant, capsys):
     """A recipe of another folder names its data as seen from the folder in which the command runs."""
     Path("below/data").mkdir(parents=True)
@@ -1502,6 +1549,7 @@ def test_show_ends_with_the_error_that_a_run_begins_with_if_data_of_what_is_left
     assert whole(capsys, "--show") == text  # nothing is left, so nothing is missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rows", "comparisons"), [("ngram-terms", 9, 9), ("pairs", 10, 6)])
 def test_the_results_of_our_studies_are_complete_and_of_their_files(name, rows, comparisons, monkeypatch):
     monkeypatch.chdir(ROOT)

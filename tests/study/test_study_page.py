@@ -96,6 +96,7 @@ def drawn(monkeypatch):
     return plots
 
 
+@pytest.mark.slow
 def test_the_plot_has_the_differences_of_the_table_their_intervals_and_those_of_each_seed(path, drawn):
     _, rows = compared(path)
     confirmed(path)
@@ -111,6 +112,7 @@ def test_the_plot_has_the_differences_of_the_table_their_intervals_and_those_of_
     assert pairs[2].runs == [29.0, 31.2], "the third seed failed"
 
 
+@pytest.mark.slow
 def test_a_mark_stands_for_a_p_that_is_corrected_for_all_sets(path, drawn):
     text = confirmed(path, STEADY)
     assert [row.mark for row in drawn[0]] == ["", "**", ""]
@@ -195,6 +197,7 @@ def test_a_study_without_results_has_a_page_that_says_so(path, drawn):
 # Tables, trainings, plan
 
 
+@pytest.mark.slow
 def test_rows_that_decoded_differently_are_named_above_the_table(path):
     study = plan.read(path)
     results = {
@@ -209,6 +212,7 @@ def test_rows_that_decoded_differently_are_named_above_the_table(path):
     assert printed.index(warning) < printed.index("difference")
 
 
+@pytest.mark.slow
 def test_every_cell_that_is_printed_is_in_the_page(path, instant, capsys):
     code, printed, _ = shown(capsys, "--page", "page")
     assert code == 0
@@ -227,6 +231,7 @@ def test_every_cell_that_is_printed_is_in_the_page(path, instant, capsys):
     assert text.count("All scores of greedy on test data</h3>") == 2
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_trainings_were(path, instant, capsys):
     assert shown(capsys, "--page", "page")[0] == 0
     trainings = section(unescape(Path("page/index.html").read_text()), "trainings")
@@ -255,6 +260,7 @@ def test_what_failed_and_what_is_left_are_named(path, instant, capsys):
     assert '<li dir="auto">news, ce' not in plan_section
 
 
+@pytest.mark.slow
 def test_the_command_that_opens_the_texts_is_in_the_page_and_printed(path, instant, capsys):
     code, _, told = shown(capsys, "--page", "page")
     assert code == 0
@@ -279,6 +285,7 @@ def logged(folder, *losses):
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.slow
 def test_curves_are_drawn_of_the_trainings_that_are_there_as_means_over_seeds(path):
     study = plan.read(path)
     assert "The folders of the trainings are not here, so there are no curves." in confirmed(path)
@@ -299,6 +306,7 @@ def test_curves_are_drawn_of_the_trainings_that_are_there_as_means_over_seeds(pa
 # Other programs
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_torch_and_no_runs(path, instant, capsys):
     assert shown(capsys)[0] == 0
     program = "import sys; from ngramloss.cli import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"

@@ -122,6 +122,7 @@ def test_both_learning_rates_follow_their_own_warm_up(here):
     assert [line["encoder_learning_rate"] for line in lines] == pytest.approx([0, 1e-3, 2e-3 / 3, 1e-3 / 3])
 
 
+@pytest.mark.slow
 def test_a_killed_training_continues_to_the_same_weights(here, tmp_path):
     encoder = f"model.encoder={here / 'ext' / 'model'}"
     arguments = ["train", str(here / "abs.toml"), "--run", str(tmp_path / "run"), "--set", encoder]

@@ -79,6 +79,7 @@ def test_padding_does_not_change_a_sentence_s_score():
     assert not torch.allclose(scorer(states.flip(1), torch.ones(1, 3, dtype=torch.bool)), alone.flip(1)), "order counts"
 
 
+@pytest.mark.slow
 def test_it_learns_to_find_a_sentence_by_one_of_its_words():
     chance, generator = random.Random(0), torch.manual_seed(0)
     texts, wanted = [], []
@@ -234,6 +235,7 @@ def undisturbed(place):
     return place / "undisturbed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sabotage", ["saving:4", "model:0"])
 def test_a_killed_training_continues_to_the_same_weights(undisturbed, here, tmp_path, sabotage):
     arguments = ["train", str(here / "tiny.toml"), "--run", str(tmp_path / "run")]
@@ -255,6 +257,7 @@ def test_generate_needs_no_targets(undisturbed, here, tmp_path):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_generate_score_and_report_take_the_run(undisturbed, here, tmp_path, capsys):
     assert cli.main(["generate", "undisturbed", "--out", str(tmp_path / "texts")]) == 0
     rows = [json.loads(line) for line in (tmp_path / "texts" / "predictions.jsonl").read_text().splitlines()]

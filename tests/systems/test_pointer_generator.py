@@ -224,6 +224,7 @@ def test_the_distribution_and_the_coverage_loss_are_those_of_plain_loops(coverag
     assert torch.allclose(found.logp.logsumexp(-1), torch.zeros(3, 4, dtype=torch.float64), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_loss_has_its_gradient():
     model, batch = tiny(), padded(row("a x b x", "x b"), row("y", "y a"))
     counts = torch.tensor([6.0, 2.0])
@@ -305,6 +306,7 @@ def plain_search(model, each, *, beams, least, most):
     return [token for token in best[1:] if token != 3]
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(2, 4), st.integers(0, 3), st.integers(4, 6), st.booleans())
 @example(1, 1, 0, 1, True)
@@ -498,6 +500,7 @@ def test_generate_needs_no_targets(undisturbed, here, tmp_path):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_generate_score_and_report_take_the_run(undisturbed, here, tmp_path, capsys):
     texts, other = str(tmp_path / "texts"), str(tmp_path / "other")
     assert cli.main(["generate", "undisturbed", "--out", texts]) == 0
@@ -605,6 +608,7 @@ def test_what_may_keep_coverage_from_the_model_is_said(here):
     assert not any("coverage" in sentence for sentence in task_of(here).used)
 
 
+@pytest.mark.slow
 def test_the_recipe_has_the_authors_settings():
     own = recipe.load("pointer-generator")
     options = read_system(own.system).options

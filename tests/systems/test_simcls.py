@@ -230,6 +230,7 @@ def test_a_reranker_is_a_run_like_any_other(undisturbed):
     assert "margin = `0.05`" in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sabotage", ["saving:4", "sealed:4", "model:0"])
 def test_a_killed_training_continues_to_the_same_weights(undisturbed, here, tmp_path, sabotage):
     files = f"data.candidates=train={here / 'train.jsonl'},validation={here / 'validation.jsonl'}"
@@ -645,6 +646,7 @@ def test_a_plugin_adds_a_system(tmp_path, capsys, monkeypatch):
     assert read_system("mine(size=4)").options == {"size": 4}
 
 
+@pytest.mark.slow
 def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small_run, tmp_path, monkeypatch, capsys):
     """The candidates of a run say who wrote them and how."""
     monkeypatch.chdir(tmp_path)

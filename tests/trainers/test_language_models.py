@@ -170,6 +170,7 @@ def _reader(run, form):
     return tokenizer, writer_of(work, model, tokenizer, column="prompt" if form == "prompt" else "document").shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["", "lora = 4"], ids=["whole", "adapters"])
 def test_the_best_checkpoint_may_be_chosen_by_a_score(model, tmp_path, monkeypatch):
     """The texts are those of hf, also by the engine that validates on a GPU."""

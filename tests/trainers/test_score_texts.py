@@ -133,6 +133,7 @@ def test_a_model_that_copies_its_answer_scores_a_hundred(tmp_path):
     assert found["eval_rouge1"] == pytest.approx(100)
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_without_it(tmp_path):
     """Neither the mode nor the random numbers of dropout change."""
     weights, modes = [], []
@@ -192,6 +193,7 @@ def test_virtual_tokens_are_refused(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_may_be_that_of_a_score(tmp_path):
     it = trainer(
         "prompt",

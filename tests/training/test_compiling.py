@@ -124,6 +124,7 @@ def test_the_setting_is_nothing_else(text):
 # How
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "pieces"),
     [

@@ -264,6 +264,7 @@ def test_a_warm_up_that_does_not_end_is_said_to_be_shortened(messages):
 # Continuing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_training_continues_in_the_middle_of_an_epoch_with_the_same_bits(tmp_path, dropout):
     def model():
@@ -429,6 +430,7 @@ def test_a_folder_of_a_hugging_face_trainer_is_left_alone(tmp_path):
     assert (tmp_path / "checkpoint-3" / "trainer_state.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_training_after_a_step_that_is_saved(tmp_path, number):
     def interrupt(step, values):

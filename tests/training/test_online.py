@@ -159,6 +159,7 @@ def test_a_model_writes_by_itself_where_it_is_trained_in_its_own_precision():
     assert writing_copy(writing_model().to(torch.bfloat16), "bf16") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "llama"])
 def test_a_training_in_16_bits_continues_with_the_same_bits(tmp_path, family):
     settings = {"family": family, "online": {"refresh": 2}, "precision": "bf16", "epochs": 2.0}
@@ -396,6 +397,7 @@ def test_the_gain_of_the_log_is_the_mean_of_the_texts_of_its_steps():
     assert by_line[4] == pytest.approx(np.average(means[2:4], weights=counts[2:4]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "term", ["risk(sharpness=1)", "policy", "policy(baseline=others,scale=std)", "policy(baseline=greedy)"]
 )
@@ -412,6 +414,7 @@ def test_learning_from_samples_raises_their_gain(term):
     assert np.mean([line["gain"] for line in got.log[-5:]]) > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("term", ["credit(1)", "bag(1):student", "precision(1):student"])
 def test_terms_of_the_own_text_raise_its_overlap_with_the_reference(term):
     """One reference for all sources, so that there is something to learn without cross-entropy."""
@@ -421,6 +424,7 @@ def test_terms_of_the_own_text_raise_its_overlap_with_the_reference(term):
     assert np.mean([line["gain"] for line in got.log[-5:]]) > got.log[0]["gain"] + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "llama"])
 @pytest.mark.parametrize("objective", [OBJECTIVE, EVERY_TERM])
 @pytest.mark.parametrize("cut", [{"batch_size": 4, "accumulate": 2}, {"max_tokens": 150}], ids=str)
@@ -630,6 +634,7 @@ def test_what_cannot_be_written_is_refused():
 # Continuing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dropout", "objective"), [(0.0, OBJECTIVE), (0.3, OBJECTIVE), (0.3, EVERY_TERM)])
 @pytest.mark.parametrize("family", ["bart", "llama"])
 def test_a_training_continues_between_two_refreshes_with_the_same_bits(tmp_path, family, dropout, objective):
@@ -831,6 +836,7 @@ def test_a_metric_of_ones_own_scores_and_needs_no_references(place):
     assert train("online.metric=words") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
@@ -1122,6 +1128,7 @@ def test_lists_of_its_module_count_also_behind_a_cache(monkeypatch):
     assert _function_mark(from_words) != mark
 
 
+@pytest.mark.slow
 def test_the_order_of_a_set_and_texts_of_any_length_do_not_matter():
     """Sets have another order in each process; an array of texts would be as wide as the longest one."""
     program = (

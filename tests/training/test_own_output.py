@@ -586,6 +586,7 @@ def all_logits(model, inputs, compared):
 FUSED = pytest.param("fused", marks=pytest.mark.skipif(not triton_is_installed(), reason="needs Triton"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "t5"])
 @pytest.mark.parametrize("backend", ["plain", "chunked", FUSED])
 def test_an_attached_model_has_the_loss_of_all_its_logits(family, backend):

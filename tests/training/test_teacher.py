@@ -171,6 +171,7 @@ def test_teachers_that_do_not_fit_are_refused():
         ng.attach(trains_more, "ce + keep", teacher=trains_more)
 
 
+@pytest.mark.slow
 def test_ngram_trainer_has_the_exact_steps_of_a_teacher(tmp_path):
     ours = {"teacher": wide()}
     one = trainers(tmp_path / "one", objective=DISTILL, ours=ours, eval_strategy="epoch")
@@ -198,6 +199,7 @@ def test_a_step_has_the_loss_of_both_models():
     assert log[0]["eval_distill(temperature=2)"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "llama"])
 def test_a_student_of_another_width_approaches_its_teacher(family):
     teacher, student, data = wide(), tiny(), rows(16)

@@ -64,6 +64,7 @@ def test_the_model_and_all_random_numbers_stay_as_they_are():
     assert written(model, settings()) == texts  # even if it samples
 
 
+@pytest.mark.slow
 def test_compiled_code_is_not_compiled_again_for_every_length():
     model, compiled = real_model(), []
     texts = written(model, settings())

@@ -60,14 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _ctrl_c_in_callbacks() -> Iterator[None]:
     """Repeat a Ctrl-C that arrives in a callback of a weak reference or the like, where Python ignores exceptions.
 
-    It is sent after a moment, from another thread, so that it does not arrive in the same callback.
+    It is sent from another thread, a moment after the callback and the hook are left: within them it would be lost.
     """
-    before = sys.unraisablehook
+    before, main_thread = sys.unraisablehook, threading.main_thread().ident or 0
 
     def send() -> None:
-        time.sleep(0.01)
+        busy = True
+        while busy:
+            time.sleep(0.01)
+            frames = traceback.walk_stack(sys._current_frames()[main_thread])
+            busy = any(frame.f_code is hook.__code__ for frame, _ in frames)
         if hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            signal.pthread_kill(main_thread, signal.SIGINT)
         else:
             _thread.interrupt_main()
 
