@@ -78,16 +78,7 @@ class CandidateTokens:
 
 
 class WithCandidates(Dataset[dict[str, Any]]):
-    """Tokenised examples with the tokens of their candidates.
-
-    Rows have ``input_ids``, ``labels``, ``candidates``, a list of ids, and ``gains``, as many numbers.
-
-    Attributes:
-        label_lengths: tokens of the reference of each row.
-        target_lengths: tokens of the longest text of each row: the reference, or a candidate.
-        all_target_lengths: tokens of all texts of each row together.
-        texts: the reference and the candidates of each row, counted.
-    """
+    """Tokenised examples with ``candidates``, a list of ids, and ``gains``."""
 
     def __init__(self, tokens: Tokens, candidates: CandidateTokens) -> None:
         if len(tokens) != len(candidates):
@@ -121,13 +112,7 @@ def tokenise_candidates(
     *,
     cache: Path | None = None,
 ) -> CandidateTokens:
-    """Tokenise the candidates of the examples, or read them from the cache if it has them, undamaged.
-
-    Candidates are found by the ids of the examples. An example without candidates keeps its place, with none.
-
-    Raises:
-        UserError: no example has candidates.
-    """
+    """Tokenise the candidates of the examples, found by id, or read them from the cache."""
     found = sum(example.id in candidates.rows for example in examples)
     if not found:
         raise UserError(

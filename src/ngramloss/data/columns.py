@@ -13,8 +13,7 @@ from ngramloss.errors import UserError
 SOURCES = ("document", "article", "source", "text", "dialogue", "input", "src", "prompt")
 TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt", "completion")
 INSTRUCTION, BESIDE = "instruction", ("input", "context", "document", "article", "dialogue")
-"""Data of instructions: what is to be done, and the names of the text that it concerns. Beside an instruction, ``text``
-is often the whole prompt with its answer, and ``source`` where a row is from."""
+"""Data of instructions, and the names of the text that they concern. Beside them ``text`` is often the whole prompt."""
 RESPONSE = "response"
 """A target if there is no other; with numbers, as in data of preferences, it is none."""
 FIRST = {"translation": (("source", "src"), ("target", "tgt", "translation"))}
@@ -32,11 +31,7 @@ NO_TARGET = "none"
 
 
 class Columns(NamedTuple):
-    """The columns to read. Without an id column, the row number is the id.
-
-    ``target`` is what a model is trained on, None if there are no targets; ``others`` has the columns of further
-    references. ``more`` has columns whose texts follow the source's.
-    """
+    """The columns to read. Without ``id`` rows are numbered. ``others``: references; ``more``: further sources."""
 
     source: str
     target: str | None
@@ -56,16 +51,10 @@ def columns(
     task: str = "",
     need_target: bool = True,
 ) -> Columns:
-    """Choose the columns to read: the given ones, or else the first one present of the usual names.
+    """The columns to read: the given ones, or else the first present of the usual names, whose case does not matter.
 
-    Case does not matter for the usual names (``Document`` is found). It matters for a given name.
-
-    Args:
-        source: the source column, if given; several, separated by commas, are joined.
-        target: the target column, if given; several, separated by commas, are several references of each row.
-        languages: codes of the languages of source and target, empty if unknown. Columns may be named after them.
-        need_target: if false, a table without a target is read, too. Then a given target need not be there, unless
-            another column has the usual name of one; ``none`` means that there is no target.
+    Commas separate several source columns, which are joined, or several references. Columns may be named after
+    ``languages``. Without ``need_target`` a given target need not be there; ``none`` means that there is none.
 
     >>> columns(["fname", "dialogue", "topic", "summary"], "data/train.csv")
     Columns(source='dialogue', target='summary', id='fname', others=(), more=())

@@ -81,12 +81,7 @@ Origin = Files | Hub | str
 
 
 def origin(name: str) -> Origin:
-    """Find a data set by its name.
-
-    ``newswire`` is built in. ``xsum`` and the other ``KNOWN`` names are on the hub, even if a folder of that name
-    exists: write ``./xsum`` for the folder. Then come files and folders, ``train=a.jsonl,test=b.csv``, and
-    ``owner/name`` or ``owner/name:config`` on the hub.
-    """
+    """Find a data set by its name. A known one is on the hub, even if there is a folder: write ``./xsum`` for it."""
     known = KNOWN.get(ALIASES.get(name, name))
     if name == BUILT_IN or known:
         return known or name
@@ -184,10 +179,7 @@ def _saved_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
 
 
 def _folder_splits(folder: Path) -> dict[str, list[Path | Parallel]]:
-    """The splits of a folder, by file stem; ``train-00000-of-00002.parquet`` is a part of ``train``.
-
-    ``train.en`` and ``train.de``, or ``train.source`` and ``train.target``, are a split of parallel lines.
-    """
+    """The splits of a folder, by file stem, with parts (``train-00000-of-00002``) and parallel lines (``train.en``)."""
     splits: dict[str, list[Path | Parallel]] = {}
     parallel: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):

@@ -263,11 +263,7 @@ def has_split(data: Data, split: str) -> bool:
 
 
 def _part(whole: Split, split: str, held_out: Mapping[str, float], limit: int) -> Split:
-    """A part of a training split that is held out, or the rest.
-
-    The ids decide, not the order of the rows: those with the smallest hashes are held out for validation, those with
-    the largest for the test. So neither depends on the other's fraction.
-    """
+    """A part of a training split that is held out, by the smallest or the largest hashes of ids, or the rest."""
     order = sorted(whole.examples, key=lambda example: hashlib.sha256(example.id.encode()).digest())
     counts = {part: max(1, round(fraction * len(order))) for part, fraction in held_out.items()}
     if sum(counts.values()) >= len(order):

@@ -1,7 +1,6 @@
 """weights of words, tokens or answers, and tokens → a weight for every label, on disk.
 
-A target has as many weights as words, which are separated by white space, or as many as tokens, without special tokens.
-Weights of words are passed on to their tokens. Special tokens have the weight of the token beside them.
+Words are separated by white space and pass their weights on to their tokens; special tokens have their neighbour's.
 """
 
 from __future__ import annotations

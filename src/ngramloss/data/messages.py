@@ -1,9 +1,7 @@
 """a row with a column ``messages`` → a row with the messages before the last answer, and that answer if there is one.
 
-Messages are written as TRL and chat templates have them: a list of objects with ``role`` and ``content``, or that list
-as JSON text. An answer is what the role ``assistant`` says. What follows the last answer is left out: nobody learns it.
-An answer may have a weight, as files for fine-tuning at OpenAI have it; one with the weight 0 is read, but not learnt.
-Where no answer is needed, conversations may all end with a message that is to be answered: then every message is read.
+What follows the last answer is left out. An answer may have a weight, as files for fine-tuning at OpenAI have it; one
+with the weight 0 is read, but not learnt. Where no answer is needed, the last message may be one to be answered.
 """
 
 from __future__ import annotations
@@ -37,12 +35,9 @@ def are_answered(rows: Iterable[RawRow | BadRow]) -> bool:
 def split_messages(
     row: RawRow | BadRow, weight: str | None = None, dropped: dict[str, None] | None = None, *, answered: bool = True
 ) -> RawRow | BadRow:
-    """The row with two texts: JSON of the messages before the last answer, and the answer.
+    """The row with JSON of the messages before the last answer, and the answer; or of all if not ``answered``.
 
-    Args:
-        weight: the key of a message with the weight of an answer, 1 where it is missing. Then the row also has these
-            weights, and the last answer is the last one that does not weigh 0. None reads no weights.
-        answered: if false, the last message is to be answered, and the row has one text: JSON of all messages.
+    ``weight`` is a message's key with the weight of an answer, by default 1. The last answer does not weigh 0.
     """
     row = _parsed(row)
     if isinstance(row, BadRow):

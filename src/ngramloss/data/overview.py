@@ -23,9 +23,7 @@ def overview(
     data: Data,
     nouns: tuple[str, str] = ("source", "target"),
 ) -> list[str]:
-    """A sentence for each split, then warnings about rows that are also in the training split.
-
-    A row is a source with its target; its id does not matter. Rows are found by their hashes, so the time is linear.
+    """A sentence for each split, then warnings about rows (source and target) that are also in the training split.
 
     ``cut``: split → how many of its sources and of its targets were cut, if it was tokenised.
     """

@@ -1,7 +1,6 @@
 """a template or a chat template, and texts → ids of prompts and of completions, for decoder-only models.
 
-Prompt and completion are tokenised apart and joined as ids, so that training and generation read the same prompt. Of
-messages this holds for every answer, also in generation.
+Prompt and completion are tokenised apart and joined as ids, so that training and generation read the same prompt.
 """
 
 from __future__ import annotations
@@ -63,13 +62,10 @@ class Prompt:
     """What a decoder-only model reads beside a source, and what it ends its text with.
 
     Attributes:
-        before: text before a source.
-        after: text after it.
         lead: what a chat template writes between the beginning of an answer and its text, such as an empty thought: the
             end of the prompt. None without a chat template: a space, unless white space is there already.
         ending: ids at the end of every completion; the last is the first of ``stop``.
         stop: ids at which generation stops.
-        chat_template: what writes messages as one text; empty if there are none.
         messages: whether sources are messages, as :func:`ngramloss.data.messages.split_messages` writes them.
         reads_source: False for a language model of the targets alone, whose prompt is the start token.
     """
@@ -90,11 +86,7 @@ class Prompt:
 
 
 def prompt_of(data: Data, task: str, column: str, tokenizer: Any, stops: Sequence[int]) -> Prompt:
-    """The prompt that a recipe asks for.
-
-    ``column``: the name of the source column: ``prompt`` is used as it is, the chat template writes ``messages``, and
-    an instruction is no document.
-    """
+    """The prompt that a recipe asks for, for sources of this column: documents, prompts, messages or instructions."""
     if data.prefix or data.separator not in ("auto", "none"):
         key = "prefix" if data.prefix else "separator"
         raise UserError(f"data.{key}: a decoder-only model has none. Write the text into data.prompt.")
@@ -152,16 +144,9 @@ _MACRO = re.compile(r"{% macro strftime_now\(format\) %}{# (\S+) #}")
 
 
 def fix_date(tokenizer: Any, day: str = "") -> str:
-    """Let a chat template that reads the clock, such as Llama 3's, write one day, so that prompts stay the same.
+    """Let a chat template that reads the clock, such as Llama 3's, write one day; returns it, empty if it writes none.
 
-    The template gets a function of its own in place of the clock, so it writes this day wherever it is loaded.
-
-    Args:
-        tokenizer: has the template, which is changed. A template that has a day keeps it.
-        day: YYYY-MM-DD, by default that of ``NGRAMLOSS_TODAY``, or today.
-
-    Returns:
-        The day that the template writes; empty if it writes none.
+    A template keeps the day that it has; the first is ``NGRAMLOSS_TODAY``, or today. It is saved with the tokenizer.
     """
     template = getattr(tokenizer, "chat_template", None) or ""
     several = template if isinstance(template, dict) else {"": template}
@@ -187,10 +172,7 @@ def _dated(template: str, day: date) -> str:
 
 
 def _written(tokenizer: Any, messages: Sequence[Message], *, ask: bool = False) -> str:
-    """Messages as one text, by the chat template.
-
-    ``ask``: whether an answer is to follow; then the text ends with what begins one.
-    """
+    """Messages as one text, by the chat template; if an answer is to follow (``ask``), with what begins one."""
     jinja = needed("jinja2", "a chat template", "hf")
     try:
         text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
@@ -232,10 +214,9 @@ def _texts(source: str, tokenizer: Any, prompt: Prompt) -> list[str]:
 
 
 def _pieces(messages: Sequence[Message], whole: str, tokenizer: Any, lead: str) -> list[tuple[str, int]]:
-    """The text of messages in pieces, each with the place of its answer or −1: what is read, an answer, what is read, …
+    """The text of messages in pieces, each with the place of its answer or −1, as training and generation read it.
 
-    Training joins answers to their prompts as ids, so generation reads earlier answers in the same way. An answer that
-    the template writes differently when others follow is part of what is read.
+    An answer that the template writes differently when others follow is part of what is read.
     """
     pieces, done = [], 0
     for at in [at for at, message in enumerate(messages) if message["role"] == ASSISTANT]:
@@ -287,10 +268,7 @@ def completion_ids(
     max_target: int,
     cut: list[bool] | None = None,
 ) -> list[Ids]:
-    """The ids of completions, each with its end. One that is too long loses its end.
-
-    ``sources``: what each belongs to: a space is put before a completion, unless its prompt ends in white space.
-    """
+    """The ids of completions, cut at the end. A space goes before one unless its prompt ends in white space."""
     made = [[*ids, *prompt.ending] for ids in bare_ids(tokenizer, led_texts(sources, targets, tokenizer, prompt))]
     if cut is not None:
         cut += [len(ids) > max_target for ids in made]
@@ -319,12 +297,9 @@ def rows(
     max_target: int,
     cut: tuple[list[bool], list[bool]],
 ) -> tuple[list[Ids], list[Ids]]:
-    """The ids of prompts and of completions. In those of messages, ``~id`` is a token that is read, but not learnt.
+    """The ids of prompts (of messages: before the first answer) and completions, where ``~id`` is read but not learnt.
 
-    Args:
-        max_source: the most ids of a prompt, for messages of what stands before the first answer.
-        max_target: the most ids of a completion, for messages of all that follows.
-        cut: both extended by whether each prompt, and each completion, was too long.
+    ``cut`` is extended by whether each prompt, and each completion, was too long.
     """
     sources, targets = ([getattr(example, name) for example in examples] for name in ("source", "target"))
     if not prompt.messages:
@@ -354,10 +329,7 @@ def _learnt(ids: Ids, end: int) -> Ids:
 
 
 def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[tuple[str, bool]]]:
-    """The messages before the first answer that is learnt, and the text from there in pieces: whether each is learnt.
-
-    An answer with the weight 0 is read, not learnt.
-    """
+    """The messages before the first answer that is learnt, and the pieces from there with whether each is learnt."""
     messages: list[Message] = [*json.loads(example.source), {"role": ASSISTANT, "content": example.target}]
     answers = [at for at, message in enumerate(messages) if message["role"] == ASSISTANT]
     if example.weights:

@@ -37,8 +37,7 @@ MISTAKEN = {
 """First bytes of a file that is not the text its name says → what it is, and what to do."""
 
 LONGEST_ROW = 2**26
-"""Maximum size of a row, in bytes, for CSV in characters. A few megabytes of a compressed file may be a line of
-gigabytes, which would fill the memory."""
+"""Bytes of the longest row, for CSV characters: a line of a compressed file may be gigabytes, and fill the memory."""
 
 UNQUOTED = (
     "a quotation mark opens a field and is closed on another line, although each of these lines has all fields: rows "
@@ -59,11 +58,7 @@ class RawRow(NamedTuple):
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be used, with its position and the reason. Prints as ``FILE:LINE: reason``.
-
-    ``line`` is the row's first line, counted from 1. Formats without lines (Parquet, the hub, newswire) use the row
-    number.
-    """
+    """A row that cannot be used. Prints as ``FILE:LINE: reason``, with its first line, or its number without lines."""
 
     file: str
     line: int
@@ -100,11 +95,7 @@ def text_fault(name: str, value: object) -> str:
 
 
 def rows(path: Path) -> Iterator[RawRow | BadRow]:
-    """Read the rows of one file, good and bad, in order.
-
-    Blank lines between rows are skipped. Bytes that are not UTF-8 are kept as lone surrogates, so only the rows that
-    contain them are bad. A byte order mark at the beginning is removed.
-    """
+    """The rows of one file, good and bad. Bytes that are not UTF-8 become lone surrogates: only their rows are bad."""
     if is_saved(path):
         yield from _saved(path)
         return
@@ -314,9 +305,7 @@ def lines(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _delimiter(opening: bytes) -> str:
-    """What separates the columns of a CSV file: of comma, semicolon and tab the one that its header has most.
-
-    Quoted names do not count. Without any, it is a comma.
+    r"""Comma, semicolon or tab: what the header has most outside of quotes.
 
     >>> _delimiter(b'id;"a,b,c";summary\\n1;2;3\\n')
     ';'

@@ -39,8 +39,7 @@ LONGEST = 20_000
 RULES = ("sentencex", "pysbd")
 """The splitters that have rules by language."""
 _SENTENCEX = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk zh"
-"""Languages with rules of their own in sentencex, which does not list them; Chinese needs no more than its marks. It
-splits other languages by the rules of a related one, or of English."""
+"""Languages with rules of their own in sentencex, which does not list them; for Chinese, marks are enough."""
 _NOT_SENTENCEX = ("bo", "km")
 """Languages whose marks sentencex does not know."""
 _OPENED = re.compile(r"""(?<=\s)["'“‘„«(\[]+$""")
@@ -49,22 +48,15 @@ _CLOSED = re.compile(r"""["'”’»)\]]+(?=\s|$)""")
 
 
 def sentences(text: str, splitter: str = "pysbd", *, language: str = AUTO) -> list[str]:
-    """Split a text into sentences, without surrounding white space and without empty sentences.
+    """Split a text into sentences, without empty ones. No splitter loses or changes characters except white space.
 
-    Every splitter keeps all characters except white space, in order:
-    ``"".join("".join(sentences(text)).split()) == "".join(text.split())``.
-
-    * ``sentencex``: the rules of the package sentencex, line by line, hundreds of times faster than pysbd. Quotes that
-      it cuts off are joined to their sentence.
-    * ``pysbd``: the rules of the package pysbd, line by line, since a line end also ends a sentence. On unusual texts
-      pysbd may lose or repeat characters, or fail. Such a line is split after ``. ! ? …`` and closing quotes or
-      brackets, before white space. Use pysbd on plain text only: in tokenised text it reads the apostrophe of `` 's``
-      as an opening quote, and returns whole paragraphs as one sentence.
+    * ``sentencex``: the package's rules, line by line. Quotes that it cuts off are joined to their sentence.
+    * ``pysbd``: hundreds of times slower. It may lose or repeat characters, or fail; such a line is split after marks.
+      In tokenised text it reads the apostrophe of `` 's`` as an opening quote, and returns whole paragraphs.
     * ``newline``: one sentence per line, as in CNN/DailyMail's highlights.
     * ``period``: after each full stop, which is how the paper's authors counted sentences of documents.
 
-    ``language``: two letters, for ``RULES``; ``auto`` chooses by script and takes Latin letters for English. Texts in a
-    language without rules are split at marks that end a sentence in any script.
+    ``language``: two letters, or ``auto`` by script. Without rules, texts are split at marks of any script.
 
     >>> sentences("Dr. Who left. He came back!")
     ['Dr. Who left.', 'He came back!']
@@ -89,12 +81,8 @@ def split_many(
 ) -> list[list[str]]:
     """Split many texts into sentences, with several processes for pysbd: it splits only about 300 short texts a second.
 
-    Processes are spawned, which is safe with any threads in this process. A script that calls this at its top level
-    needs ``if __name__ == "__main__":``, as always in Python. The result does not depend on their number.
-
-    Args:
-        texts: any number; fewer than ``IN_PROCESS`` are split in this process.
-        progress: called from time to time, and at the end, with the number of texts done since the last call.
+    They are spawned, so a script that calls this needs ``if __name__ == "__main__":``. ``progress`` is called with the
+    number of texts done since the last call.
     """
     split = partial(sentences, splitter=splitter, language=language)
     split("")  # a wrong splitter or a missing package fails here, once

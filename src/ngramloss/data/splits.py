@@ -20,11 +20,9 @@ def load_split(
     weights: bool = False,
     need_target: bool = True,
 ) -> Split:
-    """Read a split of a recipe's data.
+    """Read a split of a recipe's data, without a part such as ``1/2`` that training leaves out (``data.leave_out``).
 
-    ``leave_out`` is a part of the training rows, such as ``1/2``. Training leaves out ``data.leave_out``; those who
-    write or score texts read all rows. With ``weights`` the weights of tokens (``data.weights``) are read, too, as a
-    part of the fingerprint. ``limit`` and ``need_target`` are those of :func:`~ngramloss.data.load`.
+    With ``weights``, those of tokens (``data.weights``) are read, too, as a part of the fingerprint.
     """
     options = columns_of(data, task)
     options["need_target"] = need_target
@@ -53,10 +51,7 @@ def without_part(split: Split, part: str) -> Split:
 
 
 def in_part(key: str, part: str) -> bool:
-    """Whether the row with this id belongs to a part ``K/N``. Neither its place nor other rows matter.
-
-    The last bytes of the hash decide. Its first bytes order the rows that are held out for validation and for the test
-    (``data.validation_fraction``), so that one does not depend on the other.
+    """Whether the row with this id is in part ``K/N``, by the last bytes of its hash: the first ones hold out rows.
 
     >>> [in_part("a", f"{number}/3") for number in (1, 2, 3)]
     [False, True, False]

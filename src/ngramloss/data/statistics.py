@@ -56,10 +56,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts over examples, and their means. The counts of two splits can be added with ``+``.
-
-    Percentages cover only the ``with_bigrams`` targets that have a bigram; if there are none, they are None.
-    """
+    """Counts over examples, which can be added, and means; percentages of bigrams are None if no target has one."""
 
     examples: int
     source_words_total: int
@@ -126,10 +123,7 @@ class Measurement(NamedTuple):
 def measurement(
     name: str, *, splits: Sequence[str] = (), rules: str = "standard", language: str = AUTO, **options: Any
 ) -> Measurement:
-    """Read the splits of a data set, all by default, and compute the statistics of each.
-
-    ``rules`` and ``language`` are those of :func:`statistics`; ``options`` go to :func:`~ngramloss.data.load`.
-    """
+    """Read the splits of a data set, all by default, and compute the statistics of each. ``options`` go to ``load``."""
     _check(rules)
     found = Measurement(name, rules, {}, {}, {})
     for wanted in splits or split_names(name):
@@ -150,12 +144,7 @@ def statistics(
     language: str = AUTO,
     progress: Callable[[int], None] | None = None,
 ) -> Statistics:
-    """Count words, sentences and novel bigrams.
-
-    Args:
-        rules: ``standard``, or ``released`` to count like the paper's authors; see ``DEFINITIONS``.
-        language: of the texts, for the standard rules; ``auto`` chooses by script.
-        progress: called with the number of texts (sources and targets) split into sentences since the last call.
+    """Count words, sentences and novel bigrams by the ``DEFINITIONS`` of ``rules``; ``progress`` gets numbers of texts.
 
     >>> counts = statistics([Example("1", "The cat sat. It slept.", "The cat slept.")])
     >>> counts.means["source_words"], counts.means["source_sentences"], counts.means["novel_bigrams"]

@@ -61,13 +61,10 @@ CUT = "cut"
 
 @dataclass(frozen=True)
 class Shape:
-    """The settings for turning a text into tokens.
+    """How a text becomes tokens. With a ``prompt``, separators and prefix are not used.
 
-    Attributes:
-        separator: token before every source sentence; ``auto`` is the tokenizer's own, ``none`` omits it.
-        max_source: maximum source length in tokens, including separators and special tokens.
-        language: for splitting sentences; ``auto`` chooses by script.
-        prompt: for a decoder-only model: what it reads beside a source. Then separators and prefix are not used.
+    ``separator`` is a token before every source sentence, which are split by ``language``; ``auto`` is the tokenizer's.
+    ``max_source`` counts separators and special tokens.
     """
 
     separator: str = "auto"
@@ -185,10 +182,7 @@ Arrays = dict[str, tuple[NDArray[Any], list[int]]]
 def write_in_parts(
     folder: Path, examples: Sequence[Example], arrays: Callable[[Sequence[Example]], Arrays], *, what: str
 ) -> Path:
-    """The folder with the arrays of all examples, written part by part unless it is there, undamaged.
-
-    ``folder``: in the cache. Beside each array it has a second one, with the ends of its groups.
-    """
+    """The folder in the cache with the arrays of all examples and the ends of groups, written part by part."""
     bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
     parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
     written = set()
@@ -243,10 +237,7 @@ def join_parts(parts: list[Path], folder: Path) -> None:
 
 
 def prompt_ids(texts: Sequence[str], tokenizer: Any, shape: Shape, *, cut: list[bool] | None = None) -> list[list[int]]:
-    """What a model reads of sources, before it writes: the ids of the encoder's input, or those of prompts.
-
-    ``cut`` is extended by whether each text lost its end.
-    """
+    """What a model reads of sources, as ids; ``cut`` is extended by whether each text lost its end."""
     if shape.prompt is not None:
         return prompts.prompt_ids(texts, tokenizer, shape.prompt, shape.max_source, cut)
     return sources(texts, tokenizer, shape, separator_id(tokenizer, shape.separator), cut=cut)
@@ -323,10 +314,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def tokenizer_behaviour(tokenizer: Any) -> str:
-    """A hash of the ids that a tokenizer gives to a fixed set of texts, and of the texts that it makes of these ids.
-
-    Unlike :func:`tokenizer_fingerprint` it stays the same if another version of a library writes the rules differently.
-    """
+    """A hash of ids and texts of fixed inputs. Unlike the fingerprint it ignores how a library writes rules."""
     texts = [*PROBES, *(f"a {token} b{token}" for token in sorted(map(str, tokenizer.all_special_tokens)))]
     bare = bare_ids(tokenizer, texts)
     encoded = [bare] + [

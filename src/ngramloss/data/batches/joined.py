@@ -1,12 +1,7 @@
 """prompts and what follows them → padded batches of a decoder-only model, with the position that predicts each label.
 
-A row is a prompt and the text behind it, padded on the right: no token sees what comes after it, so no mask is needed.
-Only the labels are predicted, so a batch says where they are, and the head computes nothing else. Their number is known
-before the batch is made, so nothing is read from the device.
-
-Candidates share their prompt: a row is the prompt, the reference and all candidates. Then a batch says which text each
-position belongs to, and attention builds a mask from that (``hf/shared_prompts.py``). Where a model cannot do that,
-each candidate is a row of its own, with the prompt before it.
+Rows are padded on the right: no token sees what comes after it, so no mask is needed. Candidates share their prompt in
+a row of all texts (``hf/shared_prompts.py``); where a model cannot do that, each has a row with the prompt of its own.
 """
 
 from __future__ import annotations
@@ -33,9 +28,7 @@ SEVERAL_TURNS = "a row has candidates and several turns. Candidates are compared
 
 
 def split_turns(labels: Any) -> tuple[Ids, list[range]]:
-    """The token ids behind a prompt, and where the texts are among them that are learnt.
-
-    A token that is read but not learnt, such as a question between two answers, is stored as ``~id``: it is negative.
+    """The token ids behind a prompt, and where the learnt texts are among them. ``~id`` is read but not learnt.
 
     >>> split_turns([5, 6, ~7, 8])
     (array([5, 6, 7, 8]), [range(0, 2), range(3, 4)])
@@ -55,11 +48,7 @@ class JoinedPadder:
     also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]. If they share their
     prompt, it has ``position_ids`` and ``text_numbers``, [R, L] each; otherwise their rows follow those of references.
     Numbers beside the labels of rows, ``lm_logp`` or ``weights``, are in the shape of the labels.
-
-    Attributes:
-        multiple: where no size is given, lengths are rounded up to a multiple of this.
-        always_mask: whether a batch has an ``attention_mask``, which only experts with a router need.
-        shared: where no size is given, whether candidates share their prompt.
+    Only experts with a router need ``always_mask``. ``multiple`` and ``shared`` count where no size is given.
     """
 
     pad: int

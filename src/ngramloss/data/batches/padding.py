@@ -118,8 +118,7 @@ class Padder:
 
 
 OWN_TEXTS = ("greedy", "baseline")
-"""What a batch may have besides candidates that the model has written: which of them is the greedy text, the first,
-[B, K], and what the greedy text gains, [B]."""
+"""What batches of the model's own texts may have: which is the greedy one, [B, K], and what it gains, [B]."""
 
 
 def of_own_texts(rows: Sequence[Mapping[str, Any]], names: Collection[str], B: int, K: int) -> Batch:
@@ -168,10 +167,7 @@ def numbers_beside(row: Mapping[str, Any], name: str) -> NDArray[np.float32]:
 def padded(
     rows: Sequence[Any], fill: int, count: int | None = None, length: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of ids in one array, filled up on the right, and a mask of what is real, [count, length] each.
-
-    By default the array is the smallest that holds the rows.
-    """
+    """Rows of ids, filled up on the right to the smallest or the given size, and a mask of what is real."""
     count, length = count or len(rows), length or max(map(len, rows), default=1)
     padded = np.full((count, length), fill)  # [B, S]
     mask = np.zeros_like(padded)  # [B, S]
@@ -184,11 +180,7 @@ def padded(
 
 
 class Step(NamedTuple):
-    """What one process does in an optimiser step.
-
-    Attributes:
-        counts: tokens and sequences of the step over all processes, [2].
-    """
+    """What one process does in an optimiser step; ``counts`` are tokens and sequences over all processes, [2]."""
 
     batches: list[Batch]
     counts: Tensor

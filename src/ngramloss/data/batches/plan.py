@@ -1,8 +1,7 @@
 """lengths of examples → the steps of an epoch, each cut into micro-batches of few shapes.
 
-Any split of a step gives the same gradient, so the rows of a step are cut by a budget of tokens. On a GPU a micro-batch
-is filled up to one of a few shapes: a new shape costs set-up in every library, and a captured step needs one graph for
-each shape. Rows that fill a micro-batch up have no labels, so they count for nothing.
+Any split of a step gives the same gradient. A new shape costs set-up in every library, and a captured step needs one
+graph for each shape, so on a GPU micro-batches are filled up with rows that have no labels.
 """
 
 from __future__ import annotations
@@ -43,11 +42,7 @@ def data_seed(args: Any) -> int:
 
 
 class LengthGrouped(Sampler[int]):
-    """Row numbers in random order, such that the rows of a step have similar lengths.
-
-    The order depends on the seed, the epoch and the number of rows in an optimiser step, not on how the step is split
-    into micro-batches and processes. Within a pool of 50 steps rows are sorted by length, longest first.
-    """
+    """Row numbers in random order, with similar lengths in a step, by seed, epoch and rows of a step alone."""
 
     def __init__(self, lengths: Sequence[int] | Lengths, *, step: int, seed: int, grouped: bool = True) -> None:
         self.lengths = torch.as_tensor(lengths)  # [rows]
@@ -80,14 +75,9 @@ class LengthGrouped(Sampler[int]):
 
 
 class Size(NamedTuple):
-    """The size of a micro-batch.
+    """The size of a micro-batch. ``rows`` counts sources; of a decoder-only model ``source`` is a length with texts.
 
-    Attributes:
-        rows: its sources.
-        source: the length to which sources are padded; in a decoder-only model, rows with their texts.
-        target: the length to which targets are padded.
-        texts: targets of each source: the reference and its candidates, or the turns of an assistant.
-        joined: how texts stand behind their source in a row, if they do.
+    ``texts`` are those of each source: the reference and its candidates, or the turns of an assistant.
     """
 
     rows: int
@@ -135,15 +125,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the rows of a step become micro-batches.
+    """How the rows of a step become micro-batches of at most ``max_tokens``, padded to ``grid`` if there is one.
 
-    Attributes:
-        sources: source tokens of each example; for a decoder-only model, tokens of its longest row.
-        targets: target tokens of each example; with candidates, those of its longest text.
-        max_tokens: the most positions of a micro-batch, padding included; None sets no limit. One row may have more.
-        grid: None pads micro-batches only as far as their own rows need.
-        texts: texts of each example: the reference and its candidates, or turns; None if each has one.
-        joined: how texts stand behind their source in a row, if they do.
+    ``sources``, ``targets`` and ``texts`` have a number for each example, as in ``ExampleLengths``.
     """
 
     sources: Lengths
@@ -182,10 +166,7 @@ class Plan:
 
     @property
     def _by_cost(self) -> bool:
-        """Whether rows with most tokens come first, not those with long sources: candidates of an encoder-decoder.
-
-        There the texts of a source have most of its tokens, and one long text would pad all others.
-        """
+        """Whether rows with most tokens come first: in an encoder-decoder one long candidate would pad all others."""
         return self.grid is not None and self.grid.texts > 1 and not self.joined
 
     def _cut_by_cost(self, rows: Sequence[int]) -> list[MicroBatch]:
@@ -292,10 +273,7 @@ def fitted_grid(
 def open_grid(
     lengths: Lengths, longest_text: int, *, longest: int | None = None, texts: int, joined: Joined = ""
 ) -> Grid:
-    """A grid for texts whose lengths are not known yet: it holds every source, with texts of the greatest length.
-
-    ``lengths``: source tokens of each example; for a decoder-only model, without its text.
-    """
+    """A grid for texts that are not written yet: it holds every source, with texts of the greatest length."""
     targets = [-(-longest_text // MULTIPLE) * MULTIPLE]
     while targets[-1] > 2 * MULTIPLE and len(targets) < OPEN:
         targets.append(-(-targets[-1] // 2 // MULTIPLE) * MULTIPLE)

@@ -18,16 +18,10 @@ from ngramloss.loss.stats import IGNORE_INDEX
 
 
 class ExampleLengths(NamedTuple):
-    """Numbers of each example.
+    """Numbers of each example: tokens of its source and longest text, texts, labels and reference texts that count.
 
-    Attributes:
-        sources: source tokens; for a decoder-only model, tokens of the longest row.
-        targets: target tokens; with candidates or turns, those of the longest.
-        texts: the reference and the candidates, or turns; None if each example has one text.
-        counted: labels of the reference that count.
-        sequences: texts of the reference that have such labels.
-        order: what examples are sorted by: source tokens; for a decoder-only model, with those of the longest text. The
-            order does not depend on how texts are joined.
+    Of a decoder-only model ``sources`` are tokens of the longest row. Examples are sorted by ``order``, which does not
+    depend on how texts are joined.
     """
 
     sources: Lengths
@@ -129,13 +123,9 @@ class Epochs:
 
 @dataclass
 class PlannedSteps:
-    """The steps of a training.
+    """The steps of a training. ``copies``: how often the padder puts each example into a batch.
 
-    Attributes:
-        processes: how many there are; each takes every n-th row of a step.
-        equally_many: fill up with blank micro-batches, so that every process has as many: sharded weights need that.
-        copies: how often the padder puts each example into a batch.
-        device: of the model. Of a GPU, batches are kept where it can copy them from.
+    ``equally_many``: every process has as many micro-batches, blank ones among them, which sharded weights need.
     """
 
     examples: Any
