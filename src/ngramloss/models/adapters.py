@@ -21,10 +21,7 @@ ADAPTER = "adapter"
 
 
 def add_lora(model: Any, settings: Model) -> Any:
-    """The model with LoRA adapters; only these are trained. The same model if ``settings.lora`` is 0.
-
-    ``model``: a Hugging Face model. It is changed: its linear layers get adapters.
-    """
+    """The model, changed to train LoRA adapters of its linear layers alone; as it is if ``settings.lora`` is 0."""
     if not settings.lora:
         return model
     peft = needed("peft", "model.lora", "lora")
@@ -121,10 +118,7 @@ def has_adapters(model: Any) -> bool:
 
 
 def save(model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
-    """Write the merged model into a folder, as ``from_pretrained`` reads it, and its adapter alone into ``adapter``.
-
-    ``weights``: of a plain model, if they are not its own, because these are sharded.
-    """
+    """Save the merged model, with ``weights`` if its own are sharded, and its adapter alone in ``adapter``."""
     with quiet_loading():
         merged(model).save_pretrained(folder, state_dict=weights)
         if has_adapters(model):

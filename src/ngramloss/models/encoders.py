@@ -107,10 +107,7 @@ def with_decoder_config(settings: Model) -> Any:
 
 
 def with_new_decoder(settings: Model, tokenizer: Any) -> Any:
-    """A pretrained encoder and a new decoder, whose embeddings and head begin as the encoder's embeddings.
-
-    ``tokenizer``: the encoder's own. Its first token starts a text, its last token ends one.
-    """
+    """A pretrained encoder and a new decoder, whose embeddings and head begin as the encoder's embeddings."""
     from transformers import BertLMHeadModel, EncoderDecoderModel
 
     config = with_decoder_config(settings)
@@ -127,7 +124,6 @@ def with_new_decoder(settings: Model, tokenizer: Any) -> Any:
 
 
 def _encoder_of(settings: Model) -> Model:
-    """The settings that load the encoder of a model with a new decoder."""
     return replace(settings, name=settings.encoder, encoder="")
 
 

@@ -17,13 +17,10 @@ EOS_STARTS = ("m2m_100", "nllb-moe")
 
 
 def align_start(model: Any, tokenizer: Any, *, name: str, training: bool) -> None:
-    """Set the tokens that generation begins with to those that training begins with.
+    """Set the tokens that generation begins with to those that training begins with, derived from the labels.
 
-    Training derives the decoder's first input from the labels, and each family of models does it in its own way: mBART
-    begins with the target language, which its labels end with; mBART-50, M2M100 and NLLB begin with ``</s>``, and the
-    target language is the first label. Generation reads ``generation_config``, which may say something else or nothing.
-
-    ``training``: whether the model is trained here; then labels must tell the decoder the target language.
+    mBART begins with the target language, which its labels end with; mBART-50, M2M100 and NLLB begin with ``</s>``, and
+    the target language is the first label. In training, labels must tell it.
     """
     model = bare(model)
     _complete_config(model, tokenizer, name)

@@ -24,12 +24,7 @@ def codes(tokenizer: Any) -> dict[str, int]:
 
 
 def set_languages(tokenizer: Any, source: str, target: str, *, model: str) -> None:
-    """Set the languages of a multilingual tokenizer. Leaves other tokenizers as they are.
-
-    Args:
-        source: the code of the sources' language, as the tokenizer spells it; empty: the tokenizer's own.
-        target: the same for the targets. Both must be given, unless the tokenizer was saved with both.
-    """
+    """Set a multilingual tokenizer's languages, codes as it spells them; both, unless it was saved with both."""
     known = codes(tokenizer)
     settings = {"data.source_language": source, "data.target_language": target}
     if not known:

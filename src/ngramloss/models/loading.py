@@ -26,8 +26,7 @@ from ngramloss.storage.files import FULL, is_file_name, read_object
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 GUIDED = "guided_bart"
-"""The type of a BART that reads a guidance, of the system gsum. It is not ``bart``: everything else that loads a BART
-would leave the guidance out silently."""
+"""The type of a BART with a guidance, not ``bart``: all that loads a BART would leave it out silently."""
 WEIGHTS = (".safetensors", ".bin")
 """What files of weights end with. A .bin is a pickle, of which only tensors are loaded."""
 
@@ -91,8 +90,7 @@ def _check_indices(folder: Path) -> None:
 
 
 def _pad(model: Any, tokenizer: Any) -> None:
-    """Give a decoder-only model and its tokenizer an id for padding. Which one it is does not matter: padding is masked
-    by its place, never by its id."""
+    """Give a decoder-only model and its tokenizer any id for padding, which is masked by place, never by id."""
     if tokenizer is None:  # without texts, as in benchmarks
         model.config.pad_token_id = model.config.pad_token_id or 0
         return
@@ -222,10 +220,7 @@ def refuse_foreign_kernels(config: Any) -> None:
 
 
 def load_tokenizer(settings: Model, texts: Callable[[], Iterable[str]], fingerprint: str) -> tuple[Any, Path | None]:
-    """Load the tokenizer, or train one for a model from scratch. Also returns its folder if it was trained here.
-
-    ``fingerprint``: of those texts; a tokenizer for the same content and settings is read from the cache.
-    """
+    """The tokenizer, loaded or trained (cached by the texts' ``fingerprint``), and its folder if trained here."""
     from transformers import AutoTokenizer
 
     if settings.name != "scratch" or settings.encoder or settings.tokenizer:
@@ -316,10 +311,7 @@ def from_scratch(settings: Model, tokenizer: Any) -> Any:
 
 
 def generation_changes(settings: Generation, *, causal: bool = False, only: Collection[str] = ()) -> dict[str, Any]:
-    """A recipe's generation settings by Hugging Face's names. Of a decoder-only model, lengths do not count prompts.
-
-    ``only``: the settings that count; the others are the model's own. By default all do.
-    """
+    """A recipe's generation settings, ``only`` these, by Hugging Face's names; lengths never count a causal prompt."""
     changes: dict[str, Any] = {"do_sample": False}
     changes["_from_model_config"] = False  # otherwise it may be recreated from the model's config
     for name, value in vars(settings).items():
@@ -342,7 +334,6 @@ def prepare_generation(model: Any, settings: Generation) -> None:
 
 
 def _family(settings: Model) -> str:
-    """The architecture of a model from scratch as transformers spells it."""
     return {"m2m100": "m2m_100"}.get(settings.architecture, settings.architecture)
 
 

@@ -13,9 +13,8 @@ FREQUENCIES = "inv_freq"
 def to_precision(model: Any, dtype: torch.dtype, device: Any = None) -> Any:
     """The same model with its weights in this precision, as ``from_pretrained`` would have loaded it.
 
-    Frequencies of rotary positions stay in their own precision: rounded to 16 bits they turn a far position by another
-    angle, in bf16 by half a radian at position 300. So do weights that the model's class wants in fp32, such as some of
-    T5 in fp16.
+    Rotary frequencies stay in their own: 16 bits would turn a far position by another angle, in bf16 by half a radian
+    at position 300. So do weights that the model's class wants in fp32, such as some of T5 in fp16.
     """
     kept = [
         (module, name, buffer)

@@ -16,12 +16,7 @@ from ngramloss.recipe import CHAT, Data, Model
 def shape_of(
     data: Data, task: str, model: Model, config: Any, tokenizer: Any, *, column: str = "", day: str = ""
 ) -> Shape:
-    """The settings for turning texts into the tokens of this model. Those of a decoder-only model have a prompt.
-
-    Args:
-        column: the name of the source column, :attr:`Split.column`, if it is known.
-        day: which a chat template that reads the clock writes, by default today.
-    """
+    """The settings for turning texts into this model's tokens; chat templates write ``day``, by default today."""
     if is_causal(config):
         if column == MESSAGES or data.prompt == CHAT:
             fix_date(tokenizer, day)

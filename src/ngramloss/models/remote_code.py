@@ -1,7 +1,4 @@
-"""a person's consent → whether code that comes with a model may run, for everything that is loaded meanwhile.
-
-Only a command line or a call in Python gives it. No recipe, no run and no model can.
-"""
+"""a person's consent, from a command line or Python alone → whether code that comes with a model may run."""
 
 from __future__ import annotations
 

@@ -27,10 +27,7 @@ LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"
 
 
 def pad_id(whose: str, *owners: Any) -> int:
-    """The id that fills the shorter rows of a batch: that of the first owner that has one, a tokenizer or a config.
-
-    Raises if none has; ``whose`` begins that sentence.
-    """
+    """The id that fills shorter rows, of the first owner that has one; ``whose`` begins the error if none has."""
     found = next((owner.pad_token_id for owner in owners if getattr(owner, "pad_token_id", None) is not None), None)
     if found is None:
         raise UserError(f"{whose} no padding token (pad_token_id). Batches need one.")
@@ -38,10 +35,7 @@ def pad_id(whose: str, *owners: Any) -> int:
 
 
 def check_settings(model: Any) -> None:
-    """Raise if a token id or a setting of generation is of a wrong type or out of bounds.
-
-    Libraries check few of them when they read the files, and fail later with messages that do not name the setting.
-    """
+    """Raise if a token id or a setting of generation is invalid: libraries fail later and do not name it."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     for config, file in ((model.config, "config.json"), (model.generation_config, "generation_config.json")):
         for name in IDS:

@@ -24,11 +24,7 @@ MOST_LOGITS = 2**28
 def forced_predictions(
     model: Any, tokenizer: Any, sources: Sequence[Sequence[int]], references: Sequence[Sequence[int]]
 ) -> Iterator[dict[str, list[Any]]]:
-    """Run the model on each reference (teacher forcing), and return its tokens, the best tokens and probabilities.
-
-    Yields:
-        ``tokens`` and ``best``, as text; ``confidence``, the best token's probability; ``label_probability``.
-    """
+    """Teacher forcing: for each reference ``tokens`` and ``best`` as text, ``confidence`` and ``label_probability``."""
     model.eval()
     pad: Pad = Padder(tokenizer.pad_token_id, partial(decoder_inputs, model))
     batch_size = 16
@@ -53,12 +49,7 @@ def forced_predictions(
 def text_logp(
     model: Any, sources: Sequence[Sequence[int]], texts: Sequence[Sequence[Sequence[int]]], *, pad: int
 ) -> list[list[float]]:
-    """The log-probability of each text of each source: the sum over its tokens after the start token.
-
-    The encoder runs once for each source, whatever the number of its texts.
-
-    ``texts``: the ids of one or more texts of each source, from the start token on.
-    """
+    """The log-probability of each text of each source after its start token; the encoder runs once a source."""
     model.eval()
     if is_causal(model.config):
         pairs = [(source, row) for source, own in zip(sources, texts, strict=True) for row in own]
@@ -89,10 +80,7 @@ def text_logp(
 
 @torch.inference_mode()
 def joined_label_logp(model: Any, rows: Sequence[dict[str, Any]], *, pad: int) -> list[list[float]]:
-    """The log-probability of every label of each row of a decoder-only model.
-
-    ``rows``: with ``input_ids``, the prompt, of one token or more, and ``labels``, the text behind it.
-    """
+    """The log-probability of every label of a decoder-only model's rows: ``input_ids``, not empty, and ``labels``."""
     model.eval()
     count = _joined_at_once(model, rows)
     found: list[list[float]] = []
@@ -111,7 +99,6 @@ def _joined_at_once(model: Any, rows: Sequence[dict[str, Any]]) -> int:
 
 
 def _tensors(rows: Sequence[Sequence[int]], fill: int) -> list[torch.Tensor]:
-    """Rows as one tensor, filled up on the right, and their mask, [N, L] each."""
     return [torch.from_numpy(array) for array in padded(rows, fill)]
 
 

@@ -38,11 +38,7 @@ class Budget:
 
 
 def budget_for(model: Any, searches: Sequence[Search], batch_size: int) -> Budget:
-    """The documents that were asked for; otherwise tokens, from the free memory, on a CPU not more than is fast.
-
-    ``searches``: the settings of all searches of a batch, one after the other. ``batch_size``: documents of a batch; 0
-    means as many as the memory allows.
-    """
+    """The documents asked for; if 0, the tokens for which there is memory, on a CPU not more than is fast."""
     if batch_size:
         return Budget(documents=batch_size)
     on_gpu = model.device.type == "cuda"
@@ -89,10 +85,7 @@ def batches(
     write: Callable[[Sequence[Document], Sequence[Sequence[int]]], list[Text]],
     budget: Budget,
 ) -> Iterator[tuple[list[Document], list[Text]]]:
-    """Write the texts of all documents, batch by batch. A batch for which the memory is too small is halved.
-
-    Documents are sorted by length. ``ids`` tokenises them; ``write`` returns their texts, given their ids, too.
-    """
+    """Write the texts of all documents, by length and batch by batch; a batch that memory cannot hold is halved."""
     pairs = _tokenised(documents, ids)
     waiting: deque[tuple[Document, list[int]]] = deque()
     while batch := _taken(waiting, pairs, budget):

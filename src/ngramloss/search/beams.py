@@ -1,7 +1,7 @@
 """logits of the next tokens → the beams of a search, one token longer, all in tensors.
 
-The search is that of Hugging Face's ``generate``, score for score. It never asks the device for a value: the length is
-a tensor, every tensor keeps its shape, and results are written in place. So one token can be captured as a CUDA graph.
+The search is that of Hugging Face's ``generate``, score for score. It never asks the device for a value, tensors keep
+their shapes, and results are written in place: so one token can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -50,12 +50,9 @@ class Choices(NamedTuple):
 
 
 def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count: int, less: Tensor | None) -> Choices:
-    """The best tokens that may follow each text. The logits are changed in place.
+    """The best tokens after each text, [B, K, L], by logits [B, K, V], changed in place; ``less`` [B, n] lose some.
 
     Without ``renormalize``, probabilities are those before any token was ruled out, as in ``generate``.
-
-    ``logits``: of the next tokens, [B, K, V]. ``ids``: the texts so far, [B, K, L], of which ``length`` tokens count.
-    ``less``: tokens that lose ``diversity`` of their log-probability, once for each time that they occur, [B, n].
     """
     search, rows = given.search, logits.flatten(0, 1)                    # [B · K, V]
     changed = search.limits_tokens or less is not None
@@ -92,11 +89,7 @@ def _top(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rule_out(scores: Tensor, ids: Tensor, length: Tensor, given: Limits) -> None:
-    """Set the scores of tokens that may not follow to −∞, in place.
-
-    ``scores``: of the next tokens, [N, V]. ``ids``: the texts so far, [N, L]. ``length``: how many tokens of each
-    count, [].
-    """
+    """Set the scores, [N, V], of tokens that may not follow the first ``length`` ids, [N, L], to −∞, in place."""
     search = given.search
     if has_kernels(scores.device):
         from ngramloss.search.kernels import selection
@@ -199,11 +192,7 @@ def greedy(logits: Tensor) -> Tensor:
 
 
 def advance(beams: Beams, logits: Tensor, given: Limits, *, less: Tensor | None = None) -> Tensor:
-    """Add a token to each beam. Returns the beam that each of the new ones continues, [B, K].
-
-    ``beams``: the state; changed in place. ``logits``: of the next tokens, [B, K, V]; changed in place. ``less``: as in
-    :func:`options`.
-    """
+    """Add a token to each beam by logits [B, K, V], both in place; the beam that each new one continues, [B, K]."""
     search, K = given.search, logits.shape[1]
     kept = max(2, 1 + len(search.ends)) * K                              # enough to go on if K of them end
     found = options(logits, beams.ids, beams.length, given, count=kept, less=less)   # [B, K, C] each
@@ -223,17 +212,10 @@ def advance(beams: Beams, logits: Tensor, given: Limits, *, less: Tensor | None 
 
 
 def advance_groups(groups: Sequence[Beams], logits: Tensor, given: Limits) -> Tensor:
-    """Add a token to each beam of each group, one group after another.
+    """Add a token to each beam of each group, in place, by logits [B, K, V]; the beam that each continues, [B, K].
 
-    A group is a search of its own. A token loses ``diversity`` of its log-probability for each beam of the groups
-    before that has just taken it: Vijayakumar et al. (2018), *Diverse Beam Search*. One group is plain beam search. A
-    group that is done goes on, and its tokens still count, though its further texts are not kept.
-
-    ``groups``: the states of G groups; changed in place. ``logits``: of the next tokens, [B, K, V], with K/G beams of
-    each group in turn; changed in place.
-
-    Returns:
-        The beam that each of the new ones continues, [B, K].
+    A token loses ``diversity`` for each beam of the groups before that has just taken it: Vijayakumar et al. (2018),
+    *Diverse Beam Search*. A group that is done goes on, and its tokens still count.
     """
     if has_kernels(logits.device) and (len(groups) == 1 or not given.search.renormalize):
         from ngramloss.search.kernels import selection

@@ -1,10 +1,8 @@
 """a Hugging Face model → its decoder one token at a time, with caches that stay where they are.
 
-The weights and modules are the model's own. What differs from its forward: keys and values of a source are kept once
-for all of its beams, those of the texts so far stay where they were written while a table says which beam wrote them,
-and the position is a tensor. So no step copies a cache or asks the device for a value.
-
-To a decoder-only model, a prompt is what a source is to an encoder-decoder.
+The weights and modules are the model's own. Keys and values of a source are kept once for all of its beams, a table
+says which beam wrote those of the texts, and the position is a tensor. So no step copies a cache or asks the device for
+a value. A prompt of a decoder-only model is what a source is to an encoder-decoder.
 """
 
 from __future__ import annotations
@@ -69,10 +67,7 @@ def padded_head(model: Any) -> PaddedHead:
 
 
 class Decoder:
-    """The decoder of a model.
-
-    The model is of a kind in ``DECODERS``. It has B sources of S tokens with padding, and K beams of at most L tokens.
-    """
+    """The decoder of a model in ``DECODERS``, for B sources of S tokens with padding, and K beams of up to L."""
 
     heads: int  # that have keys and values
     width: int  # of a head
@@ -104,14 +99,12 @@ class Decoder:
 
     @classmethod
     def _joinable(cls, model: Any) -> Iterator[tuple[Module, ...]]:
-        """Linear layers that read the same input."""
         yield from ()
 
     def refresh(self) -> None:
         """Compute again what depends on the weights alone: a model in training has changed them."""
 
     def _reader(self) -> Any:
-        """What reads the sources."""
         return self.model.get_encoder()
 
     @torch.no_grad()
@@ -124,10 +117,7 @@ class Decoder:
             self._read(ids, mask)
 
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Logits of the tokens after these, [B, K, V].
-
-        ``tokens``: the newest token of each text, [B, K]. ``position``: its position, [].
-        """
+        """Logits of the tokens, [B, K, V], after these newest ones, [B, K], at a position, []."""
         raise NotImplementedError
 
     def reorder(self, parents: Tensor, position: Tensor) -> None:
@@ -154,7 +144,6 @@ class Decoder:
                 layer[:count].copy_(before.index_select(0, sources))
 
     def _layers(self) -> Any:
-        """The layers of the decoder."""
         raise NotImplementedError
 
     def _read(self, ids: Tensor, mask: Tensor) -> None:
@@ -178,26 +167,20 @@ class Decoder:
         raise NotImplementedError
 
     def _split(self, rows: Tensor) -> Tensor:
-        """[B, T, heads · width] → [B, heads, T, width]."""
         B, T, _ = rows.shape
         return rows.view(B, T, self.heads, self.width).transpose(1, 2)
 
     def _normed(self, hidden: Tensor, norm: Module) -> Tensor:
-        """The norm of each row, [B, K, D]."""
         return normed(hidden, norm, has_kernels=self.has_kernels)
 
     def _added(self, hidden: Tensor, part: Tensor, norm: Module) -> tuple[Tensor, Tensor]:
-        """``hidden + part`` and its norm, [B, K, D] each."""
         return added(hidden, part, norm, has_kernels=self.has_kernels)
 
     def _attend_to_text(
         self, index: int, queries: Tensor, keys: Tensor, values: Tensor, position: Tensor, *, scale: float,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Attention of the newest tokens to the texts so far, which keep their keys and values, [B, K, H · d].
-
-        Queries, keys and values are [B, K, H · d], ``bias`` is of the newest position to each other, [H, L].
-        """
+        """Attention of the newest tokens to the texts so far, which keep keys and values; ``bias`` is [H, L]."""
         if self.has_kernels:
             from ngramloss.search.kernels import attention as decoding
 
@@ -384,10 +367,10 @@ class T5Decoder(Decoder):
 
 
 class CausalDecoder(Decoder):
-    """A decoder-only model. Its own forward runs, with an attention function that has the caches here.
+    """A decoder-only model, whose own forward runs with an attention function that has the caches here.
 
-    A source is a prompt without its last token, with which the text starts. The beams of a source stand where the
-    model has the positions of a row: everything but attention treats each position alone.
+    A source is a prompt without its last token. Beams stand where the model has the positions of a row: everything but
+    attention treats each position alone.
     """
 
     def __init__(self, model: Any, *, source_length: int, **sizes: Any) -> None:
@@ -447,11 +430,7 @@ class CausalDecoder(Decoder):
         self, index: int, queries: Tensor, keys: Tensor, values: Tensor, position: Tensor, *, scale: float,
         softcap: float | None = None, window: int | None = None,
     ) -> Tensor:
-        """Attention of the newest tokens to their prompt and to the texts so far, [B, K, G · H · d].
-
-        ``queries``: [B, K, H · G · d], G of them share a key. ``keys`` and ``values``: [B, K, H · d]. ``window``: how
-        many positions a token attends to, with its own; None: to all.
-        """
+        """Attention of the newest tokens to prompt and text, [B, K, G · H · d]; ``window``: positions, with its own."""
         B, K, _ = queries.shape
         sources = self.source_keys[index], self.source_values[index]     # [B, H, S, d] each
         if self.has_kernels:
@@ -515,10 +494,7 @@ def joined(model: Any) -> Joined:
 
 
 def random_ids(model: Any, rows: int, *lengths: int) -> list[Tensor]:
-    """Random ids to compare a model with another form of it, [rows, length] each, not more than it has positions.
-
-    Padding is left out: M2M100 has other positions after it.
-    """
+    """Random ids to compare a model with another form of it, [rows, length] each; none is padding, which moves M2M100's."""
     generator = torch.Generator().manual_seed(0)
     V, pad = model.get_output_embeddings().weight.shape[0], model.config.pad_token_id or 0
     longest = getattr(model.config, "max_position_embeddings", None) or max(lengths)
@@ -530,7 +506,6 @@ def difference(model: Any) -> float:
     """How far log-probabilities of the decoder here are from the model's own on random tokens: root mean square.
 
     The largest of a million differences says little in 16 bits: rounding alone makes it 0.5 to 0.9 in a deep model.
-    A model may have settings that the decoder here does not know. Then texts would be others, without an error.
     """
     source, target = (ids.to(model.device) for ids in random_ids(model, 2, 24, 8))   # [B, S], [B, T]
     (B, S), T = source.shape, target.shape[1]

@@ -1,8 +1,7 @@
 """the layers of a model → the same with a third of the kernels on a GPU, for one token at a time and for whole sources.
 
-A token of a small model costs mostly the number of its kernels, and a source the memory that they read and write again.
-A norm of transformers is eight of them and rotary positions are ten; here each is one, and what is added before a norm
-is part of it. Linear layers that read the same input are one product.
+A token of a small model costs mostly the number of its kernels, a source the memory that they read and write again. A
+norm of transformers is eight kernels and rotary positions are ten; here each is one.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from torch.nn.functional import linear
 
 _ROTARY = ("Llama", "Mistral", "Qwen2", "Qwen3")
 ROTARY, LAYERS, GATED = ([name + part for name in _ROTARY] for part in ("Attention", "DecoderLayer", "MLP"))
-"""Attention that rotates queries and keys by position, and does nothing else in between but normalise them; layers of
-it and a part of ``GATED``, each behind a norm and added to its input; and feed-forward parts of
-``down(silu(gate(x)) · up(x))``, if their activation is that."""
+"""Attention that only rotates by position and normalises; layers of it and a part of ``GATED``, each behind a norm;
+feed-forward parts ``down(silu(gate(x)) · up(x))``."""
 _ENCODERS = {"Bart": False, "Marian": False, "MBart": True, "Pegasus": True, "M2M100": True}
 ENCODER_LAYERS = {f"{name}EncoderLayer": norms_first for name, norms_first in _ENCODERS.items()}
 """Layers of an encoder, and whether norms stand before their parts; otherwise each stands behind a sum."""
@@ -31,12 +29,7 @@ MOST_COPIED = 2**29
 
 
 class Joined:
-    """Linear layers of the same input as one product, from copies of their weights.
-
-    Layers of another class, with hooks or with a forward of somebody else stay as they are.
-
-    ``groups``: of layers that read the same input.
-    """
+    """Linear layers of the same input as one product, from copies of weights; replaced or hooked ones stay."""
 
     def __init__(self, groups: Iterable[Sequence[Any]] = ()) -> None:
         self.products: dict[Module, tuple[Sequence[Any], Tensor, Tensor | None]] = {}
@@ -114,10 +107,7 @@ def normed(hidden: Tensor, module: Module, *, has_kernels: bool) -> Tensor:
 
 
 def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool) -> tuple[Tensor, Tensor]:
-    """A sum and its norm: ``hidden + part`` and ``module(hidden + part)``, [..., D] each.
-
-    ``hidden``: [..., D]. ``part``: as many rows, or one. ``has_kernels``: whether Triton may be used.
-    """
+    """A sum and its norm, [..., D] each: ``hidden + part`` and ``module(hidden + part)``; ``part`` may have one row."""
     norm = norm_of(module) if has_kernels else None
     if norm is None or not norm.weight.dtype == hidden.dtype == part.dtype:
         total = hidden + part  # [..., D]
@@ -128,10 +118,9 @@ def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool) ->
 
 
 def fused_forwards(model: Any, joined: Joined, *, reads_sources: bool = False) -> dict[Module, Callable[..., Any]]:
-    """What may take the place of ``forward``, by module. Who replaced one has reasons, so it stays.
+    """What may take the place of ``forward``, by module: whoever replaced one has reasons, so it stays.
 
-    ``model``: whose modules they are. ``reads_sources``: whether whole sources are read, by the attention of PyTorch;
-    otherwise one token at a time.
+    ``reads_sources``: whole sources are read, by the attention of PyTorch; otherwise one token at a time.
     """
     found: dict[Module, Callable[..., Any]] = {}
     attended: Callable[..., Any] = _attended_by_sources if reads_sources else _attended

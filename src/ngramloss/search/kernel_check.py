@@ -21,11 +21,7 @@ Advance = Callable[[Sequence[Beams], Tensor, Limits], Tensor]
 
 
 def kernels_agree(search: Search, vocabulary: int, device: torch.device, *, advance: Advance = advance_groups) -> bool:
-    """Whether the kernels choose what PyTorch's operations choose.
-
-    ``vocabulary``: how many tokens there are. ``device``: where the kernels run. ``advance``: what adds a token to all
-    beams there.
-    """
+    """Whether the kernels, by ``advance``, choose what PyTorch's operations choose."""
     generator = torch.Generator().manual_seed(0)
     places = torch.device("cpu"), device
     rules = [limits(search, place) for place in places]
@@ -65,7 +61,6 @@ def _best_agree(
 
 
 def _logits(generator: torch.Generator, *shape: int, ends: Sequence[int]) -> Tensor:
-    """Random logits with which some texts end."""
     logits = 3 * torch.randn(*shape, generator=generator)
     logits[..., list(ends)] += 6
     return logits

@@ -37,8 +37,7 @@ class Engine(NamedTuple):
     """The type of device on which ``auto`` may choose it where texts are those of ``hf``; empty: nowhere."""
     has_groups: bool = False  # whether it can search with groups of beams
     in_torch: bool = True
-    """Whether it computes with the weights of the torch model. Then validation can use it during training, and torch
-    knows how much memory it needs."""
+    """Whether it computes with the torch model's weights: so validation can use it, and torch knows its memory."""
 
     @property
     def version(self) -> str | None:

@@ -12,11 +12,7 @@ from ngramloss.search.search import Search
 
 
 def text_seeds(search: Search, sources: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> Tensor:
-    """A seed for each text, from the source, its number and the seed of the search, or one of its own, [B, texts].
-
-    ``seeds``: one for each source, instead of that of the search. With different ones, equal sources have different
-    samples.
-    """
+    """A seed for each text, [B, texts], from the source, its number and the seed of the search, or its source's own."""
     tails = [repr([0, *source])[2:-1] for source in sources]  # ", 5, 6": to write a source takes longer than to hash it
     digests = [
         [hashlib.sha256(f"({seed}, {number}{tail})".encode()).digest() for number in range(search.texts)]
@@ -26,13 +22,10 @@ def text_seeds(search: Search, sources: Sequence[Sequence[int]], *, seeds: Seque
 
 
 def sampled(scores: Tensor, seeds: Tensor, length: Tensor, search: Search, *, has_kernels: bool = False) -> Tensor:
-    """A sample of the next token of each text, [N].
+    """A sample of the next token of each text, [N], by scores, [N, V], that are −∞ for tokens that may not follow.
 
-    The token with the largest sum of log-probability and Gumbel noise is a sample. The noise is a function of the seed,
-    the length and the token, so a text does not depend on its batch, its engine or its device.
-
-    Scores, [N, V], are −∞ for tokens that may not follow. With ``has_kernels`` a kernel may draw, which serves neither
-    top_k nor top_p; all tensors are on a GPU then.
+    The token with the largest sum of log-probability and Gumbel noise, a function of seed, length and token: so a text
+    does not depend on its batch, engine or device. Kernels serve neither top_k nor top_p.
     """
     has_most = 0 < search.top_k < scores.shape[-1]
     if has_kernels and not has_most and search.top_p >= 1:

@@ -34,8 +34,7 @@ class Options(NamedTuple):
     diversity: float = 0.0  # what a token's log-probability loses for each beam of an earlier group that takes it
     rerank: str = ""  # what orders the texts, one of ``RERANK``; empty: the search
     beams: int | None = None
-    """Of the search, which then never samples; 0 means those of the recipe, or more if there are more texts; None
-    leaves all this to the recipe."""
+    """Of the search, which then never samples; 0: the recipe's, or more for more texts; None: the recipe decides."""
 
 
 def _named(name: str, default: Any, *, usual: bool = False) -> Any:
@@ -45,7 +44,7 @@ def _named(name: str, default: Any, *, usual: bool = False) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """All settings of a search. Lengths count tokens, including the start token and the end token.
+    """All settings of a search; lengths count start and end token.
 
     A field with a name in a ``generation_config`` is read from there, and part of what is saved, compared and shown. An
     engine that cannot do what a new one asks says so in its ``unsupported``.

@@ -1,7 +1,4 @@
-"""a model, its tokenizer, an engine and the settings of a search → the texts of sources.
-
-Predictions, candidates, ``TextGenerator`` and validation all write their texts here.
-"""
+"""a model, its tokenizer, an engine and the settings of a search → the texts of sources."""
 
 from __future__ import annotations
 
@@ -51,10 +48,7 @@ class Writer:
         return self.ids([example.source for example in examples])
 
     def write(self, ids: Sequence[Ids], **more: Any) -> list[list[Text]]:
-        """The texts of each source of one batch, best first.
-
-        ``more``: what else the model reads of them, as tensors by name, which only the engine ``hf`` takes.
-        """
+        """The texts of each source of a batch, best first; ``more``: tensors by name, which only ``hf`` takes."""
         hypotheses = self.engine.write(ids, **more)
         if self.search.rerank == PROBABILITY:  # by mbr, texts are reranked when all are there
             hypotheses = _by_probability(self.model, self.search, ids, hypotheses)
@@ -64,10 +58,7 @@ class Writer:
         return [[Text(self._in_lines(next(texts)), len(row)) for row in group] for group in rows]
 
     def best(self, ids: Sequence[Ids], *, what: str = "writing", unit: str = "documents") -> list[str]:
-        """The best text of each source, in order, however many there are.
-
-        ``what``: the work, for the progress. ``unit``: what the sources are called there.
-        """
+        """The best text of each source, in order; progress names the work ``what`` and the sources ``unit``."""
         found = [""] * len(ids)
         order = sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True)
         with Progress(what, len(ids), unit=unit, slow=True) as progress:

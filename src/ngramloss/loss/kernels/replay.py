@@ -57,6 +57,7 @@ def fastest(part: Part, stats: TokenStats) -> Callable[..., Tensor]:
 
 @cache
 def _kernel(path: str) -> Any:
+    """The kernel at ``module:name``, imported on first use because it needs Triton."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 

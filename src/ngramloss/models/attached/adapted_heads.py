@@ -1,7 +1,7 @@
 """an output head, plain or wrapped by PEFT → its weight, bias, and what LoRA adds to both weight and input.
 
-PEFT is recognised by its attributes, so it is not imported. LoRA computes ``W h + s B A drop(h)``: the product of the
-weight [W, B] with the input [h, s A drop(h)]. So the loss needs no copy of W, nor its gradient if W is not trained.
+LoRA computes ``W h + s B A drop(h)``: the product of the weight [W, B] with the input [h, s A drop(h)]. So the loss
+needs no copy of W, nor its gradient if W is not trained.
 """
 
 from __future__ import annotations
@@ -110,13 +110,11 @@ def adapter_state(module: Any) -> tuple[object, ...]:
 
 
 def _token_layer(module: Any) -> Any:
-    """PEFT's layer that trains single rows of an embedding or a head; None if there is none."""
     layer = getattr(module, "token_adapter", module)
     return layer if hasattr(layer, "trainable_tokens_delta") else None
 
 
 def _lora(module: Any) -> list[str]:
-    """The LoRA adapters that the head adds to its product."""
     return [name for name in _active(module) if name in module.lora_A] if hasattr(module, "lora_A") else []
 
 

@@ -308,10 +308,9 @@ class _State:
             self.loss.warn_of_mixed_documents(model, inputs, batch.aligned, cached=cached)
 
     def labelled(self, model: Any, inputs: Mapping[str, Any], labels: Tensor) -> Labelled:
-        """Which positions have labels, and the texts that these form. Neither is looked for with ``label_positions``.
+        """The labelled positions and their texts, by ``label_positions`` if given.
 
-        Prompts have no labels, so for a decoder-only model only positions with a label go through the head. Finding
-        them reads four numbers on the host, which compiled or captured code cannot do.
+        Finding them reads four numbers on the host, which compiled or captured code cannot do.
         """
         if inputs.get(POSITIONS) is not None:
             return Labelled(None, None)
@@ -332,7 +331,6 @@ class _State:
 
 
 def _score(loss_fn: JointLoss, made: HeadRows, positions: Tensor | None, given: dict[str, Any]) -> Callable[..., Any]:
-    """The joint loss as a function of labels and denominators."""
     if made.head is None:
         return functools.partial(loss_fn.with_parts, made.rows, **given)
     if positions is not None:

@@ -42,13 +42,10 @@ class Caller(NamedTuple):
 def find_caller(
     token: str = "", labels: bool = True, compiling: bool = False, is_ours: Callable[[Any], object] = bool
 ) -> Caller:
-    """Walk the call stack once.
+    """Walk the call stack once; ``token``: of the called model's objective, as torch.compile needs constant arguments.
 
-    Args:
-        token: of the called model's objective. A model that is not the trainer's, such as a teacher, may be called
-            without labels. Not the model itself: while torch.compile traces, arguments must be constants.
-        labels: whether this call has labels. ``Trainer`` removes them when it computes the loss itself.
-        compiling: a graph is being traced. It is used for every later call, so assume that everything may be read.
+    ``labels``: whether this call has any: ``Trainer`` removes them when it computes the loss itself. ``compiling``: the
+    graph serves every later call, so assume that everything may be read.
     """
     frames = []  # each compute_loss and prediction_step of a Hugging Face trainer, innermost first
     for frame in _frames():
@@ -108,10 +105,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _own_loss(frame: FrameType, token: str, labels: bool, is_ours: Callable[[Any], object]) -> str:
-    """The setting by which a trainer computes the loss itself; empty if there is none.
-
-    Only the trainer's own methods are checked. A user's own ``compute_loss`` may do what its author wants.
-    """
+    """The setting by which a trainer's own ``compute_loss`` computes the loss itself; empty if there is none."""
     if frame.f_globals.get("__name__", "").partition(".")[0] not in ("transformers", "trl"):
         return ""
     trainer, trained = frame.f_locals["self"], frame.f_locals.get("model")

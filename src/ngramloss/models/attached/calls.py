@@ -1,6 +1,6 @@
 """one call of an attached model → what the model made, the head's input above all, and whether the loss is ours.
 
-All of this belongs to the call and its thread, not to the model, so threads can share a model.
+All of this belongs to the call and its thread, so threads can share a model.
 """
 
 from __future__ import annotations
@@ -181,10 +181,7 @@ class WatchedHead:
 
 
 def hooks_of(head: Module) -> tuple[object, ...]:
-    """Everything besides the weight that may affect the head's output. It changes when a hook is added or removed.
-
-    The last entry says whether a hook may change the head's output at every call.
-    """
+    """What besides the weight may affect the head's output; last, whether a hook may change it at every call."""
     own, everywhere = head._forward_hooks, torch_module._global_forward_hooks
     before = (*head._forward_pre_hooks, *torch_module._global_forward_pre_hooks)
     forwards = id(type(head).forward), id(vars(head).get("forward"))
@@ -195,10 +192,7 @@ def hooks_of(head: Module) -> tuple[object, ...]:
 
 
 class Ran:
-    """Records whether an objective made the loss of a call. A copy or unpickled object is independent.
-
-    While torch.compile traces, it only records whether the objective ran, in any thread.
-    """
+    """Whether an objective made the loss of a call, of any thread in torch.compile. A copy is independent."""
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(8)
@@ -257,9 +251,8 @@ REPLACEMENT = "_ngramloss_forward"
 class AttachedForward:
     """The ``forward`` of an attached class, which detects when it is replaced.
 
-    A library may set ``model.forward`` on the object later: Accelerate wraps ours, and TRL replaces it. The replacement
-    runs. If the call has labels, and the returned loss is neither the objective's nor computed from it, the call raises
-    an error.
+    Accelerate wraps ours, and TRL replaces it. The replacement runs; a call with labels whose loss is neither the
+    objective's nor computed from it raises an error.
     """
 
     def __init__(self, function: Callable[..., Any], expected: Callable[..., Any]) -> None:
@@ -307,7 +300,6 @@ class AttachedForward:
 
 
 def _function(callable: Any) -> Any:
-    """The function of a bound method; anything else unchanged."""
     return getattr(callable, "__func__", callable)
 
 

@@ -35,8 +35,8 @@ STREAM_STATS = {"future_logp": "label_logp", "future_mean_logp": "mean_logp"}
 class CandidateRows(NamedTuple):
     """The candidates of a batch: K texts for each source, of which some may be absent.
 
-    In the decoder of an encoder-decoder, row b·(1 + K) is the reference of source b, and the K rows after it are its
-    candidates. The rows of a decoder-only model have prompts and texts already, in any order; texts may share a prompt.
+    In an encoder-decoder, row b·(1 + K) is the reference of source b, and the K rows after it are its candidates. A
+    decoder-only model has prompts and texts in any order; texts may share a prompt.
     """
 
     labels: Tensor
@@ -53,11 +53,7 @@ class CandidateRows(NamedTuple):
     """What that text scores, [B]."""
 
     def beside(self, references: Tensor, pad: int) -> Tensor:
-        """The decoder's input with a row for each text; ``references`` are the rows of the references, [B, T].
-
-        Returns:
-            [B·(1 + K), T''], of which T'' is the longer one of T and T'.
-        """
+        """The decoder's input with a row for each text, also of references [B, T]: [B·(1 + K), max(T, T')]."""
         assert self.inputs is not None
         length = max(references.shape[-1], self.inputs.shape[-1])
         texts = (references.unsqueeze(1), self.inputs)  # [B, 1, T], [B, K, T']
@@ -65,13 +61,7 @@ class CandidateRows(NamedTuple):
         return torch.cat(filled, 1).flatten(0, 1)  # [B·(1 + K), T'']
 
     def split(self, rows: Tensor, length: int, references: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What the model computed for each row, hidden states or logits, [B·(1 + K), T'', …].
-
-        ``references``: indices of the positions of a decoder-only model that predict the references, [B, T].
-
-        Returns:
-            Those of the references, [B, T, …], and of the candidates, [B·K, T', …].
-        """
+        """Rows [B·(1 + K), T'', …] → of references (or at these positions), [B, T, …], and candidates, [B·K, T', …]."""
         if references is not None and self.positions is not None:
             return at_positions(rows, references), at_positions(rows, self.positions).flatten(0, 1)
         texts = rows.unflatten(0, (-1, 1 + self.labels.shape[1]))  # [B, 1 + K, T'', …]
@@ -84,15 +74,7 @@ class CandidateRows(NamedTuple):
         return rows.index_select(0, loss_stats.own_rows(marked).to(rows.device))
 
     def stats(self, label_logp: Tensor, needs: Collection[str] = ()) -> CandidateStats:
-        """Sums over the tokens of each candidate, in fp32 or better.
-
-        Every label counts, in the log-probability and in the length: also the end token, and the start token where a
-        tokenizer writes one, as BART's does. BRIO's code does not predict that one.
-
-        Args:
-            label_logp: log-probabilities of the labels, 0 where none counts, [B·K, T'].
-            needs: optional statistics of candidates; those of single tokens are left out otherwise.
-        """
+        """Sums over each candidate's tokens, by [B·K, T'], start and end included; BRIO's code leaves the start out."""
         device = label_logp.device
         labels, token_logp = self.labels.to(device), label_logp.view(self.labels.shape)  # [B, K, T'] each
         baseline, greedy = (None if x is None else x.to(device) for x in (self.baseline, self.greedy))  # [B], [B, K]
@@ -103,10 +85,7 @@ class CandidateRows(NamedTuple):
 
 
 def candidate_rows(model: Any, inputs: dict[str, Any]) -> CandidateRows | None:
-    """Take the candidates out of a model's inputs; None if it has none.
-
-    ``inputs``: of its forward, with labels. The keys of candidates are removed.
-    """
+    """Take the candidates out of a model's inputs, which lose their keys; None if it has none."""
     references = inputs["labels"]  # [B, T]
     labels, ready, positions, gains, greedy, baseline = (inputs.pop(name, None) for name in KEYS)
     if labels is None:

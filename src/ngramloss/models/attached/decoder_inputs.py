@@ -57,5 +57,4 @@ def add_decoder_inputs(
 
 
 def _pad(model: Any) -> int:
-    """The id that pads the decoder's input."""
     return int(getattr(model.config, "pad_token_id", None) or 0)

@@ -13,10 +13,7 @@ from ngramloss.models.attached.heads import has_encoder
 
 
 def asks_for_router_loss(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether a call asks for the loss of a router.
-
-    Raises if the model does not return it, as encoder-decoders of experts do not.
-    """
+    """Whether a call asks for a router's loss; raises if the model, like encoder-decoders of experts, has none."""
     asked = inputs.get("output_router_logits")
     asked = bool(getattr(model.config, "output_router_logits", False) if asked is None else asked)
     if asked and _weight(model) is None:

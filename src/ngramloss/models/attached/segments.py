@@ -1,7 +1,4 @@
-"""what a trainer passes to a model, and labels → where the texts of packed rows are.
-
-Trainers of decoder-only models put several documents into a row, and each says so in its own way.
-"""
+"""what a trainer passes to a model, and labels → where the texts of packed rows are."""
 
 from __future__ import annotations
 
@@ -25,8 +22,7 @@ KEY = "segments"
 POSITIONS = "label_positions"
 """The name of the positions that predict the labels, if a batch knows them. A model does not take it."""
 BESIDE_NAMES = {name: (name,) for name in BESIDE_LABELS} | {WEIGHTS: (WEIGHTS, "loss_weights", "loss_scale")}
-"""Argument of the joint loss → what batches call it. The first is our own name, the others are those of other trainers;
-a model does not take them."""
+"""Argument of the joint loss → its names in batches, ours first; models do not take them."""
 BESIDE = tuple(name for names in BESIDE_NAMES.values() for name in names)
 
 
@@ -35,11 +31,9 @@ def segments_of_batch(
 ) -> Tensor | None:
     """The text of each label of a batch, [B, T]; None if every row is one text.
 
-    ``segments`` in the batch belong to the labels as passed. All other keys that mark documents belong to the input
-    tokens, and are read for decoder-only models only. The first token of a document is predicted from another document,
-    so its label belongs to no text, unless the document is the first of its row.
-
-    ``shift``: whether the labels were shifted, so that the segments must be too.
+    ``segments`` belong to the labels as passed, shifted if they are; other keys to the input tokens of decoder-only
+    models. A document's first token is predicted from another one, so its label belongs to no text, unless it begins
+    the row.
     """
     given = inputs.get(KEY)
     segments: Tensor | None = None  # [B, T]
@@ -84,10 +78,7 @@ def check_unit(texts: object) -> None:
 
 
 def predicted(segments: Tensor) -> Tensor:
-    """Segments of input tokens → of the tokens that each position predicts, [B, T].
-
-    The first token of a segment is predicted from another one: −1. The last position predicts nothing.
-    """
+    """Segments of input tokens → of the tokens that they predict, [B, T]; −1 across segments, and at the end."""
     own = segments.where(~boundaries(segments), -1)  # [B, T]
     return torch.cat([own[:, 1:], segments[:, -1:]], 1)  # [B, T]
 
@@ -172,10 +163,7 @@ def _refuse_contradiction(segments: Tensor, inputs: Mapping[str, Any], labels: T
 
 
 def taken_beside(inputs: Mapping[str, Any], *, shift: bool) -> dict[str, Any]:
-    """What a batch has beside its labels: argument of the joint loss → a number for each label, [B, T].
-
-    ``shift``: whether position t predicts label t + 1, so that the numbers must be shifted as the labels are.
-    """
+    """Argument of the joint loss → a number for each label, [B, T], shifted as the labels are."""
     found: dict[str, Any] = {}
     for argument, names in BESIDE_NAMES.items():
         given = [name for name in names if inputs.get(name) is not None]

@@ -1,11 +1,8 @@
 """rows in which several texts follow one prompt → attention in which no text sees another; whether a model is right so.
 
-A row is a prompt and its texts, one directly behind the other. Position ids of each text continue those of the prompt,
-and a mask lets a token see the prompt and the earlier tokens of its own text. So each text is computed as if it stood
-alone behind the prompt, which is computed once.
-
-transformers asks a registered function for the mask of each kind of layer. Ours evaluates the rule that it is given,
-such as a sliding window, at position ids instead of indices.
+Position ids of each text continue those of the prompt, and a mask lets a token see the prompt and the earlier tokens of
+its own text: each is computed as if alone, the prompt once. transformers asks a registered function for the mask of
+each kind of layer: ours evaluates its rule, such as a sliding window, at position ids instead of indices.
 """
 
 from __future__ import annotations
@@ -44,10 +41,7 @@ def call(model: Any, **inputs: Any) -> Any:
 
 
 def on_the_right(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward for rows that are padded on the right, without masks of the padding and without a cache.
-
-    If the inputs have ``text_numbers``, texts of a row share its prompt.
-    """
+    """A forward for right-padded rows, without their masks and without a cache; ``text_numbers`` share prompts."""
 
     def run(model: Any, **inputs: Any) -> Any:
         numbers = inputs.pop(TEXT_NUMBERS, None)  # [R, L]
@@ -99,12 +93,8 @@ def _eager(module: Any, *args: Any, **kwargs: Any) -> Any:
 def _mask(*, mask_function: Callable[..., Tensor], dtype: torch.dtype, use_vmap: bool = False, **others: Any) -> Tensor:
     """What is added to attention scores: 0 where a token may be seen, and the least number elsewhere, [R, 1, L, L].
 
-    One such mask serves all layers of a kind. PyTorch would turn a mask of bools into it in every layer, and keep each
-    for the backward pass.
-
-    Args:
-        mask_function: (row, head, query, key) → whether the query sees the key, if there was one text: by position.
-        use_vmap: whether that function takes single numbers, as a model's own rules may.
+    PyTorch would make it of bools in every layer, and keep each for the backward pass; so all layers of a kind share
+    it. ``use_vmap``: the rule may take single numbers.
     """
     if use_vmap:
         raise UserError("attention has a rule of its own, which is not known at position ids.")
@@ -126,10 +116,9 @@ def _mask(*, mask_function: Callable[..., Tensor], dtype: torch.dtype, use_vmap:
 def why_not_shared(model: Any, *, longest_row: int, longest_text: int) -> str:
     """Why texts of this model cannot share a prompt; empty if they can.
 
-    Two short texts must get the log-probabilities that they have behind a prompt of their own. Between them, other
-    texts fill the row up to the greatest length: so a window or a limit that counts indices, not position ids, shows.
-    Weights of 16 bits are compared as fp32, because their rounding would hide a small fault. No random number is drawn
-    from PyTorch's generators.
+    Two short texts must get the log-probabilities that they have behind a prompt of their own. Other texts between them
+    fill the row up: so a window or a limit that counts indices, not position ids, shows. Weights of 16 bits are
+    compared as fp32, because rounding would hide a small fault. No random number is drawn from PyTorch's generators.
     """
     inner = bare(model)
     if inner.config._attn_implementation not in NAMES:

@@ -130,13 +130,7 @@ class _Inputs:
 
 
 class LastCall(NamedTuple):
-    """The record of one loss.
-
-    Attributes:
-        labels: its labels, aligned with the positions that predict them, [B, T].
-        num_tokens: the denominator of token terms, if it was passed; then parts add up over a step's micro-batches.
-        num_sequences: the denominator of the other terms, if it was passed.
-    """
+    """The record of one loss: its labels, [B, T]; with denominators that were passed, parts add up over a step."""
 
     parts: dict[str, Tensor]
     labels: Tensor | None = None
@@ -229,11 +223,10 @@ class StepLoss:
         num_tokens: Any = None,
         num_sequences: Any = None,
     ) -> Tensor:
-        """Compute the loss with the step's denominators, and record its parts. Every text of packed rows is a sequence.
+        """Compute the loss with the step's denominators, unchanged if passed, and record its parts.
 
-        Denominators that are passed are used unchanged. Otherwise, with N tokens in the step, ``ce`` is divided by N,
-        and the other terms by (sequences in this micro-batch · N / tokens in this micro-batch): they are scaled by the
-        micro-batch's share of the tokens.
+        Otherwise, with N tokens in the step, ``ce`` is divided by N, other terms by (sequences in this micro-batch · N
+        / tokens in this micro-batch): they are scaled by its share of the tokens.
         """
         if num_items_in_batch is not None and num_sequences is None:
             if any(part.per != "token" for part in self.loss_fn.parts):
@@ -258,10 +251,7 @@ class StepLoss:
         return loss
 
     def warn_of_mixed_documents(self, model: Any, inputs: Mapping[str, Any], labels: Tensor, *, cached: bool) -> None:
-        """Warn once if the model itself does not keep the documents of packed rows apart.
-
-        ``inputs``: the arguments of its forward with such rows; the values are read once for the same names.
-        """
+        """Warn once if the model does not keep packed documents apart; values are read once for the same names."""
         if torch.compiler.is_compiling() or (names := (frozenset(inputs), cached)) in self._looked_at:
             return
         self._looked_at.add(names)

@@ -22,13 +22,9 @@ from ngramloss.models.attached.shared_prompts import call, on_the_right
 
 
 class TeacherModel:
-    """A model whose predictions another one is compared with. It is frozen: evaluated, and without gradient.
+    """A model, frozen and in evaluation mode, with which another of the same kind and vocabulary is compared.
 
-    A teacher that is the student itself must have adapters: it runs with these switched off, which is how the model
-    began, without a second copy of its weights.
-
-    Args:
-        model: a Hugging Face model of the same kind and vocabulary. It is put into evaluation mode.
+    A teacher that is the student itself runs with its adapters switched off, which is how it began.
     """
 
     def __init__(self, model: Any, student: Any) -> None:

@@ -1,7 +1,7 @@
 """a decoder-only model whose rows are padded on the right → a context in which its attention builds no masks for them.
 
-No token sees what comes after it, so padding on the right needs no mask. transformers looks at the padding to find that
-out, which a CUDA graph cannot do: there it builds a mask of all pairs of tokens, and attention takes a slower kernel.
+No token sees what comes after it, so padding on the right needs no mask. transformers looks at the padding to find out,
+which a CUDA graph cannot do: there it builds a mask of all pairs, and attention takes a slower kernel.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ def attention_named(config: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def as_if_captured() -> Iterator[None]:
-    """Let transformers build the masks that it builds while a CUDA graph is captured, where it cannot look at padding.
+    """Let transformers build the masks that it builds in a capture, where it cannot look at padding.
 
-    Otherwise the run before a capture may have no mask where the capture has one. Compiled layers would then be
-    compiled again in the middle of the capture.
+    Otherwise the run before may have no mask, and compiled layers would be compiled again in the middle of the capture.
     """
     from transformers.utils import import_utils
 
@@ -62,10 +61,7 @@ def as_if_captured() -> Iterator[None]:
 
 @cache
 def takes_other_attention(kind: Any) -> bool:
-    """Whether models of this class call the attention function that is registered under a name.
-
-    Falcon compares the name with ``sdpa`` instead. Under another one, without a mask, its tokens would see later ones.
-    """
+    """Whether models of this class call registered attentions; Falcon's tokens would see later ones without a mask."""
     return bool(kind._can_set_attn_implementation())
 
 

@@ -1,7 +1,4 @@
-"""the name of an engine and a model → a function from source ids to ids of texts, and which engine it is.
-
-``search/registry.py`` lists the engines and says what the file of an engine contains.
-"""
+"""the name of an engine and a model → a function from source ids to ids of texts, and which engine it is."""
 
 from __future__ import annotations
 
@@ -35,16 +32,7 @@ class Loaded(NamedTuple):
 
 
 def load(name: str, model: Any, search: Search) -> Loaded:
-    """Load an engine by name, or for ``auto`` the first whose texts are those of ``hf``.
-
-    For groups of beams, ``auto`` is the engine that has them.
-
-    ``name``: a name in ``ENGINES``, or ``auto``. ``model``: a Hugging Face encoder-decoder, on its device. ``search``:
-    its search settings.
-
-    Raises:
-        UserError: the named engine cannot run here, or cannot search with these settings.
-    """
+    """An engine by name, or for ``auto`` the first that writes the texts of ``hf``. Raises if it cannot run here."""
     raise_if_unknown(name)
     if search.groups > 1:
         check_groups(name)
@@ -53,10 +41,7 @@ def load(name: str, model: Any, search: Search) -> Loaded:
 
 
 def load_in_training(name: str, model: Any, search: Search) -> Loaded:
-    """The engine for a model in training: ``hf``, or a faster one that reads the model's weights where they are.
-
-    Another one would convert the weights at each validation. A sharded model has its weights only in its ``forward``.
-    """
+    """``hf``, or a faster engine that reads weights in place: others would convert them at each validation."""
     from torch.distributed.fsdp import FSDPModule
 
     sharded = isinstance(model, FSDPModule)
@@ -65,10 +50,7 @@ def load_in_training(name: str, model: Any, search: Search) -> Loaded:
 
 
 def check_groups(name: str, model_type: str | None = None) -> None:
-    """Raise if an engine, or for ``auto`` every engine, has no groups of beams for this kind of model.
-
-    ``name``: a name in ``ENGINES``, or ``auto``. ``model_type``: the kind of the model, if it is known.
-    """
+    """Raise if an engine, or for ``auto`` every engine, has no groups of beams for this kind of model."""
     able = engines_with_groups()
     if name != AUTO and name not in able:
         raise UserError(

@@ -1,7 +1,7 @@
 """a Hugging Face encoder-decoder → a folder in the cache with the same model for CTranslate2, converted once.
 
-The vocabulary of the converted model is the numbers of the tokens, so it needs no tokenizer. Weights are fp32; other
-precisions are made of them when the model is loaded.
+Its vocabulary is the numbers of the tokens, so it needs no tokenizer. Weights are fp32; other precisions are made of
+them when the model is loaded.
 """
 
 from __future__ import annotations
@@ -37,18 +37,11 @@ FAMILIES: dict[str, dict[str, bool]] = {
     "mt5": {},
     "umt5": {},
 }
-"""The types of models that can be converted, and where they normalise, which their configuration does not say: in each
-layer before attention and feed-forward, or after; and after the embeddings."""
+"""Types of models → whether they normalise before each part (else after), and after the embeddings."""
 
 
 def converted(model: Any) -> Path:
-    """The folder of the converted model: the one in the cache, or a new one.
-
-    ``model``: a Hugging Face encoder-decoder, in fp32.
-
-    Raises:
-        UserError: the model cannot be converted, or the disk is full. Nothing is left in the cache.
-    """
+    """The folder of an fp32 model, converted, in the cache; raises and leaves nothing if it cannot be converted."""
     folder = cache_folder() / "ctranslate2" / _key(model)
     try:
         return cached_folder(folder, partial(_convert, model), what="converted model")
@@ -127,10 +120,7 @@ def _on_cpu(model: Any) -> Iterator[None]:
 
 
 def _raise_if_different(model: Any, folder: Path) -> None:
-    """Compare log-probabilities of a few random tokens with those of the original model.
-
-    A configuration may have settings that the conversion does not know; then texts would be others, without an error.
-    """
+    """Compare random tokens with the original: unknown settings would change texts without an error."""
     import ctranslate2
 
     source, target = random_ids(model, 1, 48, 16)  # [1, S], [1, T]

@@ -1,8 +1,4 @@
-"""a Hugging Face model and source ids → ids of texts, by CTranslate2: the same texts as ``hf`` within a stated region.
-
-The search settings are mapped so that the texts are those of ``hf``; :func:`differences` says where they may not be.
-docs/generate.md describes the region.
-"""
+"""a Hugging Face model and source ids → ids of texts, by CTranslate2: those of ``hf`` but for :func:`differences`."""
 
 from __future__ import annotations
 
@@ -23,8 +19,7 @@ COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}  # what CTranslate2 calls a 
 NO_PENALTY = 1e-9
 """In place of a length penalty of 0, with which CTranslate2 would end a search earlier. It changes no score in fp32."""
 MARGIN, ROUNDED = 3, 8
-"""A search that stops late is first made for ``MARGIN`` tokens more than greedy search writes, rounded up to a
-multiple: many sources are searched together then."""
+"""A search that stops late first has so many tokens more than greedy search, rounded up to share searches."""
 Ids = Sequence[int]
 
 
@@ -118,12 +113,10 @@ def _translator(model: Any, search: Search, precision: str) -> Any:
 
 
 def _steps(search: Search) -> int:
-    """The most tokens that the search chooses: all but the start token and a forced end token."""
     return search.max_length - 1 - (search.last is not None)
 
 
 def _least_steps(search: Search) -> int:
-    """The tokens that it chooses before the end token is allowed."""
     return min(max(search.min_length - 1, 0), _steps(search))
 
 
@@ -185,10 +178,9 @@ def _closed(hypothesis: list[str], search: Search) -> list[str]:
 def _best_with_forced_end(translator: Any, search: Search, words: list[list[str]]) -> list[list[list[str]]]:
     """The best hypotheses of ``hf``, where a text of ``max_length`` ends with a forced token.
 
-    CTranslate2 cannot force a last token, so it stops one token earlier. Hypotheses without an end token then get it,
-    and the score that ``hf`` gives them: their length is one token more. But ``hf`` takes none of them if enough others
-    had ended by themselves until then. Where that matters, a search for one more token shows whether they had: it goes
-    on to that token only if they had not.
+    CTranslate2 cannot force one, so it stops a token earlier, and hypotheses without an end get it and the score of one
+    token more. But ``hf`` takes none of them if enough others had ended until then: a search for one more token shows
+    whether they had.
     """
     steps, end = _steps(search), str(search.end)
     longer = ((steps + 1) / steps) ** search.length_penalty
@@ -221,8 +213,6 @@ class _Ended(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """A search that is needed to know the texts of a source."""
-
     steps: int  # tokens to search for
     passed: int = 0  # ``hf`` is known not to stop at or before this token
 
@@ -230,11 +220,10 @@ class _Look(NamedTuple):
 def _best_with_late_stop(translator: Any, search: Search, words: list[list[str]]) -> list[list[list[str]]]:
     """The best hypotheses of ``hf`` with ``early_stopping = false``.
 
-    With K beams, ``hf`` stops at the first token after which K hypotheses have ended and the best beam that goes on, if
-    its score is computed as though it ended here, is no better than the worst of the K best that ended. CTranslate2
-    does not tell how probable the beams are that go on, except those of the last token of a search. So it searches for
-    a number of tokens without stopping, and returns all hypotheses: :func:`_texts_or_look` reads from them what ``hf``
-    returns, or which number of tokens decides it. Greedy search guesses the first number.
+    ``hf`` stops once K hypotheses have ended and the best beam that goes on, scored as though it ended here, is no
+    better than the worst of them. CTranslate2 tells how probable such beams are only at the last token of a search: so
+    it searches without stopping, and :func:`_texts_or_look` reads the texts or the number of tokens that decides.
+    Greedy search guesses the first number.
     """
     most, greedy = _steps(search), dataclasses.replace(search, num_beams=1)
     guesses = _translate(translator, greedy, words, hypotheses=1, steps=most)
@@ -273,10 +262,9 @@ def _rounded(steps: int) -> int:
 def _texts_or_look(result: Any, search: Search, look: _Look) -> list[list[str]] | _Look:
     """The texts of ``hf``, read from a search that did not stop; or the search that is needed to know them.
 
-    A hypothesis that ends later was a beam that went on, and had no smaller log-probability then. So where ``hf`` would
-    go on because of a later hypothesis, it does go on. Where it would not, it may have stopped. At the last token of
-    the search that is certain: the best beam that goes on is known, unless all K ended, and then ``hf`` stops. What may
-    have happened before matters only if the texts differ.
+    A hypothesis that ends later was a beam that went on, with no smaller log-probability. So where ``hf`` would go on
+    because of it, it does; where not, it may have stopped. At the last token that is certain: the best beam that goes
+    on is known, unless all K ended, and then ``hf`` stops. Earlier stops matter only if the texts differ.
     """
     most, penalty, beams = _steps(search), search.length_penalty or NO_PENALTY, search.num_beams
     is_longest = look.steps == most

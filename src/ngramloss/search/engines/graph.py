@@ -1,7 +1,4 @@
-"""a Hugging Face model and source ids → ids of texts, by a search that is tensors only: the same texts as ``hf``.
-
-On a GPU, one token of all beams of all sources is one CUDA graph, so the host has nothing to do in between.
-"""
+"""a Hugging Face model and source ids → ids of texts, by a search that is tensors only: the same texts as ``hf``."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ from ngramloss.search.search import Search
 
 LOOKED = 8  # whether all texts are done is looked at after this many tokens: to look, the host waits for the device
 MOST_SHAPES, MOST_MEMORY = 8, 0.25
-"""Shapes of sources whose caches and graphs are kept on a GPU: their number, and the share of its memory they may have.
-On a CPU none are kept: there is no graph to capture again, and a new cache costs nothing beside the search."""
+"""Shapes of sources whose caches and graphs are kept on a GPU: their number, and their share of its memory."""
 BY_LENGTH = {"dynamic", "longrope"}
 """Types of rotary positions that change with the length of the text, which only the device knows."""
 FAMILIES = tuple(DECODERS)  # the types of models that it serves
@@ -67,7 +63,6 @@ def unsupported(model: Any, search: Search) -> Iterator[str]:
 
 
 def _rope_types(config: Any) -> set[str]:
-    """The types of rotary positions of a model; layers may have different ones."""
     whole = getattr(config, "rope_parameters", None) or {}
     parts = [part for part in whole.values() if isinstance(part, dict)] or [whole]
     return {str(part.get("rope_type")) for part in parts}
@@ -144,12 +139,9 @@ def _searcher(
 
 
 class Searcher:
-    """A search over a fixed number of sources of a fixed length, whose tensors stay where they are.
+    """A search over a fixed number of sources of ``length`` tokens with padding, in tensors that stay in place.
 
-    On a GPU, one token of all beams is captured as a CUDA graph at the first use.
-
-    ``length`` counts the tokens of a source with padding, S. ``pool`` returns the memory of the graph, see
-    :func:`ngramloss.loss.kernels.graphs.shared_pool`; None: its own.
+    On a GPU, one token of all beams is captured as a CUDA graph at the first use, in the memory of ``pool``.
     """
 
     def __init__(
@@ -189,10 +181,7 @@ class Searcher:
         return sum(cache.nbytes for cache in caches)
 
     def begin(self, sources: Sequence[Ids], *, seeds: Sequence[int] | None = None) -> None:
-        """Read the sources. Where there are fewer than there is room for, the others are blank.
-
-        ``seeds`` are those of the sources' samples, if these do not have that of the search.
-        """
+        """Read the sources, the rest blank; ``seeds`` of their samples, if these do not have the search's."""
         B, S = self.decoder.source_keys.shape[1], self.decoder.source_keys.shape[3]
         search, device, most = self.search, self.seeds.device, self.decoder.most_positions
         longest = max(map(len, sources)) + search.max_length - 2  # the last token has no position
@@ -281,13 +270,7 @@ def _sent(tensor: Tensor, device: torch.device) -> Tensor:
 def found(
     searcher_of: Callable[[int], Searcher], sources: Sequence[Ids], *, seeds: Sequence[int] | None = None
 ) -> list[list[list[int]]]:
-    """The texts of each source, with what fills them up.
-
-    When half of the sources are done, the others continue in a smaller search.
-
-    ``searcher_of``: a number of sources → a search with room for them, of this length. ``sources``: ids, each not
-    longer than there is room for. ``seeds``: of the sources' samples, if these do not have that of the search.
-    """
+    """The texts of each source, filled up; when half of them are done, the others continue in a smaller search."""
     searcher, rows = searcher_of(len(sources)), list(range(len(sources)))
     texts: list[list[list[int]]] = [[]] * len(sources)
     searcher.begin(sources, seeds=seeds)
@@ -308,6 +291,5 @@ def found(
 
 
 def _keep(texts: list[list[list[int]]], rows: Sequence[int], searcher: Searcher) -> None:
-    """Put the texts of a search where they belong."""
     for row, found_here in zip(rows, searcher.texts.tolist(), strict=False):  # blank sources come last
         texts[row] = found_here

@@ -1,7 +1,6 @@
 """a Hugging Face model and source ids → ids of texts, by the model's own ``generate``: the specification.
 
-No other file of generation reads a ``generation_config``, and none changes it: what a recipe and options change is
-passed to ``generate``.
+No other file of generation reads a ``generation_config``, and none changes it: changes are passed to ``generate``.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from ngramloss.search.sampling import sampled, text_seeds
 from ngramloss.search.search import NAMED, Options, Search, effective
 
 UNLIMITED = Generation().max_length
-"""The most tokens of a text of a decoder-only model if nothing says how many. Hugging Face's default is 20, which cuts
-most texts in the middle of a sentence."""
+"""The most tokens of a decoder-only model's text if nothing says it: Hugging Face's 20 cut most within a sentence."""
 KNOWN = (
     NAMED.keys() - {"num_beam_groups", "diversity_penalty", "rerank"}
     | {"min_new_tokens", "max_new_tokens"}
@@ -35,8 +33,7 @@ KNOWN = (
 )
 """Settings of a generation_config that :class:`Search` contains, or that do not change texts."""
 OF_SAMPLING = {"min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
-"""Settings that change texts only where ``generate`` itself samples: beams have none, and :func:`_sampled` reads
-none."""
+"""Settings that change texts only where ``generate`` itself samples: beams and :func:`_sampled` do not."""
 UNPADDED = ("rwkv", "recurrent_gemma")  # decoder-only models that read padding, although it is masked
 Ids = Sequence[int]
 
@@ -49,18 +46,7 @@ def search_of(
     only: Collection[str] = (),
     **changes: Any,
 ) -> Search:
-    """All settings of a search: the model's own ``generation_config``, changed by a recipe, then by options.
-
-    Args:
-        model: a Hugging Face encoder-decoder or decoder-only model.
-        generation: settings of a recipe; None means that the model's own are used.
-        options: what is asked besides.
-        only: the settings of the recipe that count, by name; the others are the model's own. By default all count.
-        changes: further changes of the ``generation_config``, by Hugging Face's names.
-
-    Raises:
-        UserError: there are fewer beams than texts, or the beams cannot be divided into groups.
-    """
+    """The model's own ``generation_config``, changed by a recipe (by default all of it), then by options."""
     causal = is_causal(model.config)
     changes |= {} if generation is None else generation_changes(generation, causal=causal, only=only)
     early = generation.early_stopping if generation and (not only or "early_stopping" in only) else True
@@ -118,10 +104,7 @@ def search_of(
 
 
 def _asked(options: Options, beams: int, *, early: bool) -> dict[str, Any]:
-    """What options change, by Hugging Face's names, if the search has this number of beams without them.
-
-    The configuration of a greedy search has no early stopping: ``early`` says whether beams that replace it stop early.
-    """
+    """What options change, by Hugging Face's names; ``early``: whether beams that replace greedy search stop so."""
     changes: dict[str, Any] = {}
     if options.sample:
         changes = {"do_sample": True, "temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
@@ -159,7 +142,6 @@ def _changed_config(model: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _only(token: Any) -> Any:
-    """The token of a list of one token."""
     return token[0] if isinstance(token, list) and len(token) == 1 else token
 
 
@@ -195,8 +177,7 @@ def load(model: Any, search: Search, *, precision: str) -> Callable[..., list[li
     model.eval()
 
     def write(sources: Sequence[Ids], *, seeds: Sequence[int] | None = None, **more: Tensor) -> list[list[list[int]]]:
-        """``seeds`` are of the sources' samples, if these do not have that of the search; ``more`` is what else the
-        model reads of each source, such as a guidance, [B, …]."""
+        """``seeds``: of the sources' samples, if not the search's; ``more``: what else the model reads, [B, …]."""
         sent = {name: value.to(model.device) for name, value in more.items()}
         own = not search.sample or search.seed is None  # also if the model's own settings sample
         if own:
@@ -227,10 +208,9 @@ def differences(model: Any, search: Search, *, precision: str) -> list[str]:
 
 @torch.inference_mode()
 def _generated(model: Any, sources: Sequence[Ids], search: Search, **options: Any) -> list[list[int]]:
-    """What ``generate`` returns for a batch, in lists that begin with a start token.
+    """What ``generate`` returns for a batch, in lists that begin with a start token, the last one of a prompt.
 
-    Sources of an encoder are padded on the right: on the left, padding would shift positions. A decoder-only model
-    writes behind its prompts, so these are padded on the left. The last token of a prompt is what its text starts with.
+    Sources of an encoder are padded on the right, as positions would shift; prompts, written behind, on the left.
     """
     causal, S = is_causal(model.config), max(map(len, sources))
     if causal and model.config.model_type in UNPADDED and min(map(len, sources)) < S:
@@ -272,9 +252,7 @@ def _explained() -> Iterator[None]:
 
 
 def ended(row: list[int], ends: Sequence[int]) -> list[int]:
-    """A text up to its end token, without what fills the batch up.
-
-    The start token may be an end token, too. A text without an end token has the greatest length.
+    """A text up to its end token, which the start token may be too, without what fills the batch up.
 
     >>> ended([2, 5, 6, 2, 1, 1], [2]), ended([2, 5, 6], [2])
     ([2, 5, 6, 2], [2, 5, 6])
@@ -283,10 +261,7 @@ def ended(row: list[int], ends: Sequence[int]) -> list[int]:
 
 
 def _sampled(model: Any, sources: Sequence[Ids], search: Search, of_texts: Tensor, **more: Tensor) -> list[list[int]]:
-    """Sample the texts of each source, with these seeds, [B, texts].
-
-    ``generate`` searches greedily, and is left one token at each step.
-    """
+    """Sample the texts of each source, with these seeds, [B, texts]; ``generate`` is left one token at each step."""
     from transformers import LogitsProcessorList
 
     seeds = of_texts.flatten().to(model.device)  # [B · texts]

@@ -1,7 +1,6 @@
 """caches of a search → attention to texts and sources, in Triton kernels.
 
-PyTorch would copy all caches at each token, because beams change places. Norms, gates and rotary positions are here,
-too: transformers computes them in many small kernels.
+PyTorch would copy all caches at each token, because beams change places.
 """
 
 from __future__ import annotations
@@ -29,19 +28,10 @@ def attend_to_text(
     scale: float, bias: Tensor | None = None, prompt: PromptAttention | None = None, softcap: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Attention of the newest token of each text to the text so far; its key and value are put into the caches.
+    """Attention of each text's newest token, [B, K, H · G · d] with G queries a key, to the text so far and a prompt.
 
-    Args:
-        queries: of the newest tokens, [B, K, H · G · d]. G of them share a key.
-        keys, values: of the newest tokens, [B, K, H · d].
-        cached: keys and values of all texts, [B · K, H, L, d] each; changed in place.
-        origin: the beam in whose part of the cache each position of a text is, [B, K, L].
-        position: of the newest tokens, [].
-        scale: multiplies the products of queries and keys.
-        bias: of the newest position to each other, [H · G, L].
-        prompt: attention to what stands before the text, if anything does.
-        softcap: bounds the scores, if given.
-        window: how many positions a token attends to, with its own; None: to all.
+    ``cached``: keys and values of all texts, [B · K, H, L, d] each, changed in place. ``origin``: the beam in whose
+    part of the cache each position is, [B, K, L]. ``bias``: [H · G, L]. ``window``: positions, with its own; None: all.
     """
     (B, K, _), (_, H, L, d) = queries.shape, cached[0].shape
     found = queries.new_empty(queries.shape)                             # [B, K, H · G · d]
@@ -127,18 +117,13 @@ def _attend_to_text(
 
 @triton.jit
 def _capped(scores, softcap):
-    """``softcap · tanh(scores / softcap)``."""
     return softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
 
 
 def attend_to_source(
     queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *, scale: float
 ) -> Tensor:
-    """Attention of the newest tokens of all texts to their source, [B, K, H · d].
-
-    ``queries``: [B, K, H · d]. ``keys`` and ``values``: of the sources, [B, H, S, d] each, wherever heads and tokens
-    are. ``lengths``: tokens of each source, at least 1, [B].
-    """
+    """Attention of the newest tokens, [B, K, H · d], to their source's keys and values, [B, H, S, d], any strides."""
     found = queries.new_empty(queries.shape)                             # [B, K, H · d]
     _launch_to_source(queries, keys, values, lengths, found, scale=scale)
     return found
@@ -148,11 +133,7 @@ def attend_to_prompt(
     queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, position: Tensor, *, scale: float,
     softcap: float | None = None, window: int | None = None,
 ) -> PromptAttention:
-    """Attention of the newest tokens of all texts to the prompt before them.
-
-    ``keys`` and ``values``: of the prompts, [B, H, S, d] each, wherever heads and tokens are. ``lengths``: tokens of
-    each prompt, [B]. Other arguments are those of :func:`attend_to_text`.
-    """
+    """As :func:`attend_to_text`, to the prompt before the texts, whose keys and values are [B, H, S, d]."""
     B, K, width = queries.shape
     heads = width // keys.shape[3]                                       # H · G
     found = PromptAttention(*(torch.empty(B, K, size, device=queries.device) for size in (width, heads)))
@@ -319,11 +300,7 @@ def _gated(gate, up, found, gate_stride, up_stride, F, WIDTH: tl.constexpr):
 
 
 def rotate(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate queries and keys by their positions, in place: the first half of each head with the second.
-
-    ``queries`` and ``keys``: [B, K, heads · d], of any number of heads each. Rows may be parts of longer ones. ``cos``
-    and ``sin``: of the angle of each position, [B, K, d], or of those that all rows have, [1, K, d].
-    """
+    """Rotate queries and keys in place, each head's first half with the second; ``cos``, ``sin``: [B or 1, K, d]."""
     (B, K, _), (_, _, d) = queries.shape, cos.shape
     heads = queries.shape[2] // d, keys.shape[2] // d
     _rotate[(B * K,)](

@@ -1,7 +1,7 @@
 """logits of the next tokens → the best of each row, and the beams of a search, one token longer, in Triton kernels.
 
-They are what ``generation/beams.py`` computes with PyTorch's operations, in four launches instead of a hundred.
-Scores that are equal are ordered by beam and token.
+They compute what ``search/beams.py`` does, in four launches instead of a hundred. Equal scores are ordered by beam and
+token.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ LOWEST = tl.constexpr(-(2**63))  # the key of what is not there
 
 
 class Sweep:
-    """What one sweep over the logits of N rows leaves: enough to find the best tokens without another one.
-
-    ``logits``: [N, V]; rows may be further apart than V.
-    """
+    """What one sweep over logits, [N, V], leaves: enough to find the best tokens without another one."""
 
     def __init__(self, logits: Tensor) -> None:
         N, V = logits.shape
@@ -42,10 +39,7 @@ class Sweep:
         )
 
     def top(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest logits of each row and their tokens, best first, [N, count] each, and the log-sum-exp, [N].
-
-        The log-sum-exp is that of the sweep, also if tokens were ruled out since.
-        """
+        """The largest logits and tokens, best first, [N, count] each, and the log-sum-exp of the sweep, [N]."""
         (N, V), spans, device = self.logits.shape, self.maxima.shape[1], self.logits.device
         values = torch.empty(N, count, device=device)                    # [N, count]
         tokens = torch.empty(N, count, dtype=torch.long, device=device)  # [N, count]
@@ -129,11 +123,9 @@ def _best(
 
 
 def sample(logits: Tensor, seeds: Tensor, length: Tensor, *, temperature: float) -> Tensor:
-    """A sample of the next token of each text, [N], as :func:`ngramloss.search.sampling.sampled` without limits.
+    """A sample for each text, [N], as :func:`ngramloss.search.sampling.sampled` without limits, of logits [N, V].
 
     The noise of a logit is computed where the logit is read, so nothing as large as the logits is written.
-
-    Logits, [N, V], are −∞ for tokens that may not follow; rows may be further apart than V.
     """
     (N, V), blocks = logits.shape, triton.cdiv(logits.shape[1], NOISY)
     best = torch.empty(N, blocks, dtype=torch.long, device=logits.device)    # [N, blocks]
@@ -166,11 +158,7 @@ def _sample(logits, seeds, length, best, stride, V, blocks, temperature, BLOCK: 
 
 
 def rule_out(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, sweep: Sweep | None = None) -> None:
-    """Set the logits of tokens that may not follow to −∞, in place, as :func:`ngramloss.search.beams.rule_out`.
-
-    ``logits``: of the next tokens, [N, V]. ``ids``: the texts so far, [N, L], of which ``length`` tokens count.
-    ``sweep``: over these logits, if there was one; it is kept up to date but for the sums.
-    """
+    """As :func:`ngramloss.search.beams.rule_out`; a ``sweep`` over these logits is kept up to date but for sums."""
     search, (N, V) = given.search, logits.shape
     if not search.limits_tokens:
         return
@@ -226,10 +214,7 @@ def _lose(logits, maxima, token, lost, V, HAS_MAXIMA: tl.constexpr, SPAN: tl.con
 
 
 def advance_groups(groups: Sequence[Beams], logits: Tensor, given: Limits) -> Tensor:
-    """Add a token to each beam of each group, as :func:`ngramloss.search.beams.advance_groups`.
-
-    With ``renormalize``, the tokens that earlier groups took would change the sums, so it serves one group only.
-    """
+    """As :func:`ngramloss.search.beams.advance_groups`; with ``renormalize`` one group: others change its sums."""
     (B, K, _), search = logits.shape, given.search
     rows, length, ids = logits.flatten(0, 1), groups[0].length, groups[0].ids    # [B · K, V], [], [B, K/G, L]
     if len(groups) > 1 and search.limits_tokens:
