@@ -118,7 +118,7 @@ def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool) ->
 
 
 def fused_forwards(model: Any, joined: Joined, *, reads_sources: bool = False) -> dict[Module, Callable[..., Any]]:
-    """What may take the place of ``forward``, by module: whoever replaced one has reasons, so it stays.
+    """What may take the place of ``forward``, by module; one that was replaced stays.
 
     ``reads_sources``: whole sources are read, by the attention of PyTorch; otherwise one token at a time.
     """

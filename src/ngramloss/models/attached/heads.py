@@ -17,10 +17,8 @@ from ngramloss.models.attached import adapted_heads as adapted
 SHARD_SIGNS = ("placements", "ds_id", "tensor_model_parallel")
 """Attributes of a DTensor, of a ZeRO-3 parameter and of Megatron's vocabulary-parallel weight."""
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.3}
-"""How far log-probabilities of a form of a model may be from its forward's (root mean square).
-
-Rounding gives 1e-5 in fp32; in bf16 0.01 with 12 layers and 0.1 with SmolLM2's 30. Positions wrong by one give 0.7.
-"""
+"""How far log-probabilities of a form of a model may be from its forward's (root mean square). Rounding gives 1e-5 in
+fp32; in bf16 0.01 with 12 layers and 0.1 with SmolLM2's 30. Positions wrong by one give 0.7."""
 
 
 class OutputHead(NamedTuple):

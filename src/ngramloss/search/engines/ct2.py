@@ -19,7 +19,7 @@ COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}  # what CTranslate2 calls a 
 NO_PENALTY = 1e-9
 """In place of a length penalty of 0, with which CTranslate2 would end a search earlier. It changes no score in fp32."""
 MARGIN, ROUNDED = 3, 8
-"""A search that stops late first has so many tokens more than greedy search, rounded up to share searches."""
+"""A search that stops late begins with ``MARGIN`` tokens more than greedy search, rounded up to share searches."""
 Ids = Sequence[int]
 
 
