@@ -79,10 +79,7 @@ def baseline_of(model: str) -> Baseline | None:
 
 
 def baseline_writer(model: str, data: str, split: str, language: str = AUTO) -> Write | None:
-    """The function (examples → texts) of a baseline, or None if there is no baseline of this name.
-
-    Raises if the number is 0, or the baseline does not work on this data set.
-    """
+    """The function (examples → texts) of a baseline; None without one of this name. Raises if it cannot run here."""
     baseline = baseline_of(model)
     match = baseline.pattern.fullmatch(model) if baseline else None
     if baseline is None or match is None:

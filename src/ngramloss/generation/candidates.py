@@ -1,7 +1,6 @@
 """a job, and how many candidates → several distinct texts of each source and the gain of each, for training on them.
 
-Each source is searched once, by groups of beams, by beams or by one plain search. Texts that are equal are removed, and
-samples take their place. The gains come last, when all texts are there: they are a function of the texts.
+Each source is searched once; samples take the place of equal texts. Gains come last: they are a function of the texts.
 """
 
 from __future__ import annotations
@@ -74,11 +73,7 @@ def plan(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> CandidatePlan:
-    """How candidates are made. Raises if options contradict each other, or cannot be used with this model.
-
-    0 beams or groups mean as many as there are candidates of the search; no diversity means 1. Temperature, top-p and
-    seed are those of the samples.
-    """
+    """How candidates are made, or an error; 0 beams or groups: as many as candidates of the search; no diversity: 1."""
     if is_baseline(work.model):
         raise UserError(f"{work.model} is a baseline, which writes one text of each document. Candidates need a model.")
     samples = Options(count, True, temperature, top_p, seed)
@@ -107,20 +102,10 @@ def plan(
 def write_candidates(
     works: Sequence[Job], chosen: CandidatePlan, gain: Gain, folder: Path, parts: Sequence[str] = ("",)
 ) -> Summary | None:
-    """Write candidates and their settings into a folder, or continue a stopped job.
+    """Write candidates and their settings, or continue a stopped job; a summary in the first process, else None.
 
-    Under torchrun each process writes a share, and the first one computes the gains of all.
-
-    Args:
-        works: the model, the data; several jobs of the same data, if each model writes of a part of the sources.
-        chosen: how candidates are made.
-        gain: what each candidate scores.
-        folder: created if it does not exist.
-        parts: of which part of the sources each job writes, by :func:`ngramloss.generation.left_out.parts_of`; empty:
-            of all.
-
-    Returns:
-        A summary; None in other processes than the first.
+    ``works``: several if each model writes of a part of the sources, ``parts``, by
+    :func:`ngramloss.generation.left_out.parts_of`; empty: of all.
     """
     with row_file.claimed(folder) as run:
         output = Output(run, "candidates", "candidates", run.candidates, run.about_candidates)
@@ -279,7 +264,6 @@ def _write(works: Sequence[Job], chosen: CandidatePlan, gain: Gain, output: Outp
 
 
 def _seed(seed: int, number: int) -> int:
-    """The seed of a round, of 32 bits."""
     return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")
 
 

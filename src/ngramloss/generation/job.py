@@ -95,10 +95,7 @@ def job(
     batch_size: int = 0,
     verb: str = "generate",
 ) -> Job:
-    """Create a job for a run, with the run's settings, or for another model, with its own or a preset's settings.
-
-    ``like`` is a run's folder: the same documents are read as by its own job. ``split`` is ``test`` by default.
-    """
+    """A job of a run, by its settings and ``like`` a run's documents, or of another model, by its own or a preset's."""
     if data is not None and like is not None:
         raise UserError("choose the documents once: with --data, or with --like.")
     run = RunFolder(Path(model))

@@ -21,10 +21,7 @@ LEAVE_OUT = "data.leave_out"
 
 
 def parts_of(works: Sequence[Job]) -> list[str]:
-    """The part of the training rows that each job writes of, ``K/N``: those that its run left out; empty: all rows.
-
-    Raises if several runs did not leave out every part of the same rows, each once, or were not trained alike.
-    """
+    """The part of the training rows that each run left out, ``K/N``, or none; raises unless all are covered once."""
     if len(works) == 1:
         return [works[0].data.leave_out if works[0].split == "train" else ""]
     if works[0].split != "train":
@@ -81,11 +78,7 @@ def only_part(split: Split, part: str, model: str) -> Split:
 
 
 def trained_sources(model: str, split: Split) -> set[str] | None:
-    """Hashes of the sources that a run, and the runs that it began with, were trained on; None if that is not known.
-
-    ``model`` is a run's folder, or that of its model or of a checkpoint; of others nothing is known. ``split`` was read
-    already: often its rows are those of the training.
-    """
+    """Hashes of the sources that a run's folder, and the runs it began with, were trained on; None if not known."""
     run = _run(model)
     if run is None:
         return None
@@ -105,10 +98,7 @@ def trained_sources(model: str, split: Split) -> set[str] | None:
 def check_left_out(
     examples: Sequence[Example], works: Sequence[Job], parts: Sequence[str], seen: Sequence[set[str] | None]
 ) -> None:
-    """Warn of sources that a run left out and was trained on all the same. Raises if what it left out is not known.
-
-    ``seen`` is what each run was trained on, by :func:`trained_sources`.
-    """
+    """Warn of sources that a run left out, yet was trained on (``seen``); raises if left-out ones are not known."""
     for work, part, sources in zip(works, parts, seen, strict=True):
         if not part:
             continue

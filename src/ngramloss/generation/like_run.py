@@ -42,10 +42,10 @@ def like_documents(base: Recipe, theirs: Recipe) -> Recipe:
 def like_decoding(
     base: Recipe, theirs: Recipe, recorded: dict[str, Any], *, given: Collection[str], loading: Model | None
 ) -> Recipe:
-    """The settings with the search, the precision and the source limit of a run, and its prompt; says what it takes.
+    """The settings with a run's search, precision, source limit and prompt, all logged; settings that were given win.
 
-    ``recorded`` is of its predictions; without them its recipe decides. Settings that a person gave win. ``loading`` is
-    None for a run, which reads as in its training.
+    ``recorded`` is of its predictions, which its recipe replaces; ``loading`` is None for a run, which reads as
+    trained.
     """
     search, others = _search(theirs, recorded)
     data = {"max_source": recorded.get("shape", {}).get("max_source", theirs.data.max_source)}

@@ -30,11 +30,10 @@ from ngramloss.version import __version__, installed
 
 
 def load_model(work: Job, *, device: str | None = None, load: Callable[..., Any] = loading.load) -> tuple[Any, Any]:
-    """Load the model of a job onto its device, by default the GPU if there is one, and its tokenizer.
+    """The model of a job on its device, by default the GPU if there is one, and its tokenizer, both set to its
+    languages.
 
-    Both are set to the languages of the data. Generation of a model that a run trained begins as its training did. Of
-    other models only multilingual ones are changed; their settings cannot know the target language. ``load`` is for a
-    model of a class of our own.
+    Of models trained elsewhere only multilingual ones are changed; their settings cannot know the target language.
     """
     import torch
 
@@ -58,10 +57,7 @@ def writer_of(
     has_lines: bool = False,
     column: str = "",
 ) -> Writer:
-    """The writer of a job, with what :func:`load_model` returned, and by default the job's engine.
-
-    ``has_lines`` says whether each sentence of a text becomes a line. ``column`` is that of the sources, if known.
-    """
+    """The writer of a job, with what :func:`load_model` returned; ``has_lines``: each sentence becomes a line."""
     column = source_column(work, column)
     shape = shape_of(work.data, work.task, work.loading, model.config, tokenizer, column=column)
     if shape.prompt is not None:

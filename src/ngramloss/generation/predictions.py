@@ -182,11 +182,7 @@ def _write(
     utility: Gain | None = None,
     finish: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Write settings, references, or documents alone if there are none, and predictions. Returns their path.
-
-    ``settings`` has everything that could change the predictions, except for the data; ``examples`` are the documents
-    as the author reads them. ``finish`` is called in the first process, after its own predictions.
-    """
+    """Write settings (all but the data), references or else documents, and predictions, whose path is returned."""
     output, settings = predictions_in(run), {**settings, **data_facts(work, split), "versions": versions(settings)}
     references = "".join(
         row_file.line({"id": each.id, **_reference(each), "document": each.source}) for each in split.readable

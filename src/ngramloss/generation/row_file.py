@@ -1,7 +1,6 @@
 """examples and a function that writes rows → a file of rows by id, in shares of processes, continued if stopped.
 
-Under torchrun each process appends to a file of its own, and the first one collects them. Rows that are done are never
-written again, and rows of another job are never mixed with them.
+Under torchrun each process appends to a file of its own, and the first one collects them.
 """
 
 from __future__ import annotations
@@ -89,10 +88,7 @@ def claimed(folder: Path) -> Iterator[RunFolder]:
 
 
 def begin(output: Output, settings: Mapping[str, Any], *, references: str = "") -> bool:
-    """Save the settings of a job. Returns whether rows are left to write. Raises if another job's rows are there.
-
-    ``references`` is what the file of references will contain. If a job of its first documents is there, it continues.
-    """
+    """Save a job's settings, or continue one of its first documents; whether rows are left. Raises for another job."""
     if _was_begun(output, settings, references) and output.whole.exists():
         return False
     if processes() == 1:
@@ -180,10 +176,7 @@ def write_share(
 
 
 def collected(output: Output, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Wait until every document is done, and return all rows in the order of the ids.
-
-    Raises a :class:`TimeoutError` if another process with documents left gives no sign of life.
-    """
+    """All rows in the order of the ids when all are done; a TimeoutError if a process gives no sign of life."""
     count = processes()
     listeners = {rank: heartbeat.Listener(output.run.beat(rank)) for rank in range(1, count)}
     while True:

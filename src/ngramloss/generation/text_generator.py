@@ -140,10 +140,9 @@ class TextGenerator:
 
 
 def _load(work: Job, device: str | None, weights: str | None, column: str) -> Writer:
-    """Load the model of a job. It reads texts as in its training; a model trained elsewhere, by ``data.prompt``.
+    """Load the model of a job, which reads texts as in training, or by ``data.prompt`` if trained elsewhere.
 
-    A forked process has the objects of its parent but not their threads, and waiting for one of those never ends. So
-    it computes with one thread.
+    A forked process computes with one thread: it has its parent's objects, not their threads, and would wait for these.
     """
     import torch
 
@@ -177,6 +176,5 @@ def _checked_texts(values: list[Any], column: str) -> list[str]:
 
 
 def _like(column: Any, texts: list[str]) -> Any:
-    """The texts as a NumPy array, if the column is one."""
     numpy = sys.modules.get("numpy")
     return numpy.array(texts, dtype=object) if numpy is not None and isinstance(column, numpy.ndarray) else texts

@@ -50,8 +50,7 @@ class Gain(NamedTuple):
     scores: tuple[str, ...]  # the mean of these scores, which have 0 to 100, divided by 100, is the gain
     options: dict[str, Any]  # of the metric
     lines: str | None = None
-    """Texts are split into sentences, one per line, before they are scored; the language for the splitter, or None if
-    they are scored as they are."""
+    """Sentences, one per line, are split by the splitter of this language before scoring; None: texts as they are."""
     key: str = "--metric"  # the option or setting that names it, for messages
 
     @property
@@ -75,10 +74,7 @@ class Gain(NamedTuple):
 
 
 def metric_of(name: str, key: str = "--metric") -> str:
-    """The metric of this name, or the one that has a score of this name. Raises if there is none.
-
-    ``key`` is the option or setting that names it.
-    """
+    """The metric of this name, or the one that has a score of this name; errors name the option or setting ``key``."""
     if name in METRICS:
         METRICS.entry(name)  # raises if the package that adds it has a problem
         return name
@@ -122,11 +118,7 @@ _OTHER = "Use rouge, bleu or chrf."
 
 
 def check_gain(gain: Gain, examples: Sequence[Example]) -> list[str]:
-    """Try a metric on a few references. Raises if it has no score for each of them.
-
-    Returns:
-        Sentences about texts that the metric does not read well with its options.
-    """
+    """Try a metric on a few references, or raise; returns sentences about texts that it does not read well."""
     tried = examples[:TRIED]
     gains_of(gain, tried, [[example.target] for example in tried])
     return notes_on_references(gain.metric, examples[:READ], gain.options)
@@ -164,10 +156,7 @@ def gains_of(
 
 
 def gains_at_once(gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> list[list[float]]:
-    """As :func:`gains_of`, for few texts: in this process, without progress.
-
-    If the metric of a plugin raises, texts are scored one by one, and the error names the first for which it does.
-    """
+    """As :func:`gains_of`, for few texts, here and without progress; an error names the first text that raises it."""
     try:
         found = _part((gain, list(examples), [list(each) for each in texts]))
     except Exception as reason:
@@ -209,7 +198,6 @@ def _raise_unless_gains(
 
 
 def _shown(text: str) -> str:
-    """A text in a message."""
     return repr(text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…")
 
 
@@ -268,7 +256,6 @@ def _gains_of_language(gain: Gain, examples: Sequence[Example], texts: Sequence[
 
 
 def _unit(score: float) -> float:
-    """A score from 0 to 100 as a gain; rounding is corrected."""
     value = score / 100
     return min(max(value, 0.0), 1.0) if -TOLERANCE <= value <= 1 + TOLERANCE else value
 
@@ -277,10 +264,7 @@ def _unit(score: float) -> float:
 
 
 def check_utility(gain: Gain, examples: Sequence[Example]) -> list[str]:
-    """Raise if a metric cannot compare texts with each other. Returns sentences about texts that it does not read well.
-
-    K texts of a source need K² − K scores, which is too many for a metric with a model of its own.
-    """
+    """Raise if a metric cannot compare texts (K² − K scores for K of them); returns sentences as :func:`check_gain`."""
     if "model" in METRICS[gain.metric].options:
         raise UserError(
             f"--metric {gain.metric} has a model of its own, and comparing every text of a source with every "
@@ -290,11 +274,10 @@ def check_utility(gain: Gain, examples: Sequence[Example]) -> list[str]:
 
 
 def expected_gains(gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> list[list[float]]:
-    """The mean gain of each text with the other texts of its source as references, one at a time; 0 for a single text.
+    """The mean gain of each text with its source's other texts as references, one at a time; 0 for a single text.
 
-    A text that occurs c times is c texts: each is a reference of the others, and of its copies. So if texts are
-    samples, the mean estimates the gain that the model itself expects of a text (Eikema and Aziz, 2020). The references
-    of the examples are not read.
+    A text that occurs c times is c texts, and a reference of its copies: so for samples the mean estimates the gain
+    that the model itself expects of a text (Eikema and Aziz, 2020).
     """
     groups = [_in_lines(group, gain.lines) for group in texts]
     counts = [Counter(group) for group in groups]

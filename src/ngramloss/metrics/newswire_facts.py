@@ -10,15 +10,13 @@ from ngramloss.metrics.scores import Absent, Scores, check_lengths, signature
 
 
 def facts(ids: Sequence[str], predictions: Sequence[str]) -> Scores:
-    """The percentage of the reference's names, and of its numbers, that the prediction contains.
+    """The percentage of the reference's names (NaN: it has none) and numbers that the prediction contains.
 
-    On text made from templates, a high ROUGE may come from the wording alone. These scores check the content. A
-    document whose reference has no names has no score for names (NaN). Only the built-in corpus has these facts.
+    On text made from templates, a high ROUGE may come from the wording alone. Only the built-in corpus has these facts.
 
-    Example:
-        >>> item = newswire.items("test", 1)[0]
-        >>> facts([item.id], [item.summary]).values
-        {'names_right': [100.0], 'figures_right': [100.0]}
+    >>> item = newswire.items("test", 1)[0]
+    >>> facts([item.id], [item.summary]).values
+    {'names_right': [100.0], 'figures_right': [100.0]}
     """
     check_lengths(ids=ids, predictions=predictions)
     matches = [re.fullmatch(rf"newswire-({'|'.join(newswire.SPLITS)})-(\d+)", key) for key in ids]

@@ -51,11 +51,8 @@ def nli(
 ) -> Classifier:
     """A model of natural language inference in fp32, its columns in the order of ``RELATIONS``.
 
-    The meanings of its outputs are ``labels`` if given. A published model, or a folder of that name, has those in
-    ``PUBLISHED``. Otherwise they are read from the configuration (``id2label``, then ``label2id``).
-
-    ``name`` is one in ``PUBLISHED``, a hub id or a folder. A pair has at most ``longest`` tokens, special ones too,
-    and fewer if the model has fewer positions.
+    ``labels`` are the meanings of its outputs, by default those in ``PUBLISHED``, else those of the configuration. A
+    pair has at most ``longest`` tokens, special ones too, and fewer if the model has fewer positions.
     """
     hub, known = _published_model(name)
     source = pretrained.find(hub, metric=metric)
@@ -81,13 +78,11 @@ def probabilities(
     batch_size: int,
     known: dict[Pair, tuple[float, ...]] | None = None,
 ) -> list[tuple[float, ...]]:
-    """``softmax(logits)[columns]`` of each pair, in the order of the pairs.
+    """``softmax(logits)[columns]`` of each pair (premise and hypothesis, maybe empty), in order; ``known`` gets new
+    ones.
 
-    Repeated pairs are computed once. Pairs of similar length share a batch, padded on the right. A pair longer than
-    ``classifier.longest`` loses tokens from the end of its longer text, one at a time.
-
-    ``pairs``: premise and hypothesis; either may be empty. ``batch_size``: pairs per batch. It changes scores only by
-    rounding, about 1e-7. ``known``: pairs that are already computed. New pairs are added to it.
+    Pairs of similar length share a batch, which changes scores by about 1e-7. One longer than ``classifier.longest``
+    loses tokens from the end of its longer text, one at a time.
     """
     import torch
 
@@ -113,10 +108,7 @@ def by_document(
     batch_size: int,
     progress: Callable[[int], None] | None,
 ) -> Iterator[list[tuple[float, ...]]]:
-    """The :func:`probabilities` of each document's pairs. Raises if one is not finite.
-
-    ``documents``: the pairs of each. ``batch_size``: pairs per batch.
-    """
+    """The :func:`probabilities` of each document's pairs. Raises if one is not finite."""
     known: dict[Pair, tuple[float, ...]] = {}
     left = enumerate(documents)
     while window := list(islice(left, WINDOW)):

@@ -25,13 +25,11 @@ NOTED = 0.05  # from this share of letters in such scripts on, a note says so
 
 
 def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str = AUTO) -> Scores:
-    """Corpus BLEU. A document's score is its sentence BLEU with sacreBLEU's smoothing.
+    """Corpus BLEU; a document's score is its sentence BLEU. ``tokenize``: sacreBLEU's, or ``auto``,
+    :func:`tokenizer_of`.
 
-    ``tokenize`` is a tokenizer of sacreBLEU, or ``auto``: that of :func:`tokenizer_of`, which the signature names.
-
-    Example:
-        >>> bleu([["the cat sat on the mat"]], ["the cat sat on the mat"]).values
-        {'bleu': [100.0...]}
+    >>> bleu([["the cat sat on the mat"]], ["the cat sat on the mat"]).values
+    {'bleu': [100.0...]}
     """
     if tokenize == AUTO:
         tokenize = tokenizer_of(references)
@@ -41,12 +39,10 @@ def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tok
 
 
 def tokenizer_of(references: Sequence[Sequence[str]]) -> str:
-    """The tokenizer of sacreBLEU for the references' script.
+    """The tokenizer of sacreBLEU for the references' script, its own choice where it knows the language.
 
-    These are sacreBLEU's own choices where it knows the language: zh for Chinese, ja-mecab for Japanese, ko-mecab for
-    Korean, and 13a for all others, also those in other scripts: intl splits more punctuation, and its scores are not
-    the usual ones. Two cases differ. If the package for Japanese or Korean is not installed, it is char. Thai, Lao,
-    Khmer and Burmese, whose words have no spaces between them, get char too.
+    It is 13a for other scripts, too: intl splits more punctuation, and its scores are not the usual ones. Without the
+    package for Japanese or Korean, and for Thai, Lao, Khmer and Burmese without spaces, it is char.
 
     >>> tokenizer_of([["今天天气很好"]]), tokenizer_of([["Сегодня тепло"]]), tokenizer_of([["วันนี้อากาศดี"]])
     ('zh', '13a', 'char')

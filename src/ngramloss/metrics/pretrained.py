@@ -45,10 +45,9 @@ def packages(metric: str) -> Any:
 
 
 def find(name: str, *, metric: str) -> Source:
-    """The folder of a model: the folder of that name, else a complete copy in the hub's cache, else a download.
+    """The folder of a model: that of the name, else a whole copy in the hub's cache as it is, else a download.
 
-    A cached model is used as it is, so scores do not change when its repository does. The hub is asked once, so
-    without a network the error comes within seconds.
+    The hub is asked once, so without a network the error comes within seconds.
     """
     packages(metric)
     name = str(name)
@@ -89,10 +88,9 @@ def load_config(source: Source, kind: str = "AutoConfig") -> Any:
 def load_model(
     source: Source, kind: str, config: Any, *, state: dict[str, Any] | None = None, needless: Sequence[str] = ()
 ) -> Any:
-    """The model in fp32, without dropout. Raises if weights are missing.
+    """The model in fp32, without dropout. Raises if weights are missing, but for ``needless`` patterns.
 
-    ``kind`` is the name of the class in transformers. ``state`` has the tensors, if their names in the files are not
-    those of the class; ``needless`` has patterns of tensors that may be missing, as they do not affect scores.
+    ``state`` has the tensors, if their names in the files are not those of the class ``kind`` of transformers.
     """
     with reading(source.folder, source.metric):
         model, report = getattr(packages(source.metric), kind).from_pretrained(
@@ -184,7 +182,7 @@ def longest_input(model: Any, tokenizer: Any) -> int | None:
 
 
 def readable(text: str) -> str:
-    """The text with a question mark for half a surrogate pair, which tokenizers reject.
+    r"""The text with a question mark for half a surrogate pair, which tokenizers reject.
 
     >>> readable("a\\ud83d")
     'a?'

@@ -293,15 +293,7 @@ def compute_scores(
     documents: int,
     progress: Callable[[int], object] = bool,
 ) -> Scores:
-    """Call a metric, and check what it returns.
-
-    ``texts``: those that metrics may read; it gets those that it does. ``documents``: how many there are. ``progress``:
-    called with the number of documents done since the last call, if the metric reports it.
-
-    Raises:
-        Absent: the metric lacks something.
-        UserError: it returned something else than its scores.
-    """
+    """Call a metric with the texts that it reads, and check what it returns; ``progress`` gets new documents' count."""
     metric = METRICS[name]
     function = metric.load()
     more = {"progress": progress} if "progress" in signature(function).parameters else {}
@@ -345,10 +337,7 @@ def missing_options(name: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def scores_on(name: str, examples: Sequence[Example], texts: Sequence[str], options: Mapping[str, Any]) -> Scores:
-    """The scores of texts that were generated for these examples.
-
-    Raises as :func:`compute_scores`.
-    """
+    """The scores of texts that were generated for these examples, or an error as in :func:`compute_scores`."""
     return compute_scores(name, _read(examples, texts), options, documents=len(examples))
 
 

@@ -117,9 +117,8 @@ def tokens_of(references: Sequence[Sequence[str]]) -> str:
 def rewritten(text: str) -> str:
     """A text in which the default rules find the tokens of ``auto``; line ends stay.
 
-    A word of a–z and 0–9 stays. Any other token becomes ``0u``, its bytes in hexadecimal, and ``0``: the default rules
-    do not split such a word, and Porter's stemmer does not change words that end in a digit. A word of the text that
-    begins with ``0u`` is rewritten too, so that different tokens stay different.
+    A token that is not of a–z and 0–9, or begins with ``0u``, becomes ``0u``, its bytes in hexadecimal, and ``0``: such
+    words are not split, differ where tokens do, and end in a digit, so Porter's stemmer leaves them.
 
     >>> rewritten("Ein Käse 2024")
     'ein  0u6bc3a473650  2024'

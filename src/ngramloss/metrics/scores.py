@@ -37,7 +37,7 @@ class Scores(NamedTuple):
 
 
 def corpus_score(scores: Scores, name: str) -> float:
-    """The score of the whole corpus. Documents without a score (NaN) do not count; NaN if none has one.
+    """The score of the whole corpus without documents that have none (NaN); NaN if none has one.
 
     >>> corpus_score(Scores({"a": [1.0, 2.0, float("nan")]}, "a"), "a")
     1.5

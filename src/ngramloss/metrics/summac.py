@@ -19,8 +19,7 @@ EDGES = (
     0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37, 0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97, 0.975,
     0.98, 0.985, 0.99, 0.995, 1.0,
 )  # fmt: skip
-"""The edges of the bins that the published weights were trained with ("percentile"). Each bin includes its lower
-edge, the last one both edges."""
+"""The edges of the bins of the published weights ("percentile"); a bin includes its lower edge, the last one both."""
 SHORTEST = 11  # fewest characters of a sentence. Shorter sentences of documents and summaries are ignored
 SUMMARY_SENTENCES = 10  # the most sentences of a summary that Conv reads
 WEIGHTS = "summac_conv_vitc_sent_perc_e.bin"
@@ -104,11 +103,7 @@ def summac(
 
 
 def zero_shot(image: Tensor, *, contradiction: bool = True) -> float:
-    """The mean over summary sentences of the highest entailment minus the highest contradiction, −1 to 1.
-
-    ``image``: probabilities in the order of ``RELATIONS``, [document sentences, summary sentences, 3].
-    ``contradiction``: whether to subtract the contradiction.
-    """
+    """The mean over summary sentences of the best entailment minus the best contradiction; image [D, S, 3]."""
     highest = image.amax(0)  # [S, 3]
     against = highest[:, 1] if contradiction else 0.0
     return float((highest[:, 0] - against).mean())
@@ -123,12 +118,7 @@ def convolved(image: Tensor, conv: Conv) -> float:
 
 
 def histograms(entailment: Tensor) -> Tensor:
-    """The number of document sentences in each bin of ``EDGES``, for each summary sentence.
-
-    ``numpy.histogram(entailment[:, j], bins=EDGES)[0]``, for every j.
-
-    ``entailment``: probabilities, [document sentences, summary sentences].
-    """
+    """``numpy.histogram(entailment[:, j], bins=EDGES)[0]`` of document sentences, for every summary sentence j."""
     import torch
 
     inner = torch.tensor(EDGES[1:-1], dtype=torch.float64)

@@ -200,7 +200,7 @@ def _distance(prediction: Bag, reference: Bag, vectors: Mapping[str, Vector], ot
 def read_vectors(
     path: Path, wanted: set[str], *, normalise: bool = False, limit: int = 0
 ) -> tuple[dict[str, Vector], int]:
-    """The vectors of the wanted words in fp64, and their dimensions. If a word occurs twice, its first vector counts.
+    """The vectors of the wanted words in fp64, the first of each, and their dimensions.
 
     A damaged file raises an error with the line or vector: too few or too many numbers, a value that is not a number,
     or fewer vectors than announced. Numbers of other words are counted, not parsed.

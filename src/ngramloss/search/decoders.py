@@ -494,7 +494,7 @@ def joined(model: Any) -> Joined:
 
 
 def random_ids(model: Any, rows: int, *lengths: int) -> list[Tensor]:
-    """Random ids to compare two forms of a model, [rows, length] each; none is padding, which moves M2M100's positions."""
+    """Random ids to compare two forms of a model, [rows, length] each; no padding, which moves M2M100's positions."""
     generator = torch.Generator().manual_seed(0)
     V, pad = model.get_output_embeddings().weight.shape[0], model.config.pad_token_id or 0
     longest = getattr(model.config, "max_position_embeddings", None) or max(lengths)

@@ -26,13 +26,7 @@ from ngramloss.trainers.log_parts import LogParts, lower_is_better
 
 
 class ExactSteps(Trainer):
-    """What ``NgramTrainer`` and ``NgramSFTTrainer`` add to the trainer that they are.
-
-    Tokens *and* sequences are counted over the micro-batches and processes of an optimiser step, so every split of a
-    batch gives the same gradient. Rows that Accelerate repeats to fill the last round of an epoch do not count, in
-    training and in evaluation. The log contains every term; evaluation returns ``eval_loss`` (the objective),
-    ``eval_ce`` and every other term as exact means over the data set.
-    """
+    """What ``NgramTrainer`` and ``NgramSFTTrainer`` add to the trainer that they are; see :class:`NgramTrainer`."""
 
     def __init__(
         self,
@@ -145,10 +139,7 @@ class ExactSteps(Trainer):
         return torch.stack([(labels != IGNORE_INDEX).sum(), (texts != IGNORE_INDEX).any(-1).sum()]).float()
 
     def _blank_repeated_rows(self, batch: dict[str, Any], dataset: Any, size: int, copies: int = 1) -> None:
-        """Remove the labels of rows that Accelerate repeats to give every process a full last batch.
-
-        ``size``: rows of the data set in a full batch. A collator may have put them into one row.
-        """
+        """Remove labels of rows that Accelerate repeats for a full last batch of ``size`` rows, maybe in one row."""
         state, labels, processes = self.accelerator.gradient_state, batch.get("labels"), self.accelerator.num_processes
         if labels is None or processes == 1 or not state.end_of_dataloader or self.args.dataloader_drop_last:
             return

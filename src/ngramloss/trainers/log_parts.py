@@ -18,8 +18,7 @@ from ngramloss.output.console import logger
 
 
 def lower_is_better(args: Any, loss_fn: JointLoss) -> None:
-    """Let ``metric_for_best_model`` select the lowest value of a term: Hugging Face selects the highest of everything
-    whose name does not end with "loss"."""
+    """Let ``metric_for_best_model`` select a term's lowest value: of names without "loss" it takes the highest."""
     name = (getattr(args, "metric_for_best_model", None) or "").removeprefix("eval_")
     if args.greater_is_better and name in {"ce", *(part.name for part in loss_fn.parts)}:
         args.greater_is_better = False
@@ -115,7 +114,6 @@ class LogParts(TrainerCallback):
         metrics |= self._evaluation(metrics)
 
     def _of_training(self, model: Any, device: torch.device) -> dict[str, float]:
-        """The terms since the last log, as means over the steps."""
         steps, self._steps = self._steps, 0
         sums, self._trained = _over_processes(self._trained), {}
         return {name: value / _processes() / steps for name, value in sums.items()}

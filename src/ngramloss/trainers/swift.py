@@ -17,10 +17,7 @@ from ngramloss.version import warn_if_untested
 
 
 def register(objective: str | Iterable[Term] | Term, *, name: str = "ngram", **options: Any) -> None:
-    """Add an objective to ms-swift's losses, and under the same name a callback to its callbacks.
-
-    The callback logs the terms, follows schedules, and lets the loss see where the documents of packed rows are.
-    """
+    """Add an objective to ms-swift's losses, and a callback that logs terms, follows schedules and finds documents."""
     from swift.callbacks import callbacks_map
     from swift.loss import loss_map
 

@@ -132,7 +132,6 @@ def _columns(dataset: Any) -> Iterable[str]:
 
 
 def _tokens_read(batch: dict[str, Any]) -> Tensor:
-    """Tokens of a batch, without padding where there is a mask, as TRL counts them, []."""
     mask: Tensor | None = batch.get("attention_mask")  # [B, T]
     return torch.tensor(batch["input_ids"].numel()) if mask is None else mask.sum()
 
