@@ -46,13 +46,7 @@ def _is_ours(point: EntryPoint) -> bool:
 
 
 class Registry(MutableMapping[str, Entry], Generic[Entry]):
-    """Entries by name. Those of installed packages are imported on first use.
-
-    Args:
-        noun: what an entry is called in messages, such as "objective".
-        kind: the class of the entries.
-        builtin: the entries of ngramloss itself; others of its own are entry points. Their names cannot be reused.
-    """
+    """Entries by name. Those of installed packages are imported on first use; names of ``builtin`` cannot be reused."""
 
     def __init__(self, noun: str, kind: type[Entry], builtin: Mapping[str, Entry] | None = None) -> None:
         self.noun, self.kind = noun, kind
@@ -121,11 +115,7 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         return f"package {point.dist.name}" if point is not None and point.dist else "plugin"
 
     def source(self, name: str) -> str:
-        """A hash of the code of an entry and of what it imports; empty if it is ngramloss' own or has no files.
-
-        It covers the plugin file that adds the entry, the modules of its functions, and all modules of their own that
-        these import; not other installed packages, and not Python's.
-        """
+        """A hash of the code of an entry and of its own modules that it imports; empty for one of ngramloss."""
         if self._ours(name):
             return ""
         entry, point = self.entry(name), self._installed.get(name)

@@ -1,9 +1,7 @@
-"""a benchmark's rows → each measured several times, as a table and as JSON.
+"""a benchmark's rows → each measured several times, as a table and as JSON of one form (docs/performance.md).
 
 A benchmark is a module with ``SUMMARY``, ``TEXT`` and ``EXAMPLES`` for its help, ``add_options(parser)``, and
 ``plan(options, folder)``, which returns a :class:`Plan`. With ``AXIS`` it can also be drawn.
-
-All benchmarks write JSON of one form, which docs/performance.md shows.
 """
 
 from __future__ import annotations

@@ -133,10 +133,9 @@ def compare(count: int, measured: list[Measured]) -> None:
 
 
 def trainings(options: argparse.Namespace) -> Iterator[Row]:
-    """Train without writing, then with the model's own texts, for each number of steps between two refreshes.
+    """Train without writing, then with the model's own texts, for each refresh, each in a process of its own.
 
-    Each is a process of its own, and has twice ``--steps`` steps, of which the second half is measured. Random weights
-    end few texts, so most have the greatest length. The model writes in the precision of its weights.
+    Of twice ``--steps`` steps the second half is measured. Random weights end few texts: most have the greatest length.
     """
     for refresh in (0, *options.refresh):
         name = f"{options.objective}, {options.count} samples, refresh {refresh}" if refresh else ONLINE

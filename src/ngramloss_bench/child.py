@@ -1,8 +1,7 @@
 """a function and its arguments → its result, computed in a process of its own or in several.
 
-Processes are forked from a server that has imported torch and transformers but has computed nothing: so they start at
-once, and no state of this process is in their way. A fork of a process that has used OpenMP hangs; a fork of a process
-that has started CUDA cannot use it. Where there is no server, a process imports everything itself.
+Processes are forked from a server that has computed nothing: a fork of a process that has used OpenMP hangs, and one
+of a process that has started CUDA cannot use it.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ def in_child(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def in_children(count: int, function: Callable[..., Result], *arguments: Any) -> list[Result]:
-    """Call the function in new processes. Several know of each other, as if torchrun had started them.
-
-    When one fails, the others are ended.
-    """
+    """Call the function in new processes, which know of each other as in torchrun; if one fails, all are ended."""
     context: Any = get_context("forkserver" if FORKS else "spawn")
     context.set_forkserver_preload(IMPORTED)
     processes, results, trusts = {}, {}, loading.remote_code_allowed()

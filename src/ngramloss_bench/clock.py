@@ -31,15 +31,8 @@ def cost(
 ) -> dict[str, list[float]]:
     """The times of calls, ``ms``, and the peak memory of one more, ``GiB``, minus what was allocated before.
 
-    On a CPU resident memory is sampled: a lower bound.
-
-    Args:
-        run: the function.
-        device: where it computes.
-        repeats: calls that are timed; None for ``usual``, or 3 if a call is slow.
-        usual: see ``repeats``.
-        warm_up: calls before.
-        clear: drops what a call leaves in memory, which must not count as allocated before the next.
+    On a CPU resident memory is sampled: a lower bound. ``clear`` drops what a call leaves in memory. A slow call is
+    timed 3 times, others ``usual`` times.
     """
     spent = milliseconds(run, device, repeats=repeats, usual=usual, warm_up=warm_up)
     clear()
@@ -120,13 +113,7 @@ def most_resident() -> float:
 
 
 def captured(run: Callable[[], object], clear: Callable[[], object]) -> tuple[Callable[[], object], float]:
-    """Capture a function once, which begins by dropping its gradients: the graph then has gradients of its own.
-
-    Each replay writes the same buffers, which stay for as long as the graph does.
-
-    Returns:
-        The replay, and the peak memory in GiB that the graph needs in addition to what was allocated before.
-    """
+    """Capture a function, which must first drop its gradients. Returns the replay, and the peak GiB of the graph."""
     graphs.warm_up(run, times=WARM_UP)
     clear()
     torch.cuda.synchronize()

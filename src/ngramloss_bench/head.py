@@ -136,10 +136,7 @@ def _drop_gradients(*tensors: Tensor) -> None:
 
 
 def example(size: Size, device: str, dtype: torch.dtype, *, twins: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Random hidden states with which a model is right about half the time, like a fine-tuned model.
-
-    With ``twins``, rows 2i and 2i + 1 have the same labels, and hidden states that differ as by dropout.
-    """
+    """Random hidden states with which a model is right half the time; of ``twins`` two rows differ as by dropout."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -158,11 +155,7 @@ def example(size: Size, device: str, dtype: torch.dtype, *, twins: bool = False)
 def contestants(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, objectives: Sequence[str], loops: bool, capture: bool = False
 ) -> Iterator[Contestant]:
-    """All that is timed.
-
-    With ``capture``, the best backend's come again, to be timed as CUDA graphs. They come last, because a capture that
-    fails may leave the device unusable.
-    """
+    """All that is timed. Captured ones come last, because a capture that fails may leave the device unusable."""
     import torch
 
     from ngramloss import IGNORE_INDEX, JointLoss

@@ -1,10 +1,8 @@
 """the name of a data set, a seed → token counts of sources and targets like those of its documents.
 
-The package has no texts, only how many documents have which lengths (``lengths.json``): tokens are estimated as
-1.35 × words (about what BART's tokenizer makes of English) plus two special tokens, sources are cut at 1,024 tokens and
-targets at 128. Each triple of ``counts`` is a source bin, a target bin and a number of documents; bin i begins at i
-times its width, so a text that was cut is alone in the last bin. XSum and CNN/DailyMail are 1,816 and 443 documents of
-the test sets, DialogSum and Multi30k (English to German) the training sets.
+``lengths.json`` has how many documents have which lengths: tokens are 1.35 × words (about what BART's tokenizer makes
+of English) plus two, cut at 1,024 and 128. Each triple of ``counts`` is a source bin, a target bin and a number; bin i
+begins at i times its width. XSum and CNN/DailyMail are test sets, DialogSum and Multi30k (en–de) training sets.
 """
 
 from __future__ import annotations

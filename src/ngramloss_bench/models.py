@@ -110,10 +110,7 @@ def prepare(options: Namespace) -> None:
 
 
 def train(options: Namespace, model: Any, rows: Any, on_step: Callable[..., object], **more: Any) -> Any:
-    """Train as ``ngramloss train`` does, on the objective of the options.
-
-    ``more`` are arguments of :func:`ngramloss.train`, besides those that all trainings have.
-    """
+    """Train as ``ngramloss train`` does, on the objective of the options; ``more`` goes to :func:`ngramloss.train`."""
     common: dict[str, Any] = {"tokenizer": None, "objective": options.objective, "precision": options.precision}
     common |= {"warmup_steps": 0, "log_every": 10**9, "eval_every": 0}
     return ng.train(model, examples=rows, on_step=on_step, **common | more)

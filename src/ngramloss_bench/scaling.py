@@ -1,7 +1,6 @@
 """a model, rows, numbers of processes → how the cost of a training grows, measured; and computed for more devices.
 
-Trainings are those of ``ngramloss train``: planned steps, averaged gradients or FSDP. With the same rows in a step they
-must have the same losses, whatever the number of processes; dropout is off for that.
+With the same rows in a step, losses must be the same for any number of processes; dropout is off for that.
 """
 
 from __future__ import annotations
@@ -237,13 +236,7 @@ class Line(NamedTuple):
 
 
 def line_of(measured: Sequence[Measured]) -> Line:
-    """The straight line through the times of steps in one process, by least squares.
-
-    >>> steps = ((40.0, 9.0), (80.0, 13.0))
-    >>> rows = [Measured("", values={"tokens a step": [tokens], "ms a step": [spent]}) for tokens, spent in steps]
-    >>> [round(value, 3) for value in line_of(rows)]
-    [5.0, 0.1]
-    """
+    """The straight line through the times of steps in one process, by least squares."""
     import numpy as np
 
     points = [(row.median("tokens a step"), row.median("ms a step")) for row in measured if not row.why_not]
@@ -255,17 +248,10 @@ def line_of(measured: Sequence[Measured]) -> Line:
 
 
 def forecast(alone: Measured, line: Line, batch: int, devices: int, bandwidth: float) -> Measured:
-    r"""The time of a step on N devices, by a formula.
+    """The time of a step on N devices, t = a + b T / N + k (N − 1) / N · G / w, of T tokens, G bytes, w bytes/s.
 
-    .. math::
-        t_N = a + b \frac{T}{N} + k \frac{N-1}{N} \frac{G}{w}
-
-    with a and b of the line, T tokens of a step, G bytes of gradients and w bytes per second. A ring all-reduce sends
-    each byte k = 2 times. FSDP gathers the weights in forward and in backward and scatters the gradients: k = 3.
-    Nothing overlaps, and all devices are as far from each other.
-
-    Returns:
-        Of a step whose rows are shared by the devices, and rows per second if each device has the batch of one alone.
+    A ring all-reduce sends each byte of gradients k = 2 times; FSDP gathers the weights twice and scatters gradients,
+    k = 3. Devices share the rows of a step; rows per second are those if each device has the batch of one alone.
     """
     tokens = alone.median("tokens a step")
     sent = (devices - 1) / devices * alone.median(GRADIENTS) / (bandwidth * 1e9) * 1e3  # ms for each time

@@ -37,10 +37,7 @@ LOOKED_AT = 200
 
 
 def trained(contestant: Contestant, options: argparse.Namespace, tokens: Path, trace: str | None) -> dict[str, float]:
-    """Train with one contestant, in this process.
-
-    A memory is the peak that tensors had, on a CPU that of the process; ``reserved`` is what the allocator held.
-    """
+    """Train with one contestant, in this process. Memory is the peak of tensors, on a CPU of the process."""
     config = models.configuration(options.model)
     if why_not := contestant.why_not(options.device, models.is_decoder_only(config)):
         raise ng.UserError(why_not)
@@ -92,10 +89,7 @@ def stock(
     compiled: bool = False,
     liger: bool = False,
 ) -> Iterable[Any]:
-    """Hugging Face's trainer at its best: fused optimiser, expandable memory segments; if asked, Liger's kernels.
-
-    Trains until the window's last step, with a folder for its output. Returns the batches of an epoch.
-    """
+    """Train with Hugging Face's trainer at its best until the window's last step. Returns the batches of an epoch."""
     cuda = options.device == "cuda"
     if cuda:
         _set_allocator("expandable_segments:True")

@@ -24,14 +24,10 @@ TRACED = 3
 
 
 class Window:
-    """Reads the clock at both ends of a window of steps, then profiles a few more steps.
+    """Reads the clock at both ends of a window of steps, then profiles a few more: the profiler slows the host down.
 
-    What is done once in a long training, such as the capture of a new shape, can be left out (:meth:`without`).
-
-    The profiler slows the host down, so the time of a step and the time of the device come from different steps, and
-    these may be longer or shorter. So the share in which the device is idle is of the profiled steps alone: at most
-    this much. If something is left out in them, the next ones are profiled instead; both are NaN if that goes on. On a
-    CPU nothing is profiled, except for a trace.
+    What is done once, such as a capture, can be left out (:meth:`without`). If that falls into the profiled steps,
+    others are profiled instead; if it goes on, both shares are NaN. On a CPU nothing is profiled, except for a trace.
     """
 
     def __init__(self, *, warm_up: int, steps: int, cuda: bool, trace: Path | None = None) -> None:
@@ -107,11 +103,7 @@ class Window:
 
 
 def busy(spans: Iterable[tuple[float, float]]) -> float:
-    """The time in which anything was done, from when each thing began and ended.
-
-    >>> busy([(0, 2), (1, 3), (9, 11)])
-    5.0
-    """
+    """The time in which anything was done, from when each thing began and ended."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

@@ -91,9 +91,7 @@ def sinusoids(count: int, width: int) -> Tensor:
 
 
 class Extractor(nn.Module):
-    """An encoder, and what scores sentences from it. The encoder's part is named as in models with a head of their
-    own, so that ``AutoModel`` and everything else that reads encoders loads it from a saved extractor.
-    """
+    """An encoder, named as in models with a head so that ``AutoModel`` loads it, and what scores sentences."""
 
     def __init__(self, encoder: Any, options: Mapping[str, Any]) -> None:
         super().__init__()
@@ -129,15 +127,7 @@ class Extractor(nn.Module):
 
 
 def penalty(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""The binary cross-entropy of a row's sentences, summed, [B].
-
-    .. math::
-        -\sum_i y_i \log \sigma(z_i) + (1 - y_i) \log (1 - \sigma(z_i))
-
-    Args:
-        logits: of each sentence, [B, N].
-        labels: 1 for those of the oracle, 0 for others, −100 where there is none, [B, N].
-    """
+    """The binary cross-entropy of a row's sentences, summed, [B]; labels are −100 where there is no sentence."""
     present = labels != ng.IGNORE_INDEX  # [B, N]
     wanted = labels.clamp_min(0).to(logits)  # [B, N]
     return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").where(present, 0.0).sum(-1)
@@ -147,15 +137,9 @@ def penalty(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Document(NamedTuple):
-    """A document as the model reads it.
+    """A document as the model reads it: ``whole`` are all its sentences, ``sentences`` those that it may take.
 
-    Attributes:
-        whole: all its sentences.
-        sentences: those that it may take, without those beyond its end.
-        places: their places among all sentences of the document.
-        input_ids: a first token, the sentence's ids and a last token, for each sentence.
-        positions: of the first tokens.
-        cut: whether sentences, or parts of the last one, are beyond the model's end.
+    ``places`` are theirs among all, ``positions`` those of their first tokens among the ids.
     """
 
     whole: list[str]
@@ -169,11 +153,7 @@ class Document(NamedTuple):
 def read_documents(
     texts: Sequence[str], tokenizer: Any, reading: ng.recipe.Data, *, marks: tuple[int, int], min_words: int
 ) -> list[Document]:
-    """Split documents into sentences and tokenise them.
-
-    Sentences of fewer words are left out, unless all of a document are so short. A document without words has no
-    sentences.
-    """
+    """Split documents into sentences and tokenise them, without short ones unless all of a document are short."""
     split = ng.data.split_documents(texts, reading)
     kept = [
         [place for place, sentence in enumerate(of_text) if len(ng.oracle.words(sentence)) >= min_words]
@@ -309,11 +289,7 @@ def _described(
 
 
 def summary_of(document: Document, scores: Sequence[float], options: Mapping[str, Any]) -> str:
-    """The best sentences of a document, one per line and in their order in it.
-
-    Sentences are taken from the highest score down. With blocking, one that shares three words in a row with a sentence
-    that was taken is left out.
-    """
+    """The best sentences in order, one per line; with blocking, none that shares three words in a row with another."""
     taken: list[int] = []
     seen: set[tuple[str, ...]] = set()
     order = sorted(range(len(document.sentences)), key=lambda place: -scores[place])

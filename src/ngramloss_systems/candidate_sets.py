@@ -14,17 +14,7 @@ OF_THE_DATA = tuple(name for name in ng.recipe.affecting("documents", section="d
 
 
 class CandidateSet(NamedTuple):
-    """Examples and their candidates.
-
-    Attributes:
-        data: where they are from; of several files, the first.
-        split: likewise.
-        examples: those that have candidates, in the order of the data.
-        candidates: theirs, each with a gain.
-        fingerprint: of the examples.
-        origins: the data and the split of each example.
-        metric: of the gains, as ``ngramloss candidates`` saves it; empty if a file does not name it.
-    """
+    """Examples with candidates. ``data`` and ``split`` are of the first file, ``origins`` of each example."""
 
     data: ng.recipe.Data
     split: str
@@ -50,8 +40,7 @@ def read_set(
 ) -> CandidateSet:
     """Read candidates of one or several writers, and the examples that they belong to.
 
-    A file or folder that ``ngramloss candidates`` or ``generate`` wrote names its data and its split. For another file,
-    they are those of the recipe. Candidates without gains get those of the task's usual metric.
+    Candidates without gains get those of the task's usual metric.
     """
     parts = [_read(path, data, task, split, exactly=exactly) for path in paths]
     rows: dict[str, Any] = {}
@@ -134,11 +123,7 @@ def _keys(of_split: CandidateSet) -> set[tuple[str, str, str]]:
 
 
 def check_asked(paths: Sequence[Path], data: ng.recipe.Data, split: str | None, asked: Sequence[str]) -> str:
-    """Check what was asked for against what candidates say of themselves.
-
-    Returns:
-        The split.
-    """
+    """The split, after a check of what was asked for against what candidates say of themselves."""
     origins = {}
     for path in paths:
         about = ng.candidates.about_of(path)

@@ -1,7 +1,4 @@
-"""names of the systems that the paper compares with → their entries, read before any of their code.
-
-They are entry points in pyproject.toml, as those of any other package: docs/add_system.md.
-"""
+"""names of the systems that the paper compares with → their entries, read before any of their code."""
 
 from dataclasses import fields
 

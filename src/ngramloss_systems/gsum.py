@@ -1,8 +1,7 @@
 """documents, guidance and summaries → a BART that reads both (GSum), and the summaries it writes.
 
-After Dou et al. (2021), "GSum: A General Framework for Guided Neural Abstractive Summarization", and their BART:
-``guided_bart.py`` is the model. The guidance is a column of the data, or sentences of the document: in
-training those that the greedy oracle takes, which reads the reference, afterwards those that BertSumExt takes.
+After Dou et al. (2021), "GSum: A General Framework for Guided Neural Abstractive Summarization". The guidance is a
+column of the data, or sentences: in training those of the greedy oracle, afterwards those that BertSumExt takes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """a BART → the same with a second text that guides it: its decoder attends to the guidance, then to the document.
 
-After Dou et al. (2021), "GSum: A General Framework for Guided Neural Abstractive Summarization", and their BART in
-fairseq. One encoder reads both texts; only its top layer is each text's own. In the decoder, every layer has an
-attention to the guidance, with its own residual and norm, between self-attention and the attention to the document.
+After Dou et al. (2021) and their BART in fairseq. One encoder reads both texts; only its top layer is each text's own.
+Attention to the guidance has its own residual and norm, between self-attention and the attention to the document.
 """
 
 from __future__ import annotations
@@ -143,19 +142,7 @@ class GuidedBart(bart.BartForConditionalGeneration):  # type: ignore[misc]
         guidance_keys_values: Tensor | None = None,
         **options: Any,
     ) -> Any:
-        """As BART's, with a guidance.
-
-        Args:
-            input_ids: of documents, [B, S].
-            attention_mask: which are real, [B, S].
-            decoder_input_ids: of texts, [B, T]; without them they come from the labels.
-            labels: of texts, −100 where they do not count, [B, T].
-            encoder_outputs: of the documents, if they are known.
-            guidance_input_ids: of the guidance, [B, G].
-            guidance_attention_mask: which are real, [B, G].
-            guidance_keys_values: those of :meth:`guidance`, if they are known, [B, L, 2, H, G, D / H].
-            options: of BART's own forward.
-        """
+        """As BART's, with a guidance, [B, G], or its keys and values, [B, L, 2, H, G, D / H], if they are known."""
         if guidance_keys_values is not None:
             guidance = list(guidance_keys_values.unbind(1))
         elif guidance_input_ids is not None:
@@ -200,11 +187,7 @@ NO_GUIDANCE = (
 
 
 def guided(model: Any, *, copying: bool = False) -> GuidedBart:
-    """A BART → a guided BART with its weights.
-
-    The guidance's top layer of the encoder begins as the document's. The attention to the guidance is new, as in the
-    authors' code, which copies that layer alone.
-    """
+    """A BART → a guided BART with its weights, also in the guidance's top layer; attention to the guidance is new."""
     settings = {
         name: value for name, value in model.config.to_dict().items() if name not in ("model_type", "architectures")
     }

@@ -54,20 +54,9 @@ def read_summaries(
     order: Path | None = None,
     gold: Path | None = None,
 ) -> Imported:
-    """Read released summaries and give each the id of its reference.
+    """Read released summaries and give each the id of its reference: by order, or by the texts of ``gold`` references.
 
-    Args:
-        path: a file with one summary per line, JSONL as ``ngramloss score`` reads it, or a folder with one numbered
-            file per document and one sentence per line.
-        references: the references for ``ngramloss score``, whose ids are used.
-        marks: sentence separators; None looks for those in ``MARKS``.
-        ptb: turn Penn Treebank tokens back into plain text, see ``plain_text``.
-        order: a file of ids in the order of the summaries, one per line; None means the order of the references.
-        gold: the references that were released with the summaries; ids are found by their texts. Summaries belong to
-            them by their ids, if both files have ids, and by their order otherwise.
-
-    Raises:
-        ValueError: the numbers of summaries and references differ, or the ids do.
+    ``marks`` separate sentences; None looks for ``MARKS``. ``ptb`` calls ``plain_text``. ``order`` is a file of ids.
     """
     if order and gold:
         raise ng.UserError("order and gold both give the ids of the summaries. Use only one of them.")
@@ -106,13 +95,9 @@ def write_summaries(imported: Imported, path: Path) -> None:
 
 
 def plain_text(text: str) -> str:
-    r"""Turn Penn Treebank tokens back into plain text: brackets, quotes, contractions, spaces before punctuation.
+    r"""Turn Penn Treebank tokens into plain text. ROUGE's tokenizer sees brackets (``lrb``) and ``do n't`` differ.
 
-    Capitals cannot be restored. ``#`` is kept, although it often stands for £. ROUGE's default tokenizer keeps only
-    letters and digits, so quotes and spaces before punctuation do not change it. Brackets do, because ``-lrb-`` becomes
-    the word ``lrb``, and so does ``do n't``, whose words differ from those of ``don't``. Metrics that read characters,
-    case or word pieces see all of them. Use this if the references are plain text, and not if they have such tokens
-    too.
+    Capitals cannot be restored. ``#`` is kept, although it often stands for £.
 
     Example:
         >>> plain_text("`` it ca n't be '' , said mr smith -lrb- 42 -rrb- .")

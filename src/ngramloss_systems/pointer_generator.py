@@ -1,8 +1,7 @@
 """documents and summaries → a model that writes words and copies them, also unknown ones, and the texts it writes.
 
-The pointer-generator with coverage of See, Liu and Manning (2017); :mod:`ngramloss_systems.pointer_model` is the
-network with its search, and :mod:`ngramloss_systems.pointer_words` its vocabulary. It is trained on any objective of
-tokens and windows, from its log-probabilities over the extended vocabulary: those are logits whose log-sum-exp is 0.
+The pointer-generator with coverage of See, Liu and Manning (2017). It is trained on any objective of tokens and
+windows, from its log-probabilities over the extended vocabulary: those are logits whose log-sum-exp is 0.
 """
 
 from __future__ import annotations
@@ -41,14 +40,7 @@ TOGETHER = 32
 
 
 class Row(NamedTuple):
-    """A document and its summary as ids.
-
-    Attributes:
-        input_ids: of the document's first words, in its extended vocabulary.
-        labels: of the summary's first words and, unless it is cut, the end.
-        unknown: the document's own words, in the order of their ids.
-        cut: whether the document and the summary lost their end.
-    """
+    """A document and its summary as ids in the extended vocabulary; ``cut`` says which of them lost their end."""
 
     input_ids: list[int]
     labels: list[int]
@@ -67,10 +59,7 @@ def row_of(tokenizer: Any, vocabulary: Mapping[str, int], example: ng.data.Examp
 
 
 def pad_rows(most_unknown: int, vocabulary: int, rows: Sequence[Mapping[str, Any]]) -> ng.padding.Batch:
-    """Rows → a batch: ids and their mask, [B, S], labels, [B, T], and which unknown words each document has, [B, U].
-
-    U is the same in all batches, so that a row's loss does not depend on the rows beside it.
-    """
+    """Rows → a batch, and the unknown words of each, [B, U]; U is fixed, so that no loss depends on other rows."""
     ids, mask = ng.padding.padded([row["input_ids"] for row in rows], PADDING_ID)  # [B, S]
     labels, _ = ng.padding.padded([row["labels"] for row in rows], ng.IGNORE_INDEX)  # [B, T]
     counts = (ids.max(-1, initial=0) + 1 - vocabulary).clip(0)  # [B]

@@ -33,13 +33,8 @@ UNKNOWN_ID, PADDING_ID, START_ID, END_ID = (SPECIAL.index(token) for token in (U
 
 
 class Document(NamedTuple):
-    """What the decoder reads of documents.
-
-    Attributes:
-        ids: in the extended vocabulary, [B, S].
-        real: which of them are not padding, [B, S].
-        states: of the encoder, [B, S, 2D].
-        features: the part of attention that does not depend on the decoder, [B, S, 2D].
+    """What the decoder reads: ids [B, S] in the extended vocabulary, which are ``real``, ``states`` [B, S, 2D], and
+    ``features`` [B, S, 2D], the part of attention that does not depend on the decoder.
     """
 
     ids: Tensor
@@ -144,16 +139,9 @@ class PointerGenerator(nn.Module):
         return state, Written(word_features, attention, generates)
 
     def log_probabilities(self, written: Written, ids: Tensor, own: Tensor) -> Tensor:
-        r"""The logarithms of the final distribution, [B, T, V + U].
+        """log(p_gen · P_vocab(w) + (1 − p_gen) · attention to w), [B, T, V + U]; ``own``: unknown words, [B, U].
 
-        .. math::
-            P(w) = p_{gen} P_{vocab}(w) + (1 - p_{gen}) \sum_{i:\, x_i = w} a_i
-
-        Args:
-            written: [B, T, …].
-            ids: of the documents, [B, S].
-            own: which of the U unknown words each document has, [B, U]. A word that it does not have gets the
-                logarithm of the smallest number above 0, and no gradient.
+        A word that a document does not have gets the logarithm of the smallest number above 0, and no gradient.
         """
         words = self.words(written.features)  # [B, T, V]
         words = words.to(torch.promote_types(words.dtype, torch.float32)).log_softmax(-1)  # [B, T, V]
@@ -216,35 +204,18 @@ def load_model(folder: Path, tokenizer: Any) -> PointerGenerator:
 
 
 def coverage_penalty(attention: Tensor) -> Tensor:
-    r"""The coverage loss of each position, [B, T]: the part of attention that goes where it went before.
-
-    .. math::
-        \sum_i \min\Big(a_{ti}, \sum_{s<t} a_{si}\Big)
-
-    Args:
-        attention: of each position, [B, T, S].
-    """
+    """The coverage loss, [B, T], of attention [B, T, S]: the part that goes where it went before."""
     before = attention.cumsum(1) - attention  # [B, T, S]
     return torch.minimum(attention, before).sum(-1)
 
 
 @torch.no_grad()
 def search(model: PointerGenerator, batch: ng.padding.Batch, *, beams: int, least: int, most: int) -> list[list[int]]:
-    """The text of each document with the highest mean log-probability, as ids of its extended vocabulary.
+    """The text of each document with the highest mean log-probability, as ids without start and end.
 
     The authors' search: of the best extensions of all beams, in order, those that end are results, or dropped if they
     have fewer than ``least`` words, and the first ``beams`` others live on. It stops at ``beams`` results or ``most``
     tokens; the best result is the text, or the best beam if there is none. Means count the start and the end token.
-
-    Args:
-        model: in evaluation mode.
-        batch: documents as of :func:`pad_rows`, without labels.
-        beams: their number.
-        least: words before the end.
-        most: tokens, with the end.
-
-    Returns:
-        Ids without start and end.
     """
     own = batch["unknown"].bool()  # [B, U]
     B, V = len(own), model.vocabulary + own.shape[1]

@@ -93,15 +93,7 @@ def join_words(tokenizer: Any, words: Sequence[str]) -> str:
 
 
 def extended_ids(words: Iterable[str], vocabulary: Mapping[str, int], unknown: dict[str, int], *, grow: bool) -> Any:
-    """The ids of words in the extended vocabulary of a document.
-
-    Args:
-        words: of the document, or of its summary.
-        vocabulary: word → id.
-        unknown: the document's own words → the ids that follow those of the vocabulary, in order of appearance.
-        grow: add unknown words to them, as for the document. Those of its summary that are not among them are
-            ``<unk>``.
-    """
+    """The ids of words, with ``unknown`` ones behind those of the vocabulary; it may ``grow``, as for a document."""
     found = []
     for word in words:
         known = vocabulary.get(word)

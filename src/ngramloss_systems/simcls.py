@@ -49,7 +49,7 @@ class Penalties(NamedTuple):
 def penalties(
     score: Tensor, reference: Tensor, gain: Tensor, present: Tensor, *, margin: float, gold_margin: float
 ) -> Penalties:
-    r"""The ranking loss of SimCLS for each row.
+    r"""The ranking loss of SimCLS for each row, of scores [B, K] of candidates and [B] of references.
 
     .. math::
         \sum_{d=1}^{K-1} \frac{1}{K-d} \sum_{i=1}^{K-d} \max(0, S_{i+d} - S_i + d \cdot \textit{margin})
@@ -59,18 +59,9 @@ def penalties(
     with the K candidates in falling order of gain; those with the same gain keep their order. A row with one candidate
     has no order, and one with none has neither.
 
-    Args:
-        score: of each candidate, [B, K].
-        reference: the score of the reference, [B].
-        gain: of each candidate, [B, K].
-        present: which candidates there are, [B, K].
-        margin: by how much a candidate should score higher than the next one.
-        gold_margin: by how much the reference should score higher than a candidate.
-
-    Example:
-        >>> score, gain = torch.tensor([[0.5, 0.75]]), torch.tensor([[0.9, 0.1]])
-        >>> penalties(score, torch.tensor([0.5]), gain, gain > 0, margin=0.25, gold_margin=0.0)
-        Penalties(order=tensor([0.5000]), reference=tensor([0.1250]))
+    >>> score, gain = torch.tensor([[0.5, 0.75]]), torch.tensor([[0.9, 0.1]])
+    >>> penalties(score, torch.tensor([0.5]), gain, gain > 0, margin=0.25, gold_margin=0.0)
+    Penalties(order=tensor([0.5000]), reference=tensor([0.1250]))
     """
     stats = ng.CandidateStats(score, present.to(score), gain)
     too_high = (score - reference.unsqueeze(-1) + gold_margin).relu().where(present, 0.0)  # [B, K]

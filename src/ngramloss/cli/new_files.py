@@ -45,12 +45,7 @@ DEEDS = ("bought", "found", "lost", "sold", "painted")
 
 
 def write_new(folder: Path, task: str) -> Path:
-    """Write a recipe and data for a task into a new folder. Returns the path of the recipe.
-
-    Args:
-        folder: it must not exist, or be empty.
-        task: one of ``TASKS``.
-    """
+    """Write a recipe and data for a task into a new or empty folder. Returns the path of the recipe."""
     if task not in TASKS:
         raise UserError(f"unknown task {task!r}. Choose from {', '.join(TASKS)}.")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):

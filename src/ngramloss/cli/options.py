@@ -154,10 +154,7 @@ def add_device(verb: argparse.ArgumentParser) -> None:
 
 
 def systems_given(options: argparse.Namespace) -> list[scored_texts.Given]:
-    """The systems named on the command line, those of groups first.
-
-    A shell makes several words of ``--group ce={a,b}.jsonl``; those after the first belong to the group as well.
-    """
+    """The systems named on the command line, groups first: a shell splits ``--group ce={a,b}.jsonl`` into words."""
     from ngramloss.scoring.scored_texts import parse_file, parse_groups
 
     names = {text.partition("=")[0].strip() for text in options.group}

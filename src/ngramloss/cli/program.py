@@ -58,10 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _ctrl_c_in_callbacks() -> Iterator[None]:
-    """Repeat a Ctrl-C that arrives in a callback of a weak reference or the like, where Python ignores exceptions.
-
-    It is sent from another thread, a moment after the callback and the hook are left: within them it would be lost.
-    """
+    """Repeat a Ctrl-C in a callback where Python ignores exceptions, after a moment, so that it arrives elsewhere."""
     before, main_thread = sys.unraisablehook, threading.main_thread().ident or 0
 
     def send() -> None:
@@ -93,11 +90,7 @@ SPINS = "1000"
 
 
 def _let_threads_sleep() -> None:
-    """Let threads that wait for others sleep soon. By default they spin, and starve whatever else uses the same cores.
-
-    GNU's OpenMP, torch's on Linux, reads this when torch is loaded; so it is for commands, not for programs that import
-    us. Who sets the policy decides.
-    """
+    """Let waiting threads sleep soon: by default they spin and starve others. GNU's OpenMP reads this with torch."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 

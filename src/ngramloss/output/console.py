@@ -1,8 +1,6 @@
 """results and messages → the terminal, with control characters escaped.
 
-The library reports through ``logging.getLogger("ngramloss")``, and nothing is printed unless its user configures
-logging. The command line does so with ``show_messages``, which writes the messages to standard error. Names from
-untrusted files cannot control the terminal.
+The library reports through ``logging.getLogger("ngramloss")``; the command line shows that with ``show_messages``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """untrusted text → text that is safe to show in a terminal, in JSON, Python, Markdown, LaTeX and CSV.
 
-Names, ids and keys come from files that anybody may have written. Only invisible characters and a format's own markup
-are escaped; letters, accents, joined emoji and every script stay unchanged.
+Only invisible characters and a format's own markup are escaped; letters, accents, joined emoji and scripts stay.
 """
 
 from __future__ import annotations

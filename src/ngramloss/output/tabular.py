@@ -18,11 +18,9 @@ class Cell:
     """One value as it is shown."""
 
     text: str
-    """The value, or a dash where there is none."""
     value: float | None = None
     """The number in full, for CSV and for sorting."""
     mark: str = ""
-    """One or two stars, see :func:`mark`."""
     interval: str = ""
     """Half the width of its interval, such as ±0.21."""
     difference: str = ""
@@ -62,7 +60,6 @@ class Row:
 
     name: str
     label: str
-    """What it is called in the first column."""
     cells: Sequence[Cell]
     kind: Literal["baseline", "system", "paper"] = "system"
 
@@ -169,11 +166,9 @@ def as_csv(table: Table) -> Parts:
 
 
 def mark(p: float | None) -> str:
-    """``**`` below 1%, ``*`` below 5%, for a p that is corrected for the systems compared.
+    """``**`` below 1%, ``*`` below 5%, for a p that is corrected (Holm) for the systems compared; else nothing.
 
-    Over documents that is ``p_holm``: the larger p of the tests made, corrected after Holm. Over seeds it is Student's
-    t, corrected likewise. There is no mark without a corrected p: of six comparisons at 5%, one in four tables would
-    show a star by chance.
+    Of six comparisons at 5% without a correction, one in four tables would show a star by chance.
 
     >>> mark(0.009), mark(0.01), mark(0.05), mark(None)
     ('**', '*', '', '')

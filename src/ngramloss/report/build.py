@@ -47,8 +47,7 @@ def build_record(
 ) -> Report:
     """The record of a report. ``notes`` come first in it; ``deviations`` say where this departs from the paper.
 
-    ``paper_of`` is the data set whose rows of the paper stand below; by default the runs' own, where the paper has it.
-    For other data there are only the rows of objectives that were trained here.
+    On data besides ``paper_of``, by default the runs' own, there are only the paper's rows of objectives trained here.
     """
     if texts.task.references is None:
         why = "a report shows texts beside their references, and the data of these texts have no targets"
@@ -111,10 +110,7 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, flo
 
 
 def _seed_rows(result: Result, labels: Sequence[str]) -> list[Seeds]:
-    """A row for each system if some have several runs or belong to groups: the rows over seeds, then single runs.
-
-    A baseline of one run is not among them, unless the others are compared with it. Rows that share a label name a run.
-    """
+    """If some have several runs or belong to groups: the rows over seeds, then single runs, without a lone baseline."""
     baselines = [name for name, run in zip(result.names, result.runs, strict=True) if run and run.is_baseline]
     first, others = result.seeds[:1], result.seeds[1:]
     rows = first + [seeds for seeds in others if len(seeds.names) > 1 or seeds.names[0] not in baselines]
@@ -245,10 +241,7 @@ def _training(result: Result, labels: Sequence[str], groups: Sequence[str]) -> l
 
 
 def _ablations(result: Result, beside: str | None) -> list[record.Ablation]:
-    """The parts of the paper's Table 3 of which two rows or more were trained besides cross-entropy.
-
-    The paper's values and other rows, of CNN/DailyMail, stand beside its own data, or where they are asked for.
-    """
+    """The parts of the paper's Table 3 with two trained rows or more; the paper's values on its data or if asked."""
     nothing = dict.fromkeys(result.scores)
     trained, names = _objectives(result), paper.score_names("cnn_dailymail")[:3]
     means: dict[str, dict[str, float | None]] = dict.fromkeys(paper.objectives("table3"), dict.fromkeys(result.scores))

@@ -119,11 +119,7 @@ def run_groups(logs: Sequence[TrainingCurves]) -> list[tuple[str, list[TrainingC
 
 
 def draw_training(logs: Sequence[TrainingCurves], name: str = "t") -> list[Panel]:
-    """Losses, their terms, matched n-grams, learning rate and speed over the steps, all runs in each.
-
-    Joint losses of different objectives are different quantities, so each objective has a panel of its own, behind all
-    others. An objective of one term has none: the term has one. ``name`` begins the names of these drawings alone.
-    """
+    """All logged curves over the steps. Joint losses of objectives are different quantities: each has a panel, last."""
     panels: list[Panel] = []
     groups, objectives = run_groups(logs), list(dict.fromkeys(log.objective for log in logs))
     joint, *subjects = _subjects(logs)

@@ -43,10 +43,7 @@ class Evaluation(NamedTuple):
 
 
 def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> str:
-    """Write the folder of a run's model as a hub takes it, to ``out``, which must not exist. Nothing is uploaded.
-
-    Returns the name on the hub. ``license`` is the licence of the model, as the hub spells it, such as ``apache-2.0``.
-    """
+    """Write the folder of a run's model as a hub takes it, to a new folder ``out``. Returns the name on the hub."""
     run = RunFolder(folder)
     settings = _finished(run)
     repo = _checked(repo or f"{OWNER}/{re.sub(r'[^A-Za-z0-9_.]+', '-', folder.resolve().name).strip('-.')}")

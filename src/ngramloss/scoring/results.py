@@ -80,12 +80,9 @@ def score_systems(
     limits: LengthLimits | None = None,
     count: TokenCounter | None = None,
 ) -> Result:
-    """Score every system with every metric, and compare each with the first.
+    """Score every system with every metric, and compare each with the first. A run's scores are saved in its folder.
 
-    The scores of a run folder's documents are saved in it, and reused until something changes that could affect them.
-    If a metric lacks a model or a package, ``absent`` says why. Samples, shuffles and seed are of
-    :func:`significance.compare`. ``limits`` of lengths are by default those of the run; ``count`` counts tokens for
-    systems that did not record them.
+    ``limits`` of lengths are by default those of the run; ``count`` counts tokens for systems that did not record them.
     """
     if not metrics:
         raise UserError(f"give at least one metric. Choose from {', '.join(METRICS)}.")
@@ -220,11 +217,7 @@ def _lengths(
 def _over_seeds(
     scores: dict[str, list[CorpusScore]], texts: Aligned, about: Sequence[Provenance | None]
 ) -> list[Seeds]:
-    """Mean and spread over the runs of each group, and tests against the first group.
-
-    Without groups, runs that differ only in the seed are a group, and other systems are left out. With groups, each
-    other system is a row of its own.
-    """
+    """Mean and spread over each group (by default runs that differ only in the seed), tests against the first."""
     names, groups = texts.names, texts.groups
     members: dict[str, list[int]] = {}
     for system, (name, run) in enumerate(zip(names, about, strict=True)):

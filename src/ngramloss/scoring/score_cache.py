@@ -122,11 +122,7 @@ def write(
     corpus: Mapping[str, Corpus],
     hashes: Mapping[str, str],
 ) -> None:
-    """Save the scores of each document, and the corpus scores with their intervals and signatures.
-
-    Scores of other metrics that were saved for the same texts are kept, unless they read texts of other ``hashes``.
-    Raises ``Busy`` if the folder stays locked, for example by a training.
-    """
+    """Save the scores beside other metrics' of the same texts and ``hashes``. ``Busy`` if the folder is locked."""
     run = RunFolder(folder)
     with run.lock(option="folder", patience=PATIENCE):
         before = read(folder, ids, predictions)  # again: another process may have written

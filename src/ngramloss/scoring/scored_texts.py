@@ -56,10 +56,7 @@ def parse_file(text: str, group: str = "") -> Given:
 
 
 def parse_groups(texts: Sequence[str]) -> list[Given]:
-    """``NAME=FILES`` → the systems of each group, in the order of the numbers in their names.
-
-    FILES is a file, a folder, ``FILE:COLUMN``, a pattern such as ``ce-*.jsonl``, or several of them with commas.
-    """
+    """``NAME=FILES`` → the systems of each group, by the numbers in their names. Commas, patterns, ``FILE:COLUMN``."""
     given = []
     for text in texts:
         name, sign, written = (part.strip() for part in text.partition("="))
@@ -85,12 +82,9 @@ def align(
     *,
     named: Named | None = None,
 ) -> Aligned:
-    """Read all files and align their texts by id. Missing, extra or repeated ids raise an error that names them.
+    """Read all files and align their texts by id. Several files of references have one reference of each document each.
 
-    Several files of references have one reference of each document each. None uses the references, and the documents,
-    in the first folder that has them, where ``ngramloss generate`` wrote them: all folders must then have the same
-    references, or, if it wrote of data without targets, the same documents. ``named`` are columns with other names than
-    the usual.
+    By default references and documents are those that ``ngramloss generate`` wrote: the same ones in all folders.
     """
     if not predictions:
         raise UserError("there is nothing to score: give one or more files of predictions, or run folders.")

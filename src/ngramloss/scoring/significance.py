@@ -98,11 +98,7 @@ def check(*, samples: int, shuffles: int, seed: int) -> None:
 
 
 def _corpus_scores(table: list[Pooled], sampled: list[Numbers], swaps: list[Numbers | None]) -> list[CorpusScore]:
-    """One score of all systems.
-
-    ``sampled`` has the sums of each system in each bootstrap sample, [samples, k]. ``swaps`` has, for each system but
-    the first, sums of its signed differences to the first in each shuffle, [shuffles, k]; None without randomisation.
-    """
+    """One score of all systems, from sums in each sample, [samples, k], and of differences, [shuffles, k], or None."""
     import numpy as np
 
     def combine(sums: Numbers) -> Any:
@@ -137,11 +133,7 @@ def _chance(gaps: Numbers, observed: float) -> float:
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """P-values corrected for several comparisons (Holm 1979).
-
-    The k-th smallest of m is multiplied by m − k + 1, and no corrected value is below an earlier one. NaN stays NaN and
-    does not count as a comparison.
-    """
+    """P-values corrected for several comparisons (Holm 1979). NaN stays NaN and does not count as a comparison."""
     known = [index for index, chance in enumerate(chances) if not isnan(chance)]
     order = sorted(known, key=lambda index: chances[index])
     corrected, so_far = [nan] * len(chances), 0.0
@@ -166,11 +158,7 @@ def over_seeds(values: Sequence[float]) -> dict[str, float]:
 
 
 def between_seeds(values: Mapping[int, float], first: Mapping[int, float]) -> dict[str, float]:
-    """Difference of two systems' means over seeds, its 95% interval and p (Student's t).
-
-    The test is paired if both systems have the same seeds, otherwise Welch's. If scores do not vary over seeds, p is
-    NaN. If a system has one run, there is no test, and all but the difference are NaN. Both are seed → score.
-    """
+    """Difference of means over seeds, its 95% interval and p (Student's t; Welch's if seeds differ), or NaN."""
     from scipy.stats import ttest_ind, ttest_rel
 
     difference = sum(values.values()) / len(values) - sum(first.values()) / len(first)

@@ -38,10 +38,7 @@ def facts(folder: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path, *, exact: bool = False) -> str:
-    """The reason why a folder is incomplete or damaged; empty if it is fine.
-
-    A CRC-32 finds every flipped bit. ``exact``: a file that the seal does not name is damage, too.
-    """
+    """Why a folder is incomplete or damaged, or nothing. ``exact``: files that the seal does not name are damage."""
     try:
         described = facts(folder)
         files = [(name, size, checksum) for name, (size, checksum) in described["files"].items()]
@@ -89,9 +86,8 @@ def cached_in_parts(
 ) -> Path:
     """As :func:`cached_folder`, for content that takes long to make: after a kill, finished parts are not made again.
 
-    Parts are folders of their own, with checksums, in ``FOLDER.parts``, which is deleted at the end: ``fill`` writes
-    the part of a name into a new folder, ``made`` is called when it is there, and ``join`` writes the content from all
-    folders, in order. One process at a time makes them; another one waits, then finds the folder.
+    ``fill`` writes the part of a name into a new folder, then ``made`` is called; ``join`` writes the content from all
+    folders. One process at a time makes them; another one waits, then finds the folder.
     """
     _remove_damaged(folder, what)
     beside = folder.with_name(f"{folder.name}.parts")

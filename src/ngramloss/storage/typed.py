@@ -27,9 +27,6 @@ _NOUNS = {
 def typed(kind: Any, value: Any, what: str | Path, advice: str = "") -> Any:
     """What was read from a file, as a value of a type; an error names the file (``what``) and the field.
 
-    The type is a dataclass, a ``NamedTuple``, a ``TypedDict``, or one that their fields may have. A field with a
-    default may be missing. Parts of the value may have their type already.
-
     >>> typed(dict[str, float | None], {"a": "b"}, "x.json")
     Traceback (most recent call last):
     ...

@@ -1,7 +1,6 @@
 """arguments of ``ngramloss`` → a process that runs it, forked from one that has imported torch and transformers.
 
-A study starts hundreds of processes, and each would spend five seconds or more on imports. Python's fork server imports
-once. It computes nothing and does not touch a GPU, so what it forks is as good as a new process.
+A study starts hundreds of processes, each with imports of five seconds. The fork server never touches a GPU.
 """
 
 from __future__ import annotations

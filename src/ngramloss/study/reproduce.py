@@ -102,10 +102,7 @@ class TablePlan(NamedTuple):
 
     @property
     def paper_data(self) -> str | None:
-        """The data set of the paper whose scores are shown; None on data that have nothing to do with the paper.
-
-        The built-in corpus stands in for the paper's at a small scale, and is shown beside the ablation's data set.
-        """
+        """The data set of the paper whose scores are shown, if any; the built-in corpus stands in for the paper's."""
         if self.data not in RECIPES:
             return None
         return self.data if self.data in paper.TABLE2 and self.table != "table3" else "cnn_dailymail"
@@ -142,13 +139,10 @@ def make_plan(
     limit: int = 0,
     systems: Sequence[str] = (),
 ) -> TablePlan:
-    """Plan the trainings and scores of a table: ``table2``, ``table3`` or ``cases``; ``table1`` needs no training.
+    """Plan a table: ``table2``, ``table3`` or ``cases``; ``table1`` needs no training. ``folder`` is for all runs.
 
-    ``folder`` is for all runs; finished runs in it are reused. ``data`` is ``newswire``, ``xsum``, ``cnn_dailymail``,
-    or your own files, trained with XSum's recipe, or with that of translations if ``overrides`` say that they are some.
-    The latter are ``key=value`` settings of the recipe, and ``SYSTEM.key=value`` of that of a system. ``model`` is
-    fine-tuned; by default it is the recipe's, and on newswire one is trained first. ``metrics`` come besides the usual
-    ones, and ``systems``, names of ``ngramloss list systems``, are further rows of ``table2``.
+    ``overrides`` are ``key=value`` of the recipe, and ``SYSTEM.key=value`` of a system's. ``systems`` and ``metrics``
+    come besides the usual ones. By default ``model`` is the recipe's; on newswire one is trained first.
     """
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more, got {seeds}.")

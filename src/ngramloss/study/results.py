@@ -378,10 +378,7 @@ def settings_changed(when: str, changed: Sequence[str], study: Study, rest: str)
 
 
 def _checked(path: Path, study: Study) -> DecodingResult | None:
-    """A result from its file. Raises unless the study would make it the same way now.
-
-    None if it does not matter: of a row or seed that a growing study has no more, or a failure with other settings.
-    """
+    """A result from its file, or None if it does not matter. Raises unless the study would make it the same way."""
     result = _read(path)
     training = result.training
     known = any(data.name == training.set for data in study.sets)

@@ -1,8 +1,7 @@
 """a study and its folders → trainings, decodings and results, several processes at a time, until all or time is used.
 
-Each training is a job of several processes, one after the other: ``ngramloss train``, then ``ngramloss generate`` for
-each decoding. A job's folder is locked, so several of these loops, on one machine or on several that share the folders,
-do not do the same work. Everything that is done is a file, so a killed study continues with the same command.
+A job's folder is locked, so several of these loops may share the folders, and a killed study continues with the same
+command.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """names of systems, data and settings → rows of a study: the recipe of each, and what is made before it.
 
-A system's way to its texts is its training and ``generate``. What its training reads of other rows is data in its entry
-(``System.first``): the encoder of one run, the candidates of another. Rows name these by their folders, so what several
-of them need is made once.
+What a system's training reads of other rows is in its entry (``System.first``). Rows name these by their folders, so
+what several of them need is made once.
 """
 
 from __future__ import annotations
@@ -70,10 +69,9 @@ class SystemRow(NamedTuple):
 def system_rows(
     names: Sequence[str], runs: Path, data: str, task: str, *, overrides: Sequence[str], small: bool, validation: bool
 ) -> dict[str, SystemRow]:
-    """The rows of systems, and those of other systems and recipes that they need.
+    """The rows of systems, and those of other systems and recipes that they need; ``small``: with their small recipes.
 
-    ``overrides`` are ``key=value`` for all of them, and ``ROW.key=value`` for one. ``small``: each takes its small
-    recipe, which is for the built-in corpus. ``validation``: the data have a validation split.
+    ``overrides`` are ``key=value`` for all of them, and ``ROW.key=value`` for one.
     """
     rows: dict[str, SystemRow] = {}
     for name in with_needed(names):
