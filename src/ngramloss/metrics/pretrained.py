@@ -182,7 +182,7 @@ def longest_input(model: Any, tokenizer: Any) -> int | None:
 
 
 def readable(text: str) -> str:
-    r"""The text with a question mark for half a surrogate pair, which tokenizers reject.
+    """The text with a question mark for half a surrogate pair, which tokenizers reject.
 
     >>> readable("a\\ud83d")
     'a?'
