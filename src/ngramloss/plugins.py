@@ -60,7 +60,6 @@ class Registry(MutableMapping[str, Entry], Generic[Entry]):
         return {name: point for name, point in points.items() if name not in self._builtin}
 
     def _ours(self, name: str) -> bool:
-        """Whether an entry is built in, or comes with ngramloss as an entry point."""
         return name in self._builtin or (name in self._installed and _is_ours(self._installed[name]))
 
     def __getitem__(self, name: str) -> Entry:
@@ -228,14 +227,12 @@ def blame(error: BaseException) -> Blame | None:
 
 
 def _functions(entry: Any) -> Iterator[str | Callable[..., Any]]:
-    """The functions of an entry, or their ``module:name``."""
     for name in ("function", "notes", "variants", "kernels"):
         value = getattr(entry, name, None)
         yield from value.values() if isinstance(value, Mapping) else [value] if value else []
 
 
 def _module_names(function: Any) -> Iterator[str]:
-    """The modules that define a function; of a partial, also those of its function."""
     if isinstance(function, LazyFunction):
         function = function.path
     if isinstance(function, str):
@@ -301,7 +298,6 @@ def _imported_files(path: Path) -> Iterator[Path]:
 
 
 def _imports(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """The modules that a statement may import: how many dots come first, and the name."""
     if isinstance(node, ast.Import):
         yield from ((0, alias.name) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):

@@ -321,7 +321,6 @@ SECTIONS: dict[str, type] = {"data": Data, "model": Model, "train": Train, "gene
 
 @cache
 def _files() -> dict[str, Traversable]:
-    """The recipes that come with ngramloss and other installed packages, by name."""
     found: dict[str, Traversable] = {}
     for package in (*(point.value for point in installed_points("recipes")), "ngramloss.recipes"):
         with suppress(ImportError):  # of a broken package
@@ -565,7 +564,6 @@ OTHER_NAMES = {
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    """A sentence about a key that does not exist, with the one that was meant: of its own section, if there is one."""
     section, _, name = key.rpartition(".")
     every = sorted(known, key=lambda other: other.rpartition(".")[0] != section)
     names = [other.rpartition(".")[2] for other in every]

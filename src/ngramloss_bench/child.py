@@ -55,7 +55,6 @@ def in_children(count: int, function: Callable[..., Result], *arguments: Any) ->
 
 
 def _environments(count: int) -> list[dict[str, str]]:
-    """What torchrun sets in each of several processes; nothing in one."""
     if count == 1:
         return [{}]
     with socket.socket() as free:

@@ -97,7 +97,6 @@ def peak_memory(device: str) -> Iterator[Callable[[], float]]:
 
 
 def _resident() -> float:
-    """The memory of the process in GiB; NaN where there is no /proc."""
     if not os.path.exists(benchmark.STATM):
         return benchmark.NAN
     with open(benchmark.STATM) as statm:

@@ -62,7 +62,6 @@ def trained(contestant: Contestant, options: argparse.Namespace, tokens: Path, t
 
 
 def _epoch(options: argparse.Namespace) -> int:
-    """Whole steps of an epoch."""
     return int(options.documents // (options.batch_size * options.accumulate))
 
 

@@ -304,7 +304,6 @@ def summary_of(document: Document, scores: Sequence[float], options: Mapping[str
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:
-    """Every three words in a row."""
     found = ng.oracle.words(text)
     return {tuple(found[start : start + BLOCKED]) for start in range(len(found) - BLOCKED + 1)}
 

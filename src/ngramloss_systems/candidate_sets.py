@@ -114,7 +114,6 @@ def check_apart(sets: Mapping[str, CandidateSet]) -> None:
 
 
 def _keys(of_split: CandidateSet) -> set[tuple[str, str, str]]:
-    """The data, the split and the id of each example."""
     whole = {name: _whole(name) for name, _ in set(of_split.origins)}
     return {
         (whole[name], split, example.id)
@@ -218,6 +217,5 @@ def _data_of(about: Mapping[str, Any], data: ng.recipe.Data) -> ng.recipe.Data:
 
 
 def _writer_recipe(about: Mapping[str, Any]) -> ng.recipe.Recipe | None:
-    """The recipe of the run that wrote candidates; None if no run did, or it is not here."""
     file = ng.RunFolder(Path(str(about["model"]))).recipe if "model" in about else None
     return ng.recipe.load(str(file), objective=False) if file and file.is_file() else None

@@ -167,13 +167,11 @@ def _matching_texts(texts: dict[str, str], wanted: int, path: Path, other: Path,
 
 
 def _mark_counts(texts: Sequence[str], marks: Sequence[str]) -> dict[str, int]:
-    """The number of occurrences of each separator that occurs."""
     counts = {mark: sum(text.count(mark) for text in texts) for mark in marks}
     return {mark: count for mark, count in counts.items() if count}
 
 
 def _split(text: str, marks: Mapping[str, int]) -> str:
-    """The text with each sentence on its own line, without empty ones."""
     for mark in marks:
         text = text.replace(mark, "\n")
     return "\n".join(sentence for sentence in (line.strip() for line in text.split("\n")) if sentence)
@@ -238,6 +236,5 @@ def _oddities(predictions: Mapping[str, str], ours: Mapping[str, str]) -> list[s
 
 
 def _shared_words(texts: Sequence[set[str]], golds: Sequence[set[str]]) -> float:
-    """The mean share of a text's words that its counterpart has."""
     pairs = zip(texts, golds, strict=True)
     return sum(len(text & gold) / (len(text) or 1) for text, gold in pairs) / len(texts)

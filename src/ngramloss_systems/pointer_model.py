@@ -177,7 +177,6 @@ class PointerGenerator(nn.Module):
         save_file(tensors, Path(folder) / WEIGHTS, metadata={"format": "pt"})
 
     def _known(self, ids: Tensor) -> Tensor:
-        """Ids of the vocabulary, with ``<unk>`` for a document's own words."""
         return ids.masked_fill(ids >= self.vocabulary, UNKNOWN_ID)
 
 

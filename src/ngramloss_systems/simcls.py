@@ -413,5 +413,4 @@ def _gain(metric: Mapping[str, Any], task: str) -> ng.gains.Gain:
 
 
 def _highest(values: Sequence[float]) -> int:
-    """The place of the highest value, the first of equal ones."""
     return max(range(len(values)), key=lambda place: values[place])

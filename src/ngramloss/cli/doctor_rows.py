@@ -50,7 +50,6 @@ def facts() -> dict[str, Any]:
 
 
 def _problem_of_torch() -> str:
-    """Why torch cannot be imported; empty if it can."""
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
@@ -61,7 +60,6 @@ def _problem_of_torch() -> str:
 
 
 def _devices() -> dict[str, Any]:
-    """The GPU, the backend for each device and precision, and all backends."""
     import torch
 
     from ngramloss.loss.stats import BACKENDS, chosen_backend

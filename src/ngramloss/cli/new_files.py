@@ -84,7 +84,6 @@ def made_up_rows(task: str) -> dict[str, list[dict[str, str]]]:
 
 
 def _translation(words: tuple[str, ...]) -> dict[str, str]:
-    """An English sentence and its German translation."""
     noun, adjective, verb, place = words
     article, german = NOUNS[noun].split()
     return {
@@ -94,7 +93,6 @@ def _translation(words: tuple[str, ...]) -> dict[str, str]:
 
 
 def _completion(words: tuple[str, ...]) -> dict[str, str]:
-    """A note, and a sentence that says the same."""
     name, thing, shop, day, deed = words
     prompt = f"who: {name}; did: {deed}; what: {thing}; where: {shop}; when: {day} =>"
     return {"prompt": prompt, "completion": f"On {day}, {name} {deed} {thing} at {shop}."}

@@ -205,7 +205,6 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sco
 
 
 def _default_metrics(options: argparse.Namespace) -> str:
-    """The metrics for the task of the runs; for a translation if any run is one."""
     from ngramloss.scoring import provenance
 
     tasks = {provenance.task(given.path) for given in systems_given(options) if given.path.is_dir()}

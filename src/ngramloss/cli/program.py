@@ -161,7 +161,6 @@ def _report_failure(error: Exception, *, has_batch_size: bool) -> int:
 
 
 def _library(error: Exception) -> str:
-    """The installed package whose code raised an error; empty if it is our own or Python's."""
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     package = str(innermost.f_globals.get("__name__", "")).partition(".")[0]
     return package if package != "ngramloss" and installed(package) else ""
@@ -174,7 +173,6 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _refusal(refused: OSError) -> str:
-    """An error of the operating system, as a sentence."""
     if refused.strerror is None:
         return str(refused)
     sentence = f"{refused.strerror}: {refused.filename}" if refused.filename else refused.strerror

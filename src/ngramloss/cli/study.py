@@ -119,7 +119,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _share(text: str) -> tuple[int, int]:
-    """Number and count of ``K/N``."""
     if (share := part_of(text)) is None:
         raise UserError(f"--share takes K/N, such as 1/4 for the first of four shares, got {text!r}.")
     return share

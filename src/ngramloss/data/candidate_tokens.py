@@ -50,7 +50,6 @@ class CandidateTokens:
         return len(self._ends["gains"])
 
     def __getitem__(self, row: int) -> tuple[list[Ids], NDArray[np.float32]]:
-        """The ids of each candidate of an example, and the gains."""
         rows, ends = self._ends["gains"], self._ends["ids"]
         own = range(int(rows[row - 1]) if row else 0, int(rows[row]))
         ids = [self._flat["ids"][(ends[index - 1] if index else 0) : ends[index]] for index in own]

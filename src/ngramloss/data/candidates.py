@@ -204,7 +204,6 @@ def _list_fault(texts: Any, gains: Any) -> str:
 
 
 def _text_hash(texts: Sequence[str]) -> str:
-    """Hash texts to 12 hexadecimal digits."""
     digest = hashlib.sha256()
     for text in texts:
         content = text.encode(errors="surrogatepass")

@@ -43,6 +43,5 @@ def column_names(code: str) -> list[str]:
 
 
 def _language(code: str) -> str:
-    """A code's language, in two letters where it has them."""
     first = re.split(r"[_-]", code.strip("_"))[0].casefold()
     return SHORT.get(first, first)

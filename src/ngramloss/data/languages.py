@@ -207,7 +207,6 @@ def _spaceless() -> str:
 
 
 def _mark() -> str:
-    """A pattern of one combining mark."""
     # Python finds a character quickly in a class of the first 2^16 characters, but goes through others one by one.
     return rf"(?:[{_marks(0x300, 0x10000)}]|(?=[\U00010000-\U0010ffff])[{_marks(0x10000, 0x20000)}])"
 

@@ -79,7 +79,6 @@ def spoken(source: str) -> str:
 
 
 def _parsed(row: RawRow | BadRow) -> RawRow | BadRow:
-    """The row with its messages as a list, if they are JSON text."""
     if isinstance(row, BadRow) or not isinstance(found := row.values.get(MESSAGES), str):
         return row
     try:
@@ -89,7 +88,6 @@ def _parsed(row: RawRow | BadRow) -> RawRow | BadRow:
 
 
 def _fault(messages: object) -> str:
-    """Why these are not messages, or an empty string."""
     if not isinstance(messages, list) or not messages:
         return "should be a list of messages, each with role and content"
     for number, message in enumerate(messages, 1):

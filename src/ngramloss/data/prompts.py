@@ -355,7 +355,6 @@ def start_of_text(tokenizer: Any) -> Ids:
 
 
 def _following(texts: Sequence[str], tokenizer: Any) -> list[Ids]:
-    """The ids of texts that follow others."""
     return bare_ids(tokenizer, _as_following(texts, tokenizer))
 
 

@@ -293,7 +293,6 @@ def _json_row(value: object, path: Path, line: int) -> RawRow | BadRow:
 
 
 def _lines(stream: io.BufferedReader, path: Path) -> Iterator[RawRow | BadRow]:
-    """Read plain text. Every line is a row, also an empty one."""
     for line, raw in enumerate(_raw_lines(stream, path), 1):
         yield RawRow(str(path), line, {LINE: _text(raw, first=line == 1).rstrip("\r\n")})
 

@@ -206,7 +206,6 @@ def _write_part(
     arrays: Callable[[Sequence[Example]], Arrays],
     progress: Progress,
 ) -> None:
-    """Write the arrays of some rows into a folder."""
     pieces: dict[str, list[NDArray[Any]]] = {}  # arrays: lists would need ten times the memory
     lengths: dict[str, list[int]] = {}
     for start in range(rows.start, rows.stop, CHUNK):

@@ -78,7 +78,6 @@ class _ToStandardError(logging.Handler):
     """Writes above a progress bar if there is one. Looks standard error up each time, because tests replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one message."""
         text = escape.for_terminal(record.getMessage())
         try:
             if "tqdm" in sys.modules:

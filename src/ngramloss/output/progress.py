@@ -89,7 +89,6 @@ class Progress:
             self._log(SLOW)
 
     def _log(self, least: float) -> None:
-        """Log a line, if the last one is at least this many seconds ago."""
         now = time.monotonic()
         if now - self._logged >= least:
             self._logged = now

@@ -156,7 +156,6 @@ def _first_note(result: Result, labels: Sequence[str]) -> str:
 
 
 def _task(result: Result) -> str:
-    """The task of the runs: translation if any of them translates."""
     return next((run.task for run in result.runs if run is not None and run.task != TASKS[0]), TASKS[0])
 
 
@@ -217,13 +216,11 @@ def _paper(name: str, result: Result, *, whole: bool) -> record.PaperTable:
 
 
 def _printed(result: Result, names: Sequence[str], values: Sequence[float | None]) -> dict[str, float | None]:
-    """The paper's values by our scores; None for a score that the paper does not have."""
     known = dict.fromkeys(result.scores) | dict(zip(names, values, strict=True))
     return {score: known[score] for score in result.scores}
 
 
 def _objectives(result: Result) -> dict[str, list[int]]:
-    """Objective → the systems that were trained with it."""
     systems: dict[str, list[int]] = {}
     for index, run in enumerate(result.runs):
         if run is not None and run.recipe:

@@ -111,6 +111,5 @@ def _make_local(element: ElementTree.Element, name: str) -> None:
 
 
 def _without_family(match: re.Match[str]) -> str:
-    """The size of a font, and the page's own family."""
     size = re.search(r"[\d.]+px", match[0])
     return f"font-size: {size[0]}" if size else "font-family: inherit"

@@ -126,7 +126,6 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
 
 
 def _undrawn(report: Report, drawings: charts.Drawings) -> bool:
-    """Whether a baseline is in the table and not in the forest plots."""
     drawn = {row.label for score in drawings.results for row in charts.estimates(report, score)}
     return any(system.is_baseline and not {system.label, system.group} & drawn for system in report.systems)
 

@@ -117,7 +117,6 @@ def _copy_model(run: RunFolder, to: Path) -> None:
 
 
 def _warn_of_paths(settings: Recipe) -> None:
-    """Warn of folders of this machine in what will be public."""
     named = {key: value for key, value in recipe.flat(settings) if key in recipe.affecting("place")}
     found = [f"{key} = {value}" for key, value in named.items() if re.search(r"(^|[=,])(/|~|[A-Za-z]:\\)", value)]
     if found:
@@ -232,7 +231,6 @@ def _scores(evaluation: Evaluation | None) -> str:
 
 
 def _origin(name: str) -> Any:
-    """Where data are; None if they are not there any more."""
     try:
         return origin(name)
     except UserError:

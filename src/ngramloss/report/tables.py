@@ -160,7 +160,6 @@ def _head(name: str, score: Score) -> Head:
 
 
 def _row(system: ReportSystem, scores: Mapping[str, Score]) -> Row:
-    """The scores of a system, and last its speed."""
     cells = [cell(system.values[name], score) for name, score in scores.items()]
     cells.append(_speed_cell(system.docs_per_second, None))
     return Row(system.name, system.label, cells, "baseline" if system.is_baseline else "system")

@@ -187,13 +187,11 @@ def _decoding(text: str) -> dict[str, str]:
 
 
 def _parts(text: str) -> dict[str, str]:
-    """Name → value of a signature; equal numbers are equal texts."""
     parts = dict(part.partition(":")[::2] for part in text.split("|")[1:])
     return {name: value.removesuffix(".0") for name, value in parts.items()}
 
 
 def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
-    """A table within a table; empty if there is none, as in files of other tools."""
     section = table.get(name)
     return section if isinstance(section, dict) else {}
 

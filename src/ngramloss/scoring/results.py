@@ -191,7 +191,6 @@ def _write_caches(
 
 
 def _values(by_metric: Mapping[str, Keyed]) -> ScoredDocuments:
-    """Name of a score → what its corpus score is computed from: the documents' scores, or their statistics."""
     found: dict[str, Sequence[float] | Pooled] = {}
     for keyed in by_metric.values():
         found |= {**keyed.scores.values, **keyed.scores.pooled}

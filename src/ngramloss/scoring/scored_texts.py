@@ -131,7 +131,6 @@ def _given(file: Path | Given) -> Given:
 
 
 def _named(named: Named | None, what: str, column: str) -> Named:
-    """The columns to read of one file: that of its own name, if it has one."""
     return (named or Named())._replace(**{what: column} if column else {})
 
 

@@ -333,7 +333,6 @@ def _section(where: str, given: Any, known: Mapping[str, Setting], mistakes: lis
 
 
 def _seeds(given: Any, mistakes: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Screening seeds, if there are some, and confirmation seeds."""
     if not isinstance(given, dict) or not {"confirmation"} <= {*given} <= {"screening", "confirmation"}:
         mistakes.append("seeds: give screening and confirmation, such as [seeds] screening = [1, 2].")
         return (), ()
@@ -346,7 +345,6 @@ def _seeds(given: Any, mistakes: list[str]) -> tuple[tuple[int, ...], tuple[int,
 
 
 def _decodings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
-    """Name of a decoding → its settings."""
     if not isinstance(given, dict) or not given:
         mistakes.append('decodings: name one or more, such as [decodings] beam4 = ["generation.num_beams=4"].')
         return {}
@@ -364,7 +362,6 @@ def _decodings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _named_rows(given: Sequence[Any], mistakes: list[str]) -> dict[str, NamedRow]:
-    """Name of a row with settings of its own → the row."""
     rows: dict[str, NamedRow] = {}
     for entry in (each for each in given if isinstance(each, dict)):
         values = _section("objectives: ", entry, _ROW, mistakes)
@@ -389,7 +386,6 @@ def _is_objective(text: str) -> bool:
 
 
 def _slug(row: str) -> str:
-    """A row in file names."""
     if is_recipe(row) or not _is_objective(row):
         return re.sub(r"[^\w.+-]+", "_", row).strip("_")
     return Recipe("", objective=row).slug.strip("-")

@@ -84,7 +84,6 @@ class TablePlan(NamedTuple):
 
     @property
     def _not_passed_on(self) -> list[str]:
-        """Which settings systems do not take."""
         known = with_needed(self.systems)
         kept = [text for text in self.settings if not belongs_to(text, known) and key_of(text) not in PASSED_ON]
         one = f". For one of them: --set {self.systems[0]}.{kept[0]}" if kept else ""
@@ -345,6 +344,5 @@ def _check(plan: TablePlan, page_folder: Path, options: dict[str, dict[str, obje
 
 
 def _baseline(plan: TablePlan, name: str) -> Job:
-    """The job of a baseline, which reads the data as the trainings do."""
     settings = plan.set.base
     return Job(name, Model(name=name), settings.data, TEST, None, None, plan.set.limit, 0, task=settings.task)

@@ -339,7 +339,6 @@ def _study_of(folder: Path) -> str | None:
 
 
 def _read(path: Path) -> DecodingResult:
-    """A result from its file."""
     import numpy as np
 
     content = read_object(inside(path.parent.parent, path.parent.name, path.name), ADVICE)

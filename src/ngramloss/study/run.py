@@ -375,7 +375,6 @@ class Loop:
         return False
 
     def _record_failure(self, training: Training, what: str, why: str, *, diverged: bool = False) -> None:
-        """Record and report that a step failed."""
         known = self.folder.read()
         before_each = {decoding: known.get((training, decoding)) for decoding in self.study.decodings}
         tries = 1 + max((result.tries for result in before_each.values() if result is not None), default=0)
@@ -419,7 +418,6 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
 
 
 def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> None:
-    """Raise if texts were written with other options than those of the study."""
     if not file.exists() or json.loads(file.read_text(encoding="utf-8")) != options:
         said = f"the texts in {texts.parent} were not written with {' '.join(options)}, as the study says now"
         raise UserError(f"{said}. Delete {texts}: they are written again then.")

@@ -188,5 +188,4 @@ def why_stopped(study: Study, of_set: Stages, results: Results) -> list[str]:
 
 
 def _gain(data: DataSet, score: float) -> float:
-    """The score, or its negative where lower is better."""
     return -score if data.score.better == "lower" else score

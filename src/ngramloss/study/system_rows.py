@@ -156,7 +156,6 @@ def _check(rows: Mapping[str, SystemRow], names: Sequence[str], task: str, runs:
 
 
 def _is_for(task: str, name: str) -> bool:
-    """Whether a system, and all that it needs, are for a task."""
     return all(row not in SYSTEMS or SYSTEMS[row].task in ("", task) for row in with_needed([name]))
 
 

@@ -246,7 +246,6 @@ def _difference(row: Comparison) -> str:
 
 
 def _corrected(chances: Sequence[float], family: int) -> list[float]:
-    """P-values after Holm's correction for a family of comparisons; where there is no test yet, NaN."""
     whole = [1.0 if isnan(p) else p for p in chances] + [1.0] * (family - len(chances))
     return [nan if isnan(p) else holm for p, holm in zip(chances, significance.holm(whole), strict=False)]
 
@@ -266,13 +265,11 @@ def _over_documents(row: Comparison, rows: Sequence[Comparison], results: Result
 
 
 def _table(rows: Sequence[Comparison], columns: Sequence[Column]) -> Table:
-    """A table of rows, from the head and the cell of each column."""
     shown = [Row(row.objective, row.objective, [cell(row) for _, cell in columns]) for row in rows]
     return Table([head for head, _ in columns], shown, corner="row", intervals=True)
 
 
 def _plain(name: str) -> Head:
-    """The head of a column without intervals and marks."""
     return Head(name, tested=False)
 
 
@@ -381,7 +378,6 @@ def _others(study: Study, rows: Sequence[Comparison], decoding: str, results: Re
 
 
 def _runs(study: Study, row: Comparison, decoding: str, split: str, results: Results) -> list[DecodingResult]:
-    """The results of a row, one for each seed that has one."""
     seeds = row.data.screening if split == VALIDATION else study.confirmation
     trainings = trainings_of(row.data.name, {row.objective: row.setting}, seeds, split)
     found = (results.get((training, decoding)) for training in trainings)
@@ -472,7 +468,6 @@ def _speeds(own: Sequence[DecodingResult]) -> str:
 
 
 def _estimate(seconds: float, unknown: int) -> str:
-    """The time that is left, in words."""
     if not seconds:
         return "how long they take is not known before the first is finished" if unknown else "nothing is left"
     minutes = seconds / 60

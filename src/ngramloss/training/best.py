@@ -58,7 +58,6 @@ def loss_note(best: Best, chosen: int, history: Iterable[Mapping[str, Any]]) -> 
 
 
 def _validations(history: Iterable[Mapping[str, Any]], key: str) -> dict[int, float]:
-    """The values of each validation, by step, without NaN."""
     return {row["step"]: row[key] for row in history if row.get(key, math.nan) == row.get(key)}
 
 

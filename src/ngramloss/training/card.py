@@ -91,7 +91,6 @@ def card_text(run: Run, prepared: Prepared, facts: dict[str, Any], chosen: Path,
 
 
 def _settings(run: Run) -> list[str]:
-    """A system's options, and how it was trained."""
     train = dataclasses.asdict(run.settings.train)
     shown = {"objective": run.settings.objective} if run.system.entry.takes_objective else {}
     shown |= {name: value for name, value in run.system.options.items() if value != ""}

@@ -113,7 +113,6 @@ def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn what a full disk raises into an error that names the path."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as reason:

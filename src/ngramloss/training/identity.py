@@ -125,7 +125,6 @@ def error_of_changes(folder: Path, changed: Mapping[str, tuple[Any, Any]], other
 
 
 def _advice(name: str, changed: Collection[str]) -> str:
-    """What to do about a thing that has changed."""
     if name in recipe.every_setting():
         return "Set it back."
     source, _, made = name.rpartition(" ")
@@ -283,7 +282,6 @@ def _parts_of(function: Any) -> Iterator[Any]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """The names that code reads, with those of the functions in it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -317,7 +315,6 @@ def _text_of(code: CodeType) -> str:
 
 
 def _config_of(model: Any) -> dict[str, Any]:
-    """The settings of a model, without what changes when it is saved and loaded."""
     settings = json.loads(json.dumps(bare(model).config.to_dict(), default=str))
     kept = {name: value for name, value in settings.items() if name not in _OF_SAVING}
     return kept | {"dtype of the weights": str(next(model.parameters()).dtype)}
@@ -334,7 +331,6 @@ def _weights_mark(model: Any) -> str:
 
 
 def _function_mark(function: Callable[..., Any]) -> str:
-    """A hash of all that decides what a function returns."""
     digest = hashlib.sha256()
     _add(digest, function)
     return digest.hexdigest()[:12]

@@ -280,7 +280,6 @@ class FreshTexts(Rows):
                 done = number
 
     def _with_lengths(self, plan: Plan) -> Plan:
-        """The same plan with the lengths of the texts that are there now."""
         rows = sorted(self.drawn)
         known = self.known
         drawn = [list(map(len, self.drawn[row]["candidates"])) for row in rows]
@@ -364,7 +363,6 @@ class FreshTexts(Rows):
     # The log
 
     def _count(self, rows: Sequence[int], number: int) -> None:
-        """Add up what the log has of a step."""
         drawn = [self.drawn[row] for row in rows]
         self._sums.update(
             gain=sum(sum(each["gains"]) for each in drawn),

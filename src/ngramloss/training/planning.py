@@ -217,7 +217,6 @@ def _tokens(task: ObjectiveTask, grid: Grid, rows: int, padder: Pad, *, asked: i
 
 
 def _describe(task: ObjectiveTask, cut: Plan, rows: int, shown: Sequence[Sequence[int]], copies: int) -> None:
-    """Log how a step is cut."""
     sizes, most = cut.sizes(rows), "up to " * task.rows.writes
     micro = sum(len(cut.cut(piece[:: task.here.count])) for piece in shown) / len(shown)
     padding = "" if task.rows.writes else f", with {cut.padding(shown):.0%} padding"

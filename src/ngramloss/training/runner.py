@@ -163,7 +163,6 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
 
 
 def _load_model(run: Run, prepared: Prepared) -> tuple[Any, Any]:
-    """The model with its first weights, and its tokenizer."""
     settings, data = run.settings, run.settings.data
     named = dataclasses.replace(settings.model, name=prepared.tokenizer, encoder="", tokenizer="")
     tokenizer, _ = loading.load_tokenizer(named, lambda: (), "")
@@ -201,7 +200,6 @@ def _raise_unless_it_fits(model: Any, tokenizer: Any, settings: Recipe) -> None:
 
 
 def _load_rows(prepared: Prepared) -> tuple[Any, Tokens | None]:
-    """The training rows, with their candidates if there are any, and the validation rows."""
     splits = {
         name: Tokens(_present(split.tokens), {beside: _present(file) for beside, file in split.beside.items()})
         for name, split in prepared.splits.items()

@@ -109,7 +109,6 @@ class Padder:
         return made | of_own_texts(rows, self.own, size.rows, K)
 
     def _inputs(self, ids: Tensor) -> Tensor:
-        """What the decoder reads of candidates, [B, K, T]."""
         if self.start is None:
             return self.decoder_inputs(ids.flatten(0, 1)).view(ids.shape)
         # mBART would start with the last label, which a text that the model has written lacks.

@@ -184,7 +184,6 @@ class Plan:
         return batches
 
     def _held(self, piece: Sequence[int]) -> tuple[int, int]:
-        """The smallest lengths of the grid that hold these rows' sources and targets."""
         assert self.grid is not None
         if not len(piece):
             return self.grid.sources[0], self.grid.targets[0]
@@ -223,7 +222,6 @@ class Plan:
 
     @property
     def _blank(self) -> Size | None:
-        """The size of a micro-batch without rows: with candidates, it says that there are some."""
         return None if self.texts is None else Size(1, 1, 1, 2, self.joined)
 
     def _texts(self, rows: Sequence[int]) -> int:

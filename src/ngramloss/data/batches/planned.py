@@ -66,7 +66,6 @@ def lengths_of(examples: Any, *, joined: Joined = "") -> ExampleLengths:
 
 
 def _lengths(row: Mapping[str, Any]) -> tuple[int, ...]:
-    """The numbers of :class:`ExampleLengths` for a row of an encoder-decoder."""
     texts = [row["labels"], *row.get("candidates", ())]
     counted, source = int((np.asarray(row["labels"]) != IGNORE_INDEX).sum()), len(row["input_ids"])
     return source, max(map(len, texts)), len(texts), counted, int(counted > 0), source
@@ -86,7 +85,6 @@ def _has_only_ignored(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _joined_lengths(row: Mapping[str, Any], joined: Joined) -> tuple[int, ...]:
-    """The numbers of :class:`ExampleLengths` for a row of a decoder-only model."""
     turns = split_turns(row["labels"])[1]
     candidates = [len(ids) for ids in row.get("candidates", ())]
     if candidates and len(turns) > 1:
