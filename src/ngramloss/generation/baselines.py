@@ -65,11 +65,7 @@ BASELINES = {
 
 
 def is_baseline(model: str) -> bool:
-    """Whether this is the name of a baseline.
-
-    >>> is_baseline("lead-3"), is_baseline("runs/lead-3")
-    (True, False)
-    """
+    """Whether this is the name of a baseline."""
     return baseline_of(model) is not None
 
 

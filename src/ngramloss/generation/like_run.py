@@ -44,8 +44,7 @@ def like_decoding(
 ) -> Recipe:
     """The settings with a run's search, precision, source limit and prompt, all logged; settings that were given win.
 
-    ``recorded`` is of its predictions, which its recipe replaces; ``loading`` is None for a run, which reads as
-    trained.
+    ``recorded`` is of its predictions, by default its recipe's; ``loading`` is None for a run, which reads as trained.
     """
     search, others = _search(theirs, recorded)
     data = {"max_source": recorded.get("shape", {}).get("max_source", theirs.data.max_source)}

@@ -30,8 +30,7 @@ from ngramloss.version import __version__, installed
 
 
 def load_model(work: Job, *, device: str | None = None, load: Callable[..., Any] = loading.load) -> tuple[Any, Any]:
-    """The model of a job on its device, by default the GPU if there is one, and its tokenizer, both set to its
-    languages.
+    """The model of a job on its device, by default the GPU if there is one, and its tokenizer; both know its languages.
 
     Of models trained elsewhere only multilingual ones are changed; their settings cannot know the target language.
     """

@@ -23,32 +23,11 @@ def diagnose(
     loss_fn: JointLoss, logits: Tensor, labels: Tensor, packed: Packing | None = None,
     given: Mapping[str, Tensor | None] | None = None,
 ) -> dict[str, Tensor]:
-    """Numbers to log with the loss, as detached 0-d tensors.
+    """Numbers to log with the loss, as detached 0-d tensors; docs/objectives.md says what they are.
 
-    For each n of the objective:
-
-    * ``matched/n``: share of predicted windows that occur anywhere in the reference;
-    * ``placed/n``: share of predicted windows that are correct at their own position;
-    * ``confidence/n``: mean probability of the matched windows, 0 if there are none.
-
-    For each n-gram part, ``floor/part``: the value of a perfect and certain prediction. It is the lowest value that the
-    part can reach on these references (repeated n-grams keep ``matches`` and ``rewards`` above 0). Only
-    ``precision:released`` can go below it.
-
-    For each part, ``gradient/part``: the norm of its weighted gradient with respect to the logits, as a share of the
-    sum of all parts' norms. This costs one backward pass of a plain head for each part.
-
-    Parts that read candidates, or streams of a ProphetNet, are left out: their gradient does not pass through these
-    logits. So are parts that need twins, which differ by their dropout alone, or a teacher, which is not here. In
-    packed rows the windows are those of the texts. ``given`` has what ``JointLoss`` takes beside labels.
-
-    Example:
-        >>> from ngramloss import JointLoss
-        >>> logits, labels = torch.zeros(1, 4, 9), torch.tensor([[7, 8, 7, 8]])
-        >>> watched = JointLoss("ce + matches(2)").diagnose(logits, labels)
-        >>> {name: round(value.item(), 3) for name, value in watched.items()}   # 7 8 occurs twice: 1 − 2/3 stays
-        {'matched/2': 0.0, 'placed/2': 0.0, 'confidence/2': 0.0, 'floor/matches(2)': 0.333,
-         'gradient/ce': 1.0, 'gradient/matches(2)': 0.0}
+    ``gradient/part`` costs one backward pass of a plain head for each part. Parts that read candidates, or streams of a
+    ProphetNet, are left out: their gradient does not pass through these logits. So are parts that need twins or a
+    teacher. In packed rows the windows are those of the texts. ``given`` has what ``JointLoss`` takes beside labels.
     """
     read = {*loss_fn.needs, WEIGHTS}
     given = {name: value for name, value in (given or {}).items() if value is not None and name in read}

@@ -82,38 +82,15 @@ def bertscore(
     device: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scores:
-    r"""Precision, recall and F of each document, 0 to 100, as Zhang et al. (2020) and bert-score 0.3.13 define them.
+    """Precision, recall and F of each document, 0 to 100, as docs/metrics.md defines them.
 
-    .. math::
-        P = \frac{\sum_i w_i \max_j \cos(x_i, y_j)}{\sum_i w_i} \qquad
-        R = \frac{\sum_j v_j \max_i \cos(x_i, y_j)}{\sum_j v_j} \qquad
-        F = \frac{2PR}{P+R}
+    For a byte-level vocabulary such as RoBERTa's, one space is put before a text (``space``), as the package bert-score
+    did when its numbers were published. With several references the package takes the best P, R and F, each from any.
+    There, the zeros of padding can be a token's best match if all cosines are negative; and a text of two tokens,
+    special ones included, is empty, so that with T5, which adds only one, texts of one token score 0 and empty texts do
+    not.
 
-    for the prediction's token states x and the reference's y at one layer of the encoder. Tokens weigh 1, the model's
-    CLS and SEP 0; these two can still be the best match of a token, as in the package. With ``idf``, a token that
-    occurs in df of all N references weighs log((N + 1) / (df + 1)). CLS and SEP occur in all of them and weigh 0.
-
-    A text is cut at the longest input of model and tokenizer (``cut`` in the signature). Spaces around it are
-    dropped. For a byte-level vocabulary such as RoBERTa's, one space is put before it (``space``), as the package did
-    when its numbers were published. If either text has no token, all three scores are 0. If all weights of one side
-    are 0, its P or R is 0. With several references, P, R and F are those of the reference with the best F.
-
-    Departures from the package:
-
-    * With several references, the package takes the best P, the best R and the best F, each from any reference, so
-      its P and R may be higher.
-    * In the package, the zeros of padding can be a token's best match if all cosines are negative. Its scores then
-      depend on the batch.
-    * The package treats a text of two tokens, special ones included, as empty. With T5, which adds only one, texts of
-      one token score 0 there and empty texts do not.
-
-    Scores do not depend on the order of the documents. Batches change them only by fp32 rounding (1e-6).
-
-    ``baseline`` is a file of the package bert-score (columns LAYER, P, R, F): a score x becomes (x - b) / (1 - b), so
-    that unrelated sentences score about 0, lower scores are possible, and empty texts score -b / (1 - b).
-
-    Returns:
-        ``bertscore_precision``, ``bertscore_recall`` and ``bertscore``, which is F.
+    Scores do not depend on the order of the documents; batches change them by fp32 rounding (1e-6).
     """
     refs = reference_count(references)
     check_lengths(references=references, predictions=predictions)

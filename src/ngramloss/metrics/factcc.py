@@ -30,19 +30,10 @@ def factcc(
     device: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scores:
-    r"""How far each summary's sentences are factually consistent with its document (Kryściński et al., 2020).
+    """How far each summary's sentences are factually consistent with its document, as docs/metrics.md defines it.
 
-    .. math::
-        \text{factcc} = \frac{100}{S} \sum_j p(\text{CORRECT} \mid \text{document}, s_j)
-        \qquad
-        \text{factcc\_share} = \frac{100}{S} \,\big|\{ j : p(\text{CORRECT}) \ge p(\text{INCORRECT}) \}\big|
-
-    * Both are from 0 to 100. The paper classifies single sentences and reports accuracy. Later work reports an average
-      over a summary's sentences, of probabilities or of decisions.
-    * As in the released code, the document is the first text, the sentence the second, and both together have at most
-      512 tokens: the end of the longer text is cut. So only the beginning of a long document is read. If both texts
-      are longer than 256 tokens, which no real sentence is, the cut may differ from the released code by one token.
-    * A summary without sentences scores 0. An empty document is scored like any other.
+    If both texts are longer than 256 tokens, which no real sentence is, the cut may differ from the released code by
+    one token. An empty document is scored like any other.
     """
     check_lengths(documents=documents, predictions=predictions)
     judge = _judge(model, device)

@@ -27,18 +27,7 @@ def logprob(
     device: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scores:
-    r"""Mean log-probability of a text's tokens, given its document: from minus infinity to 0, higher is better.
-
-    .. math::
-        \frac{1}{T} \sum_{t \le T} \log p(y_t \mid y_{<t}, x)
-
-    for the tokens y of the text, its end included, and the document x. With an encoder-decoder this is BARTScore (Yuan
-    et al., 2021) from source to hypothesis. With a decoder-only model, x is the prompt with the document in it.
-
-    Scores of different models, or with different prompts, cannot be compared. A model prefers its own texts.
-
-    Tokens beyond ``max_target`` are not scored.
-    """
+    """Mean log-probability of a text's tokens and its end, given its document: at most 0, higher is better."""
     check_lengths(documents=documents, predictions=predictions)
     transformers = pretrained.packages("logprob")
     import torch

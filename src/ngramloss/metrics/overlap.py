@@ -25,12 +25,7 @@ NOTED = 0.05  # from this share of letters in such scripts on, a note says so
 
 
 def bleu(references: Sequence[Sequence[str]], predictions: Sequence[str], *, tokenize: str = AUTO) -> Scores:
-    """Corpus BLEU; a document's score is its sentence BLEU. ``tokenize``: sacreBLEU's, or ``auto``,
-    :func:`tokenizer_of`.
-
-    >>> bleu([["the cat sat on the mat"]], ["the cat sat on the mat"]).values
-    {'bleu': [100.0...]}
-    """
+    """Corpus BLEU, and sentence BLEU as a document's score; ``auto`` is :func:`tokenizer_of` the references."""
     if tokenize == AUTO:
         tokenize = tokenizer_of(references)
     metric = _sacrebleu("BLEU", tokenize=tokenize)
@@ -43,9 +38,6 @@ def tokenizer_of(references: Sequence[Sequence[str]]) -> str:
 
     It is 13a for other scripts, too: intl splits more punctuation, and its scores are not the usual ones. Without the
     package for Japanese or Korean, and for Thai, Lao, Khmer and Burmese without spaces, it is char.
-
-    >>> tokenizer_of([["今天天气很好"]]), tokenizer_of([["Сегодня тепло"]]), tokenizer_of([["วันนี้อากาศดี"]])
-    ('zh', '13a', 'char')
     """
     language = language_of(text for golds in references for text in golds)
     if language in MECAB:

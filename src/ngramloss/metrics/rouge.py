@@ -35,21 +35,11 @@ def rouge(
     language: str = "auto",
     parts: bool = False,
 ) -> Scores:
-    """F-measures of each document, the numbers of Google's ``rouge-score``.
+    """F-measures of each document, the numbers of Google's ``rouge-score``; of several references the highest.
 
-    L compares whole texts, Lsum sentence by sentence. With several references, each score is the highest over the
-    references.
-
-    Of ``tokens``, ``script`` is :func:`tokens_of` the references, which the
-    signature names; ``auto`` makes each character of Chinese, Japanese, Thai, Lao, Khmer and Burmese a token, and for
-    plain English has the default's tokens. Only words of a–z are stemmed. Precision and recall of several references
-    are those of the reference with the highest F-measure.
-
-    Example:
-        >>> rouge([["the cat sat"]], ["the cat ran"]).values["rouge1"]
-        [66.66...]
-        >>> rouge([["猫坐着"]], ["猫坐了"]).values["rouge1"]
-        [66.66...]
+    Of ``tokens``, ``script`` is :func:`tokens_of` the references, which the signature names; ``auto`` makes each
+    character of Chinese, Japanese, Thai, Lao, Khmer and Burmese a token, and equals the default for plain English. Only
+    words of a–z are stemmed. Precision and recall are those of the reference with the highest F-measure.
     """
     check_lengths(references=references, predictions=predictions)
     if tokens == SCRIPT:

@@ -37,11 +37,7 @@ class Scores(NamedTuple):
 
 
 def corpus_score(scores: Scores, name: str) -> float:
-    """The score of the whole corpus without documents that have none (NaN); NaN if none has one.
-
-    >>> corpus_score(Scores({"a": [1.0, 2.0, float("nan")]}, "a"), "a")
-    1.5
-    """
+    """The score of the whole corpus without documents that have none (NaN); NaN if none has one."""
     if name in scores.pooled:
         pooled = scores.pooled[name]
         rows = [row for row in pooled.statistics if all(map(isfinite, row))]
@@ -81,11 +77,7 @@ class Absent(ValueError):
 
 
 def signature(metric: str, **facts: object) -> str:
-    """Everything that can change a score, as one line for a paper.
-
-    >>> signature("rouge1", refs=1, stemmer=True, version="0.2.1")
-    'rouge1|refs:1|stemmer:yes|version:0.2.1'
-    """
+    """Everything that can change a score, as one line for a paper."""
     written = {True: "yes", False: "no"}
     shown = (f"{name}:{written[value] if isinstance(value, bool) else value}" for name, value in facts.items())
     return "|".join([metric, *shown])
@@ -99,20 +91,12 @@ def check_lengths(**texts: Sequence[object]) -> None:
 
 
 def reference_facts(count: str, rule: str) -> dict[str, str]:
-    """What a signature says about references: their number, and for several the rule that makes one score of them.
-
-    >>> reference_facts("1", "best-f"), reference_facts("2", "best-f")
-    ({'refs': '1'}, {'refs': '2', 'rule': 'best-f'})
-    """
+    """What a signature says about references: their number, and for several the rule that makes one score of them."""
     return {"refs": count} if count == "1" else {"refs": count, "rule": rule}
 
 
 def reference_count(references: Sequence[Sequence[str]]) -> str:
-    """The number of references per document, for a signature; "var" if it varies. Raises if a document has none.
-
-    >>> reference_count([["a", "b"], ["c"]])
-    'var'
-    """
+    """The number of references per document, for a signature; "var" if it varies. Raises if a document has none."""
     for number, golds in enumerate(references, 1):
         if isinstance(golds, str):
             raise TypeError(

@@ -52,31 +52,13 @@ def summac(
     device: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scores:
-    r"""How consistent each summary is with its document (Laban et al., 2022), under ``summac_conv`` or ``summac_zs``.
+    """How consistent each summary is with its document, as docs/metrics.md defines it: ``summac_conv`` or
+    ``summac_zs``.
 
-    Let :math:`e_{ij}` and :math:`c_{ij}` be the probabilities that sentence i of the document entails or contradicts
-    sentence j of the summary, which has S sentences:
-
-    .. math::
-        \text{zs} = \frac{1}{S} \sum_j \left( \max_i e_{ij} - \max_i c_{ij} \right)
-        \qquad
-        \text{conv} = \operatorname{softmax}\Big( A \, [r, r, r] + a \Big)_1,\quad
-        r = \frac{1}{S} \sum_j w \cdot \operatorname{histogram}_i(e_{ij}) + b
-
-    * Both are multiplied by 100: Conv is from 0 to 100, ZS from −100 to 100.
-    * As in the released package, sentences of 10 characters or fewer are ignored, and the first 100 of the others are
-      read of a document. Of a summary Conv reads the first 10, ZS all. A pair is cut to 500 tokens. The histograms have
-      the 23 bins of ``EDGES``. The package asks to cut only the premise, but its other arguments override that: the
-      longer text is cut.
-    * As in the package, a document or summary without sentences, such as a summary of one word, counts as one pair with
-      probabilities of 0. Its ZS is 0, and its Conv is what the weights give for a single entailment of 0.
-    * Unlike the package, sentences come from ``splitter``, not from NLTK's punkt, and the model runs in fp32 on a GPU,
-      not in fp16.
-    * A probability very close to a bin's edge may change bins with the batch size or the device. This changes Conv by
-      the weight of one sentence. Nothing else depends on them beyond rounding.
-
-    The published weights, ``summac_conv_vitc_sent_perc_e.bin`` or .safetensors
-    with the same names, are for the model ``vitc``. Without ``contradiction`` ZS is from 0 to 100; Conv never uses it.
+    Of a summary Conv reads the first 10 sentences, ZS all. The package asks to cut only the premise of a pair, but its
+    other arguments override that: the longer text is cut. A document or summary without sentences counts as one pair
+    with probabilities of 0, as in the package, which runs the model in fp16 on a GPU, and takes sentences from NLTK's
+    punkt.
     """
     check_lengths(documents=documents, predictions=predictions)
     metric = f"summac_{form}"

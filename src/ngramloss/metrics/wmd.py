@@ -67,32 +67,12 @@ def wmd(
     limit: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Scores:
-    r"""Word Mover's Distance of each document (Kusner et al., 2015, eq. 1). 0 is best, lower is better.
+    """Word Mover's Distance of each document, and the percentage of known words, as docs/metrics.md defines them.
 
-    .. math::
-        \min_{T \ge 0} \sum_{ij} T_{ij} \lVert x_i - x_j \rVert_2
-        \quad\text{with}\quad \sum_j T_{ij} = d_i, \quad \sum_i T_{ij} = d'_j
+    Weight that a word has on both sides is not moved: for a metric this is always optimal. So equal bags of words have
+    a distance of exactly 0. Cost grows a little faster than the square of the number of different words.
 
-    where d and d' are the relative frequencies of the words of prediction and reference that have a vector x. It is
-    solved exactly (network simplex). Weight that a word has on both sides is not moved: for a metric this is always
-    optimal. So equal bags of words have a distance of exactly 0, and only the rest is transported. Cost grows a little
-    faster than the square of the number of different words.
-
-    Words are runs of letters, digits and marks in lower case, so ``Don't`` is two words, ``don`` and ``t``. Texts in
-    scripts without spaces must be split into words first. Words without a vector are ignored. If a side has no words
-    left, the distance is ``nan``; leave such a document out of a mean, and say so. With several references, the
-    smallest distance counts.
-
-    Departures from the paper: stop words are not removed by default, and vectors are scaled to unit length by default,
-    as in gensim, so distances are between 0 and 2.
-
-    ``vectors`` is a file in word2vec's text format (``.txt``, ``.vec``; also GloVe and fastText, with or without the
-    line ``count dimensions``) or binary format (``.bin``), optionally with ``.gz``. It is streamed: only vectors of
-    words that occur are kept.
-
-    Returns:
-        ``wmd``, and ``wmd_known``: the percentage of the words of prediction and references that have a vector, stop
-        words not counted; 0 if there are no words.
+    ``vectors`` is streamed: only vectors of words that occur are kept.
     """
     refs = reference_count(references)
     check_lengths(references=references, predictions=predictions)

@@ -27,33 +27,13 @@ def explain(
     confidence: Sequence[float] = (0.9,),
     others: Sequence[str] = (),
 ) -> str:
-    """Show what an objective computes for a sentence pair, window by window.
+    """Show what an objective computes for a sentence pair, window by window; words are split at white space.
 
-    Words are split at white space. A model has one position for each word of the reference, so a candidate that is too
-    short is filled with ``_`` and one that is too long is truncated. The candidate's word at a position has the given
-    confidence; the remaining probability is divided evenly among the other words and one unknown word.
-
-    Objectives that compare candidates (``rank``, ``risk``, ``prefer``, ``policy``, ``credit``) read the candidate and
-    ``others``, which are more outputs of the same model, with at most as many words as the reference. The candidate is
-    also the model's own greedy text, which variants ``:student`` read.
-
-    Several references, with a candidate for each, are documents that a trainer packs into one row. Each is shown by
-    itself; the last line has the loss of the row. A confidence for each word is given in the order of the row.
-
-    Example:
-        >>> print(explain("a b c", "a b d", "matches(2)", [0.5]))
-        position      1    2    3
-        reference     a    b    c
-        candidate     a    b    d
-        confidence  0.5  0.5  0.5
-        <BLANKLINE>
-        matches(2) = 1 − what the windows of the candidate earn
-          at  candidate  in reference  copies  probability   earns
-           1  a b                  ×1       1       0.2500  0.1250
-           2  b d                   –       1       0.2500       –
-          value 0.8750
-        <BLANKLINE>
-        matches(2) = 0.8750
+    A position of the model is a word of the reference: a candidate that is too short is filled with ``_``, one that is
+    too long is truncated. The remaining probability is divided evenly among the other words and one unknown word. The
+    candidate is also the model's own greedy text; ``others`` are more outputs, with at most as many words as the
+    reference. Several references, with a candidate for each, are documents packed into one row, confidences in its
+    order.
     """
     loss_fn = JointLoss(objective)
     loss_fn.progress = 1.0  # what a schedule leads to

@@ -143,11 +143,7 @@ def _spread(positions: Tensor, stats: TokenStats, shape: torch.Size) -> TokenSta
 
 
 def chosen_backend(device: torch.device, dtype: torch.dtype, backend: str = "auto") -> Choice:
-    """The backend for hidden states on this device and of this dtype, and the reason.
-
-    >>> chosen_backend(torch.device("cpu"), torch.float32)
-    Choice(backend='chunked', reason='a cpu has no Triton: PyTorch in slices')
-    """
+    """The backend for hidden states on this device and of this dtype, and the reason."""
     if backend != "auto":
         if backend not in BACKENDS:
             raise ValueError(f"backend must be auto or one of {', '.join(BACKENDS)}, got {backend!r}.")

@@ -30,14 +30,6 @@ def twin_rows(
 
     ``positions``: indices into the B·T positions, −1 for none, if only these are computed, [N]. ``owner``: the text of
     each position of packed rows, [B, T]. Only ``check`` makes the host wait for a device.
-
-    >>> twin_rows(torch.tensor([[3, 1], [3, 1]]))
-    tensor([[0, 1],
-            [2, 3]])
-    >>> twin_rows(torch.tensor([[3, 1], [3, 2]]))
-    Traceback (most recent call last):
-    ...
-    ValueError: rows 0 and 1 are no twins: their labels differ. ...
     """
     B, T = labels.shape
     if B % 2:

@@ -43,12 +43,7 @@ class Labelled(NamedTuple):
 
 
 def labelled(labels: Tensor, segments: Tensor | None = None) -> Labelled:
-    """Find the labels and the texts of a batch; shapes depend on them, so the host reads four numbers, at once.
-
-    >>> positions, packed = labelled(torch.tensor([[-100] * 98 + [5, 6]]))
-    >>> positions[:3], packed.labels[0, :3]
-    (tensor([98, 99, -1]), tensor([   5,    6, -100]))
-    """
+    """Find the labels and the texts of a batch; shapes depend on them, so the host reads four numbers, at once."""
     return _find(labels, torch.zeros_like(labels) if segments is None else segments, compact=True)
 
 
@@ -57,12 +52,6 @@ def packing(labels: Tensor, segments: Tensor) -> Packing | None:
 
     A text is a run of equal segments of at least 0 with a label. Only its labels are kept, with one gap where others
     separate two of them: no n-gram spans it.
-
-    >>> labels, segments = torch.tensor([[5, 6, 7, -100, 8]]), torch.tensor([[0, 0, 1, 1, 1]])
-    >>> packed = packing(labels, segments)
-    >>> packed.labels[:2, :4]
-    tensor([[   5,    6, -100, -100],
-            [   7, -100,    8, -100]])
     """
     return _find(labels, segments, compact=False).packed
 
@@ -140,11 +129,7 @@ def boundaries(segments: Tensor) -> Tensor:
 
 
 def turns(labels: Tensor, segments: Tensor | None = None) -> Tensor:
-    """Segments in which every run of labels is a text of its own; negative ones stay negative, [B, T].
-
-    >>> turns(torch.tensor([[-100, 5, 6, -100, 7]]))
-    tensor([[0, 1, 1, 1, 2]])
-    """
+    """Segments in which every run of labels is a text of its own; negative ones stay negative, [B, T]."""
     label = labels != IGNORE_INDEX                                       # [B, T]
     begins = label & ~_before(label)                                     # [B, T]
     if segments is None:

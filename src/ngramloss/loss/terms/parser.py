@@ -20,17 +20,7 @@ class _Token(NamedTuple):
 
 
 def parse(written: str) -> list[Term]:
-    """A joint objective, a sum of terms ``weight*name(n, …, option=value):variant@schedule``: only the name is needed.
-
-    >>> parse("ce(smoothing=0.1) + 0.5*matches(2, 3) + bag(2):original")[1]
-    Term(name='matches', n=(2, 3), weight=0.5, variant=None, options={}, schedule=None)
-    >>> parse("ce + matches(2")
-    Traceback (most recent call last):
-    ...
-    ngramloss.errors.UserError: expected ',' or ')', got the end of the text:
-      ce + matches(2
-                    ^
-    """
+    """A sum of terms ``weight*name(n, …, option=value):variant@schedule``, of which only the name is needed."""
     return _Reader(written).terms()
 
 

@@ -317,11 +317,7 @@ _BUILTIN = {
 
 
 def temperature_of(needs: Iterable[str]) -> float | None:
-    """The temperature of ``tempered_lse``, None if it is not needed. Raises if there are several.
-
-    >>> temperature_of({"mean_logp", "tempered_lse=2.0"})
-    2.0
-    """
+    """The temperature of ``tempered_lse``, None if it is not needed. Raises if there are several."""
     found = sorted({float(need.partition("=")[2] or "nan") for need in needs if need.partition("=")[0] == TEMPERED})
     if len(found) > 1:
         raise UserError(f"ce at {len(found)} temperatures, {' and '.join(f'{each:g}' for each in found)}: one sweep of "

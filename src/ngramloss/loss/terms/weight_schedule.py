@@ -9,13 +9,7 @@ from ngramloss.errors import UserError
 
 @dataclass(frozen=True)
 class Schedule:
-    """The weight of a term is 0 before ``begin`` (a share of all steps), full from ``end`` on, linear between.
-
-    >>> print(Schedule(0.5, 0.5), Schedule(0.1, 0.3))
-    @from(0.5) @ramp(0.1,0.3)
-    >>> [Schedule(0.25, 0.75).share(progress) for progress in (0, 0.25, 0.5, 0.75, 1)]
-    [0.0, 0.0, 0.5, 1.0, 1.0]
-    """
+    """The weight of a term is 0 before ``begin`` (a share of all steps), full from ``end`` on, linear between."""
 
     begin: float
     end: float
