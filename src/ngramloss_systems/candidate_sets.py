@@ -38,10 +38,7 @@ class CandidateSet(NamedTuple):
 def read_set(
     paths: Sequence[Path], data: ng.recipe.Data, task: str, split: str, *, exactly: bool = False
 ) -> CandidateSet:
-    """Read candidates of one or several writers, and the examples that they belong to.
-
-    Candidates without gains get those of the task's usual metric.
-    """
+    """Read candidates of several writers, with gains of the task's usual metric if they lack them, and examples."""
     parts = [_read(path, data, task, split, exactly=exactly) for path in paths]
     rows: dict[str, Any] = {}
     metric = one_metric({str(path): part.metric for path, part in zip(paths, parts, strict=True)})

@@ -99,11 +99,7 @@ class Letters(NamedTuple):
 
 
 def letters(texts: Iterable[str]) -> Letters:
-    """Count the letters of texts.
-
-    >>> letters(["Käse 12!"])
-    Letters(ascii=3, others=Counter({'ä': 1}))
-    """
+    """Count the letters of texts."""
     plain, characters = 0, Counter[str]()
     for text in texts:
         plain += len(text.encode("ascii", "ignore").translate(None, _NOT_ASCII_LETTER))
@@ -125,13 +121,7 @@ def script(letter: str) -> str:
 
 
 def language_of(texts: Iterable[str]) -> str:
-    """The code of the language that the script of most letters suggests; "en" for Latin letters and for none.
-
-    Scripts are shared by languages: German is taken for English, Ukrainian for Russian, Persian for Arabic.
-
-    >>> language_of(["今天天气很好"]), language_of(["今日は晴れ"]), language_of(["Guten Tag"])
-    ('zh', 'ja', 'en')
-    """
+    """The code of the language that most letters' script suggests, also where languages share it; "en" for none."""
     counts = letters(texts).scripts
     weights = {name: count * (_WEIGHT if name in SPACELESS else 1) for name, count in counts.items() if name in SCRIPTS}
     han, kana = weights.pop("Han", 0), weights.pop("kana", 0)
@@ -169,13 +159,7 @@ def normalised(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def token_pattern() -> re.Pattern[str]:
-    """What a token is in a normalised text: one character of a script without spaces, or letters and digits of others.
-
-    Combining marks belong to the character before them: vowel signs of Hindi, diacritics of Arabic.
-
-    >>> token_pattern().findall(normalised("The Straße, हिन्दी: 北京 2024"))
-    ['the', 'strasse', 'हिन्दी', '北', '京', '2024']
-    """
+    """One character of a script without spaces, or letters and digits of others, with combining marks behind them."""
     single, mark = _spaceless(), _mark()
     return re.compile(rf"(?=\w)[{single}]{mark}*|[^\W_{single}]+(?:{mark}+[^\W_{single}]*)*")
 

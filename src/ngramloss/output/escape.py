@@ -40,11 +40,7 @@ def for_terminal(text: str) -> str:
 
 
 def name(text: str) -> str:
-    r"""Like :func:`for_terminal`, but on one line, for a name in a sentence or a table.
-
-    >>> print(name("a\nerror: b"))
-    a\nerror: b
-    """
+    """Like :func:`for_terminal`, but on one line, for a name in a sentence or a table."""
     return _UNSEEN_OR_BREAK.sub(_shown, text)
 
 
@@ -97,21 +93,13 @@ def as_code(text: str) -> str:
 
 
 def in_latex(text: str) -> str:
-    r"""Escape text for a cell of a LaTeX tabular, where a leading star or bracket would belong to the row before it.
-
-    >>> print(in_latex("50% of my_data [1]"), in_latex("*a"))
-    50\% of my\_data {[}1] {*}a
-    """
+    """Escape a cell of a LaTeX tabular, where a leading star or bracket would belong to the row before it."""
     plain = "".join(_LATEX.get(sign, sign) for sign in name(text))
     return "{*}" + plain[1:] if plain.startswith("*") else plain
 
 
 def in_csv(text: str) -> str:
-    """Escape text so that no spreadsheet reads it as a formula. Do not use it for numbers.
-
-    >>> in_csv("=1+1"), in_csv("ce")
-    ("'=1+1", 'ce')
-    """
+    """Escape text so that no spreadsheet reads it as a formula. Do not use it for numbers."""
     return f"'{name(text)}" if text.startswith(_FORMULA) else name(text)
 
 

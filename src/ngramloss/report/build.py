@@ -45,10 +45,7 @@ def build_record(
     deviations: Sequence[str] = (),
     paper_of: str | None = None,
 ) -> Report:
-    """The record of a report. ``notes`` come first in it; ``deviations`` say where this departs from the paper.
-
-    On data besides ``paper_of``, by default the runs' own, there are only the paper's rows of objectives trained here.
-    """
+    """The record of a report. On data besides ``paper_of``, the paper has only rows of objectives trained here."""
     if texts.task.references is None:
         why = "a report shows texts beside their references, and the data of these texts have no targets"
         other = "Metrics that need none can be computed: ngramloss score --metrics shape"

@@ -80,10 +80,7 @@ def score_systems(
     limits: LengthLimits | None = None,
     count: TokenCounter | None = None,
 ) -> Result:
-    """Score every system with every metric, and compare each with the first. A run's scores are saved in its folder.
-
-    ``limits`` of lengths are by default those of the run; ``count`` counts tokens for systems that did not record them.
-    """
+    """Score every system with every metric, and compare each with the first; a run's scores are saved in its folder."""
     if not metrics:
         raise UserError(f"give at least one metric. Choose from {', '.join(METRICS)}.")
     registry.score_owners(metrics)  # raises if two metrics use the same name

@@ -82,10 +82,7 @@ def align(
     *,
     named: Named | None = None,
 ) -> Aligned:
-    """Read all files and align their texts by id. Several files of references have one reference of each document each.
-
-    By default references and documents are those that ``ngramloss generate`` wrote: the same ones in all folders.
-    """
+    """Read all files and align their texts by id; by default with the references that ``generate`` wrote to all."""
     if not predictions:
         raise UserError("there is nothing to score: give one or more files of predictions, or run folders.")
     systems = [_given(system) for system in predictions]

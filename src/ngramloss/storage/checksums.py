@@ -86,8 +86,7 @@ def cached_in_parts(
 ) -> Path:
     """As :func:`cached_folder`, for content that takes long to make: after a kill, finished parts are not made again.
 
-    ``fill`` writes the part of a name into a new folder, then ``made`` is called; ``join`` writes the content from all
-    folders. One process at a time makes them; another one waits, then finds the folder.
+    ``fill`` writes a part into a new folder, then ``made`` is called; ``join`` writes the content from all folders.
     """
     _remove_damaged(folder, what)
     beside = folder.with_name(f"{folder.name}.parts")

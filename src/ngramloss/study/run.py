@@ -1,7 +1,6 @@
 """a study and its folders → trainings, decodings and results, several processes at a time, until all or time is used.
 
-A job's folder is locked, so several of these loops may share the folders, and a killed study continues with the same
-command.
+A job's folder is locked, so several of these loops may share the folders.
 """
 
 from __future__ import annotations

@@ -68,13 +68,7 @@ def warmup_steps(schedule: str, asked: float, total: int) -> int:
 
 
 def learning_rate(name: str, done: int, *, warmup: int, total: int, rate: float) -> float:
-    """The learning rate of the next update.
-
-    >>> [learning_rate("linear", done, warmup=2, total=4, rate=1.0) for done in range(5)]
-    [0.0, 0.5, 1.0, 0.5, 0.0]
-    >>> [f"{learning_rate('noam', t - 1, warmup=10_000, total=100, rate=2e-3):.0e}" for t in (1, 1_000, 10_000)]
-    ['2e-09', '2e-06', '2e-05']
-    """
+    """The learning rate of the next update."""
     if done < warmup and name != noam.__name__:
         return rate * done / max(1, warmup)
     return rate * SCHEDULES[name](done, warmup, total, rate) if rate else 0.0

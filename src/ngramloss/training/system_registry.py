@@ -90,11 +90,7 @@ class Written(NamedTuple):
 
 
 def read_system(text: str) -> Written:
-    """The entry and all options, those not given with their defaults, of a written system.
-
-    >>> read_system("simcls(margin=0.02)").options["margin"]
-    0.02
-    """
+    """The entry and all options, those not given with their defaults, of a written system."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise UserError(f"system: expected a name and options, such as simcls(margin=0.01), got {text!r}.")

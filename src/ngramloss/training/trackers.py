@@ -36,11 +36,7 @@ def check_trackers(names: list[str]) -> None:
 
 
 def grouped(values: Values) -> dict[str, float]:
-    """The names under which trackers show values: training and validation in groups of their own.
-
-    >>> grouped({"ce": 2.0, "eval_ce": 3.0})
-    {'train/ce': 2.0, 'eval/ce': 3.0}
-    """
+    """The names under which trackers show values: training and validation in groups of their own."""
     return {
         f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}": value
         for name, value in values.items()

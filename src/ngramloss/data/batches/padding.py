@@ -65,10 +65,7 @@ class Padder:
     forced: bool = False
 
     def __call__(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
-        """Collate these rows into a batch of this size, or the smallest that holds them.
-
-        Rows that fill a size up have one source token, which is padding but attended to, and no labels.
-        """
+        """Collate these rows to this size or the smallest. Rows that fill it up have one source token and no labels."""
         size = size or self._smallest(rows)
         ids, mask = padded([row["input_ids"] for row in rows], self.pad, size.rows, size.source)  # [B, S]
         labels, _ = padded([row["labels"] for row in rows], IGNORE_INDEX, size.rows, size.target)  # [B, T]

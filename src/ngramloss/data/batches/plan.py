@@ -125,10 +125,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the rows of a step become micro-batches of at most ``max_tokens``, padded to ``grid`` if there is one.
-
-    ``sources``, ``targets`` and ``texts`` have a number for each example, as in ``ExampleLengths``.
-    """
+    """How rows of a step become micro-batches of ``max_tokens``; lengths and texts are as in ``ExampleLengths``."""
 
     sources: Lengths
     targets: Lengths

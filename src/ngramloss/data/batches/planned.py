@@ -121,10 +121,7 @@ class Epochs:
 
 @dataclass
 class PlannedSteps:
-    """The steps of a training. ``copies``: how often the padder puts each example into a batch.
-
-    ``equally_many``: every process has as many micro-batches, blank ones among them, which sharded weights need.
-    """
+    """The steps of a training, ``equally_many`` micro-batches in each process, which sharded weights need."""
 
     examples: Any
     epochs: Epochs
