@@ -1,7 +1,4 @@
-"""a job, and how many candidates → several distinct texts of each source and the gain of each, for training on them.
-
-Each source is searched once; samples take the place of equal texts. Gains come last: they are a function of the texts.
-"""
+"""a job, and how many candidates → several distinct texts of each source and the gain of each, for training on them."""
 
 from __future__ import annotations
 

@@ -198,10 +198,7 @@ def _is_file(data: str) -> bool:
 
 
 def source_column(work: Job, column: str) -> str:
-    """The column that decides how a model reads sources: that of its training, or else the one that is read here.
-
-    Raises if a run was trained on another kind of texts: prompts, messages, instructions, documents, joined columns.
-    """
+    """The column that decides how a model reads sources, that of its training if any; raises for another kind."""
     prepared = RunFolder(Path(work.model)).prepared
     trained = str(read_object(prepared).get("column", "")) if work.is_run and prepared.is_file() else ""
     if not trained or not column:

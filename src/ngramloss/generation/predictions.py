@@ -36,19 +36,10 @@ def write_predictions(
     options: Options = Options(),  # noqa: B008
     utility: Gain | None = None,
 ) -> Path:
-    """Write predictions, references and the settings of the job into a folder, or continue a stopped job.
+    """Write predictions, references and the settings of the job into a folder, or continue a stopped job: their path.
 
-    Under torchrun each process writes its share of the documents. No id is written twice: documents that are done are
-    read from the files of the stopped job. A second job in the same folder at the same time is refused.
-
-    Args:
-        work: the job.
-        folder: created if it does not exist.
-        options: what is asked of the search.
-        utility: what texts of a document are compared by, if they are reranked by ``MBR``.
-
-    Returns:
-        The path of the predictions.
+    Under torchrun each process writes its share of the documents. No id is written twice, and a second job in the same
+    folder at the same time is refused. ``utility`` compares texts of a document that are reranked by ``MBR``.
     """
     assert (options.rerank == MBR) == (utility is not None)
     baseline = baseline_of(work.model)
@@ -75,12 +66,8 @@ def write_texts(
 ) -> Path:
     """Write the texts that a function makes as predictions, or continue a stopped job. Returns their path.
 
-    Args:
-        folder: created if it does not exist.
-        write: examples → texts; gets some of the documents at a time.
-        facts: what else could change the texts, besides the model's name and the data.
-        split: the documents, by default those of the job.
-        has_sentences: whether documents are split into sentences.
+    ``write`` gets some of the documents at a time, those of the job or of ``split``, split into sentences if
+    ``has_sentences``. ``facts``: what else could change the texts, besides the model's name and the data.
     """
     split = split or work.read_sources()
     author = Author(
@@ -103,14 +90,8 @@ def write_by_model(
 ) -> Path:
     """Write predictions with a model that reads more than the source, or continue a stopped job. Returns their path.
 
-    Args:
-        work: the job.
-        folder: created if it does not exist.
-        split: the documents.
-        load: the settings of a model, and its tokenizer → the model.
-        facts: what else could change the texts, besides the model and the data.
-        beside: the writer, which has the tokenizer and how sources are tokenised → a function: examples → what else
-            the model's ``generate`` gets of them.
+    ``load``: the settings of a model, and its tokenizer → the model. ``facts``: what else could change the texts.
+    ``beside``: the writer → a function: examples → what else the model's ``generate`` gets of them.
     """
     model, tokenizer = load_model(work, device=own_device(), load=load)
     writer = writer_of(work, model, tokenizer, has_lines=work.has_lines, column=split.column)
@@ -164,7 +145,6 @@ def _author(
 
 
 def _settings(work: Job, writer: Writer, utility: Gain | None = None) -> dict[str, Any]:
-    """Everything that could change the predictions, except for the data."""
     seed = {"seed": writer.search.seed} if writer.search.seed is not None else {}
     compared = {"utility": {**utility.settings, "versions": utility.versions}} if utility else {}
     return {**writer_facts(work, writer), "sentence_a_line": writer.has_lines, **seed, **compared}

@@ -1,7 +1,4 @@
-"""examples and a function that writes rows → a file of rows by id, in shares of processes, continued if stopped.
-
-Under torchrun each process appends to a file of its own, and the first one collects them.
-"""
+"""examples and a function that writes rows → a file of rows by id, in shares of processes, continued if stopped."""
 
 from __future__ import annotations
 

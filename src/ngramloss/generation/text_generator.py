@@ -140,10 +140,7 @@ class TextGenerator:
 
 
 def _load(work: Job, device: str | None, weights: str | None, column: str) -> Writer:
-    """Load the model of a job, which reads texts as in training, or by ``data.prompt`` if trained elsewhere.
-
-    A forked process computes with one thread: it has its parent's objects, not their threads, and would wait for these.
-    """
+    """Load the model of a job; a forked process, without its parent's threads, must compute with one."""
     import torch
 
     if os.getpid() != IMPORTED_BY:

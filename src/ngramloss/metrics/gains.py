@@ -88,14 +88,7 @@ def metric_of(name: str, key: str = "--metric") -> str:
 
 
 def gain_of(name: str, options: Mapping[str, Any], *, lines: str | None = None, key: str = "--metric") -> Gain:
-    """The gain by a metric, or by one score of a metric.
-
-    ``name``: of a metric, such as ``rouge`` or ``chrf``, or of a score, such as ``rouge2``. ``lines``: as in
-    :class:`Gain`. ``key``: likewise.
-
-    Raises:
-        UserError: there is no such metric or score, it lacks something, or its values are not gains.
-    """
+    """The gain by a metric (``rouge``) or by one of its scores (``rouge2``), or a UserError that names ``key``."""
     metric = metric_of(name, key)
     scores = MEANS.get(name) or (name,)
     if metric == name and not set(scores) <= set(scores_of(metric)):
@@ -132,11 +125,9 @@ def gains_of(
     processes: int | None = None,
     unit: str = "examples",
 ) -> list[list[float]]:
-    """The gain of each candidate of each example, 0 to 1.
+    """The gain of each candidate of each example, 0 to 1; several references count as in the metric.
 
-    Several references are used as the metric does: ROUGE takes the best of them, BLEU and chrF count n-grams of all.
-
-    ``processes`` is how many share the texts; None means one for each processor, if there are many texts. Raises if the
+    ``processes`` is how many share the texts; None: one for each processor, if there are many texts. Raises if the
     metric lacks something, or a candidate has no score between 0 and 100.
     """
     workers = _workers(gain, sum(map(len, texts)), processes)

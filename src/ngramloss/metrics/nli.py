@@ -78,8 +78,7 @@ def probabilities(
     batch_size: int,
     known: dict[Pair, tuple[float, ...]] | None = None,
 ) -> list[tuple[float, ...]]:
-    """``softmax(logits)[columns]`` of each pair (premise and hypothesis, maybe empty), in order; ``known`` gets new
-    ones.
+    """``softmax(logits)[columns]`` of each pair of premise and hypothesis, in order; ``known`` gets new ones.
 
     Pairs of similar length share a batch, which changes scores by about 1e-7. One longer than ``classifier.longest``
     loses tokens from the end of its longer text, one at a time.

@@ -45,10 +45,7 @@ def packages(metric: str) -> Any:
 
 
 def find(name: str, *, metric: str) -> Source:
-    """The folder of a model: that of the name, else a whole copy in the hub's cache as it is, else a download.
-
-    The hub is asked once, so without a network the error comes within seconds.
-    """
+    """The folder of that name, else a whole copy in the hub's cache, else a download; the hub is asked once."""
     packages(metric)
     name = str(name)
     if isdir(name):
@@ -88,10 +85,7 @@ def load_config(source: Source, kind: str = "AutoConfig") -> Any:
 def load_model(
     source: Source, kind: str, config: Any, *, state: dict[str, Any] | None = None, needless: Sequence[str] = ()
 ) -> Any:
-    """The model in fp32, without dropout. Raises if weights are missing, but for ``needless`` patterns.
-
-    ``state`` has the tensors, if their names in the files are not those of the class ``kind`` of transformers.
-    """
+    """The model of a class ``kind`` in fp32, without dropout; raises for missing weights, except ``needless``."""
     with reading(source.folder, source.metric):
         model, report = getattr(packages(source.metric), kind).from_pretrained(
             source.folder if state is None else None,
@@ -245,7 +239,6 @@ def cached(name: str) -> Path | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder has all parts of the weights and a vocabulary."""
     files = weight_files(folder)
     parts = {int(match[1]) for path in files if (match := re.search(r"-of-(\d+)$", path.stem))}
     return bool(files) and parts <= {len(files)} and any(any(folder.glob(pattern)) for pattern in VOCABULARIES)

@@ -52,13 +52,11 @@ def summac(
     device: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scores:
-    """How consistent each summary is with its document, as docs/metrics.md defines it: ``summac_conv`` or
-    ``summac_zs``.
+    """How consistent each summary is with its document, by Conv or ZS, as docs/metrics.md defines them.
 
     Of a summary Conv reads the first 10 sentences, ZS all. The package asks to cut only the premise of a pair, but its
-    other arguments override that: the longer text is cut. A document or summary without sentences counts as one pair
-    with probabilities of 0, as in the package, which runs the model in fp16 on a GPU, and takes sentences from NLTK's
-    punkt.
+    other arguments override that: the longer text is cut. As in the package, a text without sentences counts as one
+    pair with probabilities of 0.
     """
     check_lengths(documents=documents, predictions=predictions)
     metric = f"summac_{form}"

@@ -38,14 +38,9 @@ def load_encoder_config(settings: Model) -> Any:
 
 
 def load_encoder(settings: Model, tokenizer: Any, *, longest: int = 0, name: str = "") -> Any:
-    """Load an encoder in fp32, or create a BERT from scratch for the tokenizer's vocabulary, with torch's seed.
+    """Load an encoder in fp32, or create a BERT from scratch with torch's seed; a head in its folder is left out.
 
-    Args:
-        settings: the model section of a recipe. Its name may also be the folder of a model with a head, which is left
-            out.
-        tokenizer: the encoder's own.
-        longest: the most tokens of a text, which it must have positions for; 0 is not checked.
-        name: of the encoder, for messages.
+    ``longest``: tokens that it must have positions for; 0 is not checked. ``name``: for messages.
     """
     encoder = _load_encoder(settings, tokenizer)
     if longest:
@@ -145,10 +140,7 @@ def longest_text(encoder: Any) -> int | None:
 
 
 def raise_unless_it_fits(encoder: Any, tokenizer: Any, name: str, *, longest: int) -> None:
-    """Raise if an encoder is shorter than the longest texts, or does not belong to the tokenizer.
-
-    ``longest``: the most tokens of a text, of data.max_source and data.max_target.
-    """
+    """Raise if an encoder has fewer positions than ``longest``, or does not belong to the tokenizer."""
     positions = longest_text(encoder)
     if positions is not None and positions < longest:
         raise UserError(

@@ -32,12 +32,7 @@ WEIGHTS = (".safetensors", ".bin")
 
 
 def load(settings: Model, tokenizer: Any) -> Any:
-    """Load the model in fp32, or create it from scratch for the tokenizer's vocabulary.
-
-    Args:
-        settings: the model section of a recipe.
-        tokenizer: the model's tokenizer. That of a decoder-only model gets its end token for padding, if it has none.
-    """
+    """Load the model in fp32, or create it from scratch; a causal tokenizer without padding gets its end token."""
     if settings.encoder:
         from ngramloss.models.encoders import with_new_decoder
 

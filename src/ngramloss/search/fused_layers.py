@@ -118,10 +118,7 @@ def added(hidden: Tensor, part: Tensor, module: Module, *, has_kernels: bool) ->
 
 
 def fused_forwards(model: Any, joined: Joined, *, reads_sources: bool = False) -> dict[Module, Callable[..., Any]]:
-    """What may take the place of ``forward``, by module; one that was replaced stays.
-
-    ``reads_sources``: whole sources are read, by the attention of PyTorch; otherwise one token at a time.
-    """
+    """What may take the place of ``forward``, by module, unless replaced; ``reads_sources``: whole ones, not tokens."""
     found: dict[Module, Callable[..., Any]] = {}
     attended: Callable[..., Any] = _attended_by_sources if reads_sources else _attended
     attentions = ROTARY

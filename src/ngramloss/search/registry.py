@@ -111,13 +111,7 @@ def engine_packages() -> list[str]:
 
 
 def load_engine(name: str, model: Any, **changes: Any) -> Callable[..., list[list[list[int]]]]:
-    """A function: the ids of sources → the ids of the texts of each, best first, from the start to the end token.
-
-    Args:
-        name: of an engine, or ``auto``.
-        model: a Hugging Face encoder-decoder or decoder-only model, on its device.
-        changes: of the model's ``generation_config``, by Hugging Face's names.
-    """
+    """A function: ids of sources → ids of the texts of each, best first, from the start to the end token."""
     from ngramloss.search import engines
     from ngramloss.search.engines.hf import search_of
 

@@ -179,7 +179,6 @@ def _credit(words: Sequence[str], n: Sequence[int], counts: Sequence[Mapping[tup
 
 
 def _windows(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
-    """The n-grams of words, in order."""
     return zip(*(words[start:] for start in range(length)), strict=False)
 
 

@@ -316,5 +316,4 @@ def _yes(hit: Tensor) -> list[str]:
 
 
 def _option(term: Term, name: str) -> Any:
-    """The value of an option, given or by default."""
     return term.options.get(name, OBJECTIVES.entry(term.name).options[name].default)

@@ -97,7 +97,6 @@ def _finish_pairs(running: Running, pairs: Pairs, ignored: Tensor) -> None:
 
 
 def _own_less_twin(both: Tensor) -> Tensor:
-    """What each row of a pair has more than the other, [2, R]."""
     more = both[0] - both[1]                                             # [R]
     return torch.stack([more, -more])                                    # [2, R]
 

@@ -1,7 +1,4 @@
-"""a block of logits → running statistics, or its gradient, in one Triton kernel each.
-
-Rows are read once, in order, so both kernels are deterministic. Memory traffic limits the speed.
-"""
+"""a block of logits → running statistics, or its gradient, in one deterministic Triton kernel each: rows in order."""
 
 from __future__ import annotations
 
@@ -129,7 +126,6 @@ def _lanes(block: Block) -> int:
 
 
 def _sizes(block: Block) -> tuple[int | float, ...]:
-    """The numbers that kernels end with: start, width, columns, vocabulary, softcap, temperature."""
     return (block.start, block.width, block.logits.shape[1], block.vocabulary, block.softcap or 1.0,
             block.temperature or 1.0)
 
@@ -458,7 +454,6 @@ def _add_gaps(
 
 @triton.jit
 def _apart(logit, beside):
-    """The difference of two logits, 0 where both are −inf."""
     apart = tl.where((logit == -float("inf")) & (beside == -float("inf")), 0.0, logit - beside)
     return tl.minimum(tl.maximum(apart, -MOST_APART), MOST_APART)
 
@@ -600,7 +595,6 @@ def _shares(level, given_level, both, given_both):
 
 @triton.jit
 def _log_of_both(level, other):
-    """The log-sum-exp of two parts of a row."""
     top = tl.maximum(level, other)
     return top + tl.log(tl.exp(level - top) + tl.exp(other - top))
 

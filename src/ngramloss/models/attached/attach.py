@@ -308,10 +308,7 @@ class _State:
             self.loss.warn_of_mixed_documents(model, inputs, batch.aligned, cached=cached)
 
     def labelled(self, model: Any, inputs: Mapping[str, Any], labels: Tensor) -> Labelled:
-        """The labelled positions and their texts, by ``label_positions`` if given.
-
-        Finding them reads four numbers on the host, which compiled or captured code cannot do.
-        """
+        """Labelled positions and their texts; without ``label_positions`` the host reads four numbers to find them."""
         if inputs.get(POSITIONS) is not None:
             return Labelled(None, None)
         causal = not has_encoder(model)

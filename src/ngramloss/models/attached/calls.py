@@ -1,7 +1,4 @@
-"""one call of an attached model → what the model made, the head's input above all, and whether the loss is ours.
-
-All of this belongs to the call and its thread, so threads can share a model.
-"""
+"""one call of an attached model, in its own thread → what the model made, and whether the loss is ours."""
 
 from __future__ import annotations
 

@@ -22,10 +22,7 @@ from ngramloss.models.attached.shared_prompts import call, on_the_right
 
 
 class TeacherModel:
-    """A model, frozen and in evaluation mode, with which another of the same kind and vocabulary is compared.
-
-    A teacher that is the student itself runs with its adapters switched off, which is how it began.
-    """
+    """A frozen model of the same kind and vocabulary to compare with; a student's own has its adapters off."""
 
     def __init__(self, model: Any, student: Any) -> None:
         if not isinstance(model, Module):
@@ -130,6 +127,5 @@ def _raise_unless_adapters(model: Any) -> None:
 
 @contextmanager
 def _as_it_began(model: Any) -> Iterator[None]:
-    """Switch adapters and dropout off for a while."""
     with model.disable_adapter(), evaluating(model.modules()):
         yield

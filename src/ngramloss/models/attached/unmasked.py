@@ -41,10 +41,7 @@ def attention_named(config: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def as_if_captured() -> Iterator[None]:
-    """Let transformers build the masks that it builds in a capture, where it cannot look at padding.
-
-    Otherwise the run before may have no mask, and compiled layers would be compiled again in the middle of the capture.
-    """
+    """Let transformers build the masks of a capture, or compiled layers would be compiled again in its middle."""
     from transformers.utils import import_utils
 
     name = "is_cuda_stream_capturing"

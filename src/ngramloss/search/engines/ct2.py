@@ -170,7 +170,6 @@ def _best(translator: Any, search: Search, words: list[list[str]]) -> list[list[
 
 
 def _closed(hypothesis: list[str], search: Search) -> list[str]:
-    """A hypothesis with its forced end token, if there is one that it lacks."""
     end = str(search.end)
     return hypothesis if search.last is None or hypothesis[-1:] == [end] else [*hypothesis, end]
 

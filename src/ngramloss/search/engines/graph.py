@@ -139,10 +139,7 @@ def _searcher(
 
 
 class Searcher:
-    """A search over a fixed number of sources of ``length`` tokens with padding, in tensors that stay in place.
-
-    On a GPU, one token of all beams is captured as a CUDA graph at the first use, in the memory of ``pool``.
-    """
+    """A search over a fixed number of sources of ``length`` tokens, its tensors and CUDA graph of a token in place."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""caches of a search → attention to texts and sources, in Triton kernels.
-
-PyTorch would copy all caches at each token, because beams change places.
-"""
+"""caches of a search → attention to texts and sources, in Triton kernels; PyTorch would copy caches as beams move."""
 
 from __future__ import annotations
 

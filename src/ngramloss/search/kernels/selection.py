@@ -1,8 +1,4 @@
-"""logits of the next tokens → the best of each row, and the beams of a search, one token longer, in Triton kernels.
-
-They compute what ``search/beams.py`` does, in four launches instead of a hundred. Equal scores are ordered by beam and
-token.
-"""
+"""logits of the next tokens → the best of each row, ties by beam and token, and the beams: ``search/beams.py``."""
 
 from __future__ import annotations
 
@@ -123,10 +119,7 @@ def _best(
 
 
 def sample(logits: Tensor, seeds: Tensor, length: Tensor, *, temperature: float) -> Tensor:
-    """A sample for each text, [N], as :func:`ngramloss.search.sampling.sampled` without limits, of logits [N, V].
-
-    The noise of a logit is computed where the logit is read, so nothing as large as the logits is written.
-    """
+    """A sample for each text, [N], of logits, [N, V], as :func:`ngramloss.search.sampling.sampled` without limits."""
     (N, V), blocks = logits.shape, triton.cdiv(logits.shape[1], NOISY)
     best = torch.empty(N, blocks, dtype=torch.long, device=logits.device)    # [N, blocks]
     _sample[(N, blocks)](
@@ -138,7 +131,7 @@ def sample(logits: Tensor, seeds: Tensor, length: Tensor, *, temperature: float)
 
 @triton.jit
 def _mixed(number):
-    """64 bits, well mixed, as in generation/sampling.py."""
+    """64 bits, well mixed, as in search/sampling.py."""
     number = (number ^ ((number >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     number = (number ^ ((number >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return number ^ ((number >> 31) & 0x1FFFFFFFF)
