@@ -15,14 +15,7 @@ from ngramloss.loss.stats import IGNORE_INDEX, TokenStats
 
 
 def sums(values: Tensor, n: int) -> Tensor:
-    """Sum over each window of n positions along dimension 1, [B, S].
-
-    Example:
-        >>> sums(torch.tensor([[1, 2, 3, 4]]), 2)
-        tensor([[3, 5, 7]])
-        >>> sums(torch.tensor([[1]]), 2)
-        tensor([], size=(1, 0), dtype=torch.int64)
-    """
+    """Sum over each window of n positions along dimension 1, [B, S]."""
     S = max(values.shape[1] - n + 1, 0)
     if S == 0:
         return values[:, :0]                                             # [B, 0]
@@ -46,28 +39,18 @@ def same_length(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def real(labels: Tensor, n: int) -> Tensor:
-    """Whether all n labels of a window count, for padding at any position, [B, S].
-
-    Example:
-        >>> real(torch.tensor([[4, -100, 5, 6]]), 2)
-        tensor([[False, False,  True]])
-    """
+    """Whether all n labels of a window count, for padding at any position, [B, S]."""
     if n > labels.shape[1]:
         return labels[:, :0] != IGNORE_INDEX                             # [B, 0]
     return sums((labels != IGNORE_INDEX).long(), n) == n                 # [B, S]
 
 
 def missed(stats: TokenStats, labels: Tensor, amount: Tensor, *, n: int) -> Tensor:
-    """One minus what the windows of each row earned; 1 for a row without windows, [B].
+    """One minus the sum of ``amount``, what each window earned divided by their number W, [B, S]; 1 without windows,
+    [B].
 
-    If tokens have weights, a window has the mean weight of its tokens, and this is the sum over windows of that times
-    what the window missed, (1/W − amount). A row without windows then has the mean weight of its tokens.
-
-    Args:
-        stats: with the weights of tokens, if there are any.
-        labels: reference ids, [B, T].
-        amount: what each window earned, divided by W, the number of windows of its row, [B, S].
-        n: length of the windows.
+    If tokens have weights, it is the sum over windows of their tokens' mean weight times (1/W − amount), and the mean
+    weight of a row's tokens without windows.
     """
     if stats.weights is None:
         return 1 - amount.sum(-1)                                        # [B]
@@ -80,23 +63,11 @@ def missed(stats: TokenStats, labels: Tensor, amount: Tensor, *, n: int) -> Tens
 
 
 def ids(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
-    """Give each window of several sequences an n-gram id: windows of a row have the same id exactly if they are equal.
+    """An n-gram id for each window of several sequences, [B, S] each: equal in a row exactly if the windows are.
 
     The id of a window of a + b tokens is made from the ids of its first a and of its last b tokens, so the length at
-    most doubles in each round: log₂ n rounds, each O(T log T). N-gram ids are below the number of windows in a row.
-    Token ids must be below 2³¹ in size. Windows over padding get an id too: mask them with :func:`real`.
-
-    ``sequences``: token ids, [B, T] each. ``n``: length of the windows.
-
-    Returns:
-        One tensor of n-gram ids for each sequence, [B, S].
-
-    Example:
-        >>> one, other = ids(torch.tensor([[7, 8, 7]]), torch.tensor([[8, 7, 8]]), n=2)
-        >>> one == other
-        tensor([[False, False]])
-        >>> one == other.flip(-1)
-        tensor([[True, True]])
+    most doubles in each round: log₂ n rounds, each O(T log T). Token ids must be below 2³¹ in size, ids are below the
+    number of windows in a row. Windows over padding get one too: mask them with :func:`real`.
     """
     keys = torch.stack(sequences, dim=1)                                 # [B, sequences, T]
     if n > keys.shape[-1]:
@@ -112,13 +83,7 @@ def ids(*sequences: Tensor, n: int) -> tuple[Tensor, ...]:
 
 
 def count(ids: Tensor, *, among: Tensor, where: Tensor) -> Tensor:
-    """For each window, the number of windows in ``among``, marked by ``where``, with the same n-gram id, [B, S].
-
-    Example:
-        >>> (found,) = ids(torch.tensor([[5, 6, 5]]), n=1)
-        >>> count(found, among=found, where=torch.tensor([[True, True, True]]))
-        tensor([[2, 1, 2]])
-    """
+    """For each window, the number of windows in ``among``, marked by ``where``, with the same n-gram id, [B, S]."""
     if _compares_pairs(ids):
         return ((ids.unsqueeze(2) == among.unsqueeze(1)) & where.unsqueeze(1)).sum(-1)   # [B, S]
     return pooled(where.long(), ids=among).gather(-1, ids)               # [B, S]
@@ -134,13 +99,7 @@ def pooled(amounts: Tensor, *, ids: Tensor) -> Tensor:
 
 
 def earlier(ids: Tensor, *, where: Tensor) -> Tensor:
-    """For each window, the number of earlier windows, marked by ``where``, with the same n-gram id, [B, S].
-
-    Example:
-        >>> (found,) = ids(torch.tensor([[5, 6, 5, 5]]), n=1)
-        >>> earlier(found, where=torch.tensor([[True, True, True, True]]))
-        tensor([[0, 0, 1, 2]])
-    """
+    """For each window, the number of earlier windows, marked by ``where``, with the same n-gram id, [B, S]."""
     ordered, order = ids.sort(dim=-1, stable=True)                       # [B, S] each
     marked = where.long().gather(-1, order)                              # [B, S]
     before = marked.cumsum(-1) - marked                                  # [B, S]

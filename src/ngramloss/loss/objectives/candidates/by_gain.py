@@ -18,14 +18,7 @@ class Ranked(NamedTuple):
 
 
 def ranked(stats: CandidateStats, *, alpha: float) -> Ranked:
-    """Scores in falling order of gain. Candidates with the same gain keep their order.
-
-    Example:
-        >>> import torch
-        >>> logp, length = torch.tensor([[-4.0, -9.0, 0.0]]), torch.tensor([[2.0, 3.0, 0.0]])
-        >>> ranked(CandidateStats(logp, length, torch.tensor([[0.1, 0.7, 0.0]])), alpha=2)
-        Ranked(score=tensor([[-1., -1., 0.]]), order=tensor([[1, 0, 2]]), number=tensor([2]))
-    """
+    """Scores in falling order of gain. Candidates with the same gain keep their order."""
     score = stats.logp / stats.length.where(stats.present, 1.0) ** alpha   # [B, K]
     gain = stats.gain.detach().where(stats.present, float("-inf"))       # [B, K]
     order = gain.sort(dim=-1, descending=True, stable=True).indices      # [B, K]

@@ -47,12 +47,7 @@ def costs(stats: CandidateStats, *, margin: float = 0.001, alpha: float = 2.0) -
 
 
 def pair_costs(score: Tensor, number: Tensor, *, margin: float) -> Tensor:
-    """What each pair of scores adds to the ranking sum, 0 if i ≥ j or one is absent, [B, K, K].
-
-    ``score``: of the candidates of each row, in falling order of gain, [B, K]; those that are absent come last.
-    ``number``: how many candidates a row has, [B]. ``margin``: by how much a candidate should score higher than the
-    next one.
-    """
+    """What each pair of scores, [B, K] in falling order of gain, adds to the ranking sum; 0 if i ≥ j or absent."""
     place = torch.arange(score.shape[-1], device=score.device)           # [K]
     distance = place - place.unsqueeze(-1)                               # [K, K]
     too_high = score.unsqueeze(-2) - score.unsqueeze(-1) + distance.to(score) * margin   # [B, K, K]

@@ -53,14 +53,7 @@ def covered(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
 def clipped_shares(
     tokens: Tensor, logp: Tensor, labels: Tensor, *, real: Tensor, of_reference: Tensor, n: int
 ) -> Tensor:
-    """What each window adds to the precision of a text, by the probabilities of its tokens, [B, S].
-
-    Args:
-        tokens: ids of the text, [B, T].
-        logp: their log-probabilities, [B, T].
-        real: which windows of the text count, [B, S].
-        of_reference: which windows of the reference count, [B, S].
-    """
+    """What each window adds to the precision of a text, by its tokens' log-probabilities, [B, S]."""
     candidate, reference = window_counts.ids(tokens, labels, n=n)               # [B, S] each
     probability = window_counts.sums(logp, n).exp().where(real, 0.0)            # [B, S]
     expected = window_counts.pooled(probability, ids=candidate).gather(-1, candidate)   # [B, S]
