@@ -475,7 +475,6 @@ def _override(settings: dict[str, Any], override: str) -> None:
 
 
 def _refuse_consent(settings: dict[str, Any], where: str) -> None:
-    """Raise if settings ask to run a model's code."""
     model = settings.get("model")
     if isinstance(model, dict) and model.get("trust_remote_code", False) is not False:
         raise UserError(

@@ -1,7 +1,4 @@
-"""a value from a user → the value in its type and within its bounds, or an error that says what is wrong.
-
-Recipe keys, options of metrics and options of objectives are all checked here.
-"""
+"""a value from a user → the value in its type and within its bounds, or an error that says what is wrong."""
 
 from __future__ import annotations
 

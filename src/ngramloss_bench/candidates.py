@@ -133,10 +133,7 @@ def compare(count: int, measured: list[Measured]) -> None:
 
 
 def trainings(options: argparse.Namespace) -> Iterator[Row]:
-    """Train without writing, then with the model's own texts, for each refresh, each in a process of its own.
-
-    Of twice ``--steps`` steps the second half is measured. Random weights end few texts: most have the greatest length.
-    """
+    """Train without writing, then with own texts for each refresh; the second half of twice ``--steps`` is measured."""
     for refresh in (0, *options.refresh):
         name = f"{options.objective}, {options.count} samples, refresh {refresh}" if refresh else ONLINE
         yield Row(name, partial(repeated, partial(in_child, trained, options, refresh), options.repeats or 3))

@@ -1,7 +1,4 @@
-"""a model, rows, numbers of processes → how the cost of a training grows, measured; and computed for more devices.
-
-With the same rows in a step, losses must be the same for any number of processes; dropout is off for that.
-"""
+"""a model, rows, numbers of processes → how the cost of a training grows, measured; and computed for more devices."""
 
 from __future__ import annotations
 

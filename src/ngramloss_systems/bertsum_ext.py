@@ -137,10 +137,7 @@ def penalty(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Document(NamedTuple):
-    """A document as the model reads it: ``whole`` are all its sentences, ``sentences`` those that it may take.
-
-    ``places`` are theirs among all, ``positions`` those of their first tokens among the ids.
-    """
+    """A document as the model reads it; ``places`` are of ``sentences`` among the ``whole``, ``positions`` in ids."""
 
     whole: list[str]
     sentences: list[str]

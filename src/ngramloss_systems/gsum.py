@@ -1,8 +1,4 @@
-"""documents, guidance and summaries → a BART that reads both (GSum), and the summaries it writes.
-
-After Dou et al. (2021), "GSum: A General Framework for Guided Neural Abstractive Summarization". The guidance is a
-column of the data, or sentences: in training those of the greedy oracle, afterwards those that BertSumExt takes.
-"""
+"""documents, guidance and summaries → a BART that reads both (GSum, Dou et al. 2021), and the summaries it writes."""
 
 from __future__ import annotations
 

@@ -122,7 +122,6 @@ def _texts(path: Path, what: str = "prediction") -> tuple[dict[str, Any], bool]:
 
 
 def _documents(folder: Path) -> dict[str, str]:
-    """The texts of a folder with a numbered file for each document, by number."""
     numbered: dict[int, Path] = {}
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         number = re.search(r"\d+", path.name)

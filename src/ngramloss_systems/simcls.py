@@ -221,7 +221,6 @@ def _cut(rows: Mapping[str, Any], settings: ng.recipe.Recipe) -> list[str]:
 
 
 def _choice(scores: Scores) -> Tensor:
-    """The number of the candidate with the highest score, the first of equal ones, [B]."""
     return scores.candidates.where(scores.present, float("-inf")).argmax(-1)
 
 

@@ -82,7 +82,6 @@ def _metrics() -> dict[str, str]:
 
 
 def _entries(registry: Registry[Entry], rows_of: Callable[[str, Entry, str], dict[str, str]]) -> dict[str, str]:
-    """The rows of all entries; for an entry that cannot be used, one that says why."""
     rows: dict[str, str] = {}
     for name in registry:
         if problem := registry.problem(name):

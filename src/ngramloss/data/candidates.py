@@ -185,7 +185,6 @@ def _listed(ids: Sequence[str]) -> str:
 
 
 def _list_fault(texts: Any, gains: Any) -> str:
-    """Why candidates and gains cannot be used; empty if they can."""
     for name, value in zip(KEYS[1:], (texts, gains), strict=True):
         if not isinstance(value, list):
             return f"{name!r} should be a list, got {kind_of(value)}"

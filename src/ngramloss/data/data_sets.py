@@ -231,7 +231,6 @@ def _given_splits(name: str) -> dict[str, list[Path | Parallel]]:
 
 
 def _split_files(name: str, data_set: Files, split: str) -> list[Path | Parallel]:
-    """The files of one split, in order. Raises an error if one is missing."""
     if split not in data_set.splits:
         other = {"validation": "train.eval_every=0 trains without it", "test": "--split train reads all of its rows"}
         if "validation" in data_set.splits:

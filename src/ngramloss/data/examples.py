@@ -169,7 +169,6 @@ def _read(
     weights: str | None = None,
     **options: Any,
 ) -> Split:
-    """The examples of rows, as :func:`load` reads them."""
     rows = map(_by_language, rows)
     first = _first_rows(rows)
     source, target, need_target = options.get("source"), options.get("target"), options.get("need_target", True)

@@ -1,7 +1,4 @@
-"""weights of words, tokens or answers, and tokens → a weight for every label, on disk.
-
-Words are separated by white space and pass their weights on to their tokens; special tokens have their neighbour's.
-"""
+"""weights of words, tokens or answers, and tokens → a weight for every label, on disk."""
 
 from __future__ import annotations
 

@@ -180,13 +180,11 @@ def special_pattern() -> re.Pattern[str]:
 
 @lru_cache(maxsize=1)
 def _blocks() -> list[tuple[str, str, str]]:
-    """First and last character and script of every block, in order."""
     blocks = ((block.split("-"), name) for name, (*_, written) in SCRIPTS.items() for block in written.split())
     return sorted((chr(int(first, 16)), chr(int(last, 16)), name) for (first, last), name in blocks)
 
 
 def _spaceless() -> str:
-    """The blocks of scripts without spaces, as the inside of a character class."""
     return "".join(f"{first}-{last}" for first, last, name in _blocks() if name in SPACELESS)
 
 

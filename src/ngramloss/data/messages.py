@@ -1,7 +1,6 @@
 """a row with a column ``messages`` → a row with the messages before the last answer, and that answer if there is one.
 
-What follows the last answer is left out. An answer may have a weight, as files for fine-tuning at OpenAI have it; one
-with the weight 0 is read, but not learnt. Where no answer is needed, the last message may be one to be answered.
+What follows the last answer is left out. An answer with the weight 0 is read, but not learnt.
 """
 
 from __future__ import annotations

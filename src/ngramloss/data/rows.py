@@ -193,7 +193,6 @@ def _too_long(path: Path, line: int) -> UserError:
 
 
 def _raw_lines(stream: io.BufferedReader, path: Path) -> Iterator[bytes]:
-    """The lines of a file; an error at a line that is too long."""
     for line, raw in enumerate(iter(partial(stream.readline, LONGEST_ROW + 1), b""), 1):
         if len(raw) > LONGEST_ROW:
             raise _too_long(path, line)

@@ -221,7 +221,6 @@ def _by_rules(text: str, language: str) -> Iterator[str]:
 
 
 def _segmenter(language: str) -> Any:
-    """pysbd's rules for a language, or None if it has none."""
     pysbd = needed("pysbd", "splitting sentences by rules", "metrics")
     try:
         return pysbd.Segmenter(language=language, clean=False, char_span=False)

@@ -133,10 +133,7 @@ class Tokens(Dataset[dict[str, Any]]):
 def tokenise(
     examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *, cache: Path | None = None
 ) -> Tokens:
-    """Tokenise the examples, or read the tokens from the cache if it has them, undamaged.
-
-    Tokens are written in parts. A preparation that was killed continues with the first part that is missing.
-    """
+    """Tokenise the examples in parts, or read the tokens from the cache if it has them, undamaged."""
     if not examples:
         raise UserError("there are no examples to tokenise, expected at least one.")
     what = [FORMAT, fingerprint, tokenizer_fingerprint(tokenizer), asdict(shape)]

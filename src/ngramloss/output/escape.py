@@ -1,7 +1,4 @@
-"""untrusted text → text that is safe to show in a terminal, in JSON, Python, Markdown, LaTeX and CSV.
-
-Only invisible characters and a format's own markup are escaped; letters, accents, joined emoji and scripts stay.
-"""
+"""untrusted text → text that is safe to show in a terminal, in JSON, Python, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 

@@ -130,7 +130,6 @@ def _single_run(result: Result, index: int, label: str, first: Seeds) -> Seeds:
 
 
 def _title(result: Result, groups: Sequence[str]) -> str:
-    """The systems, baselines left out unless there is nothing else, and the data as far as they are known."""
     each = zip(result.names, result.runs, groups, strict=True)
     known = [group or (run.label if run else name) for name, run, group in each]
     trained = [label for label, run in zip(known, result.runs, strict=True) if run is None or not run.is_baseline]

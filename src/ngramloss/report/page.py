@@ -97,7 +97,6 @@ def escaped(value: Any) -> str:
 
 
 def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
-    """All that the template shows, by name."""
     quality, description = tables.quality_and_description(report)
     ablations = [tables.ablation(part, report.scores) for part in report.ablations]
     scores = [score for system in report.systems for score in system.values.values()]

@@ -248,7 +248,6 @@ def _data_name(about: dict[str, Any]) -> str:
 
 
 def _use(settings: Recipe, run: RunFolder, repo: str, *, is_causal: bool) -> str:
-    """A program that loads the model and writes one text, and what training did to sources besides."""
     lines = _causal_lines(settings, run) if is_causal else _seq2seq_lines(settings)
     kind, notes = "AutoModelForCausalLM" if is_causal else "AutoModelForSeq2SeqLM", []
     if not is_causal and settings.data.separator != "none":

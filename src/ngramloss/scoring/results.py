@@ -257,7 +257,6 @@ def _pairing(seeds: Sequence[int], first: Sequence[int]) -> tuple[str, Sequence[
 
 
 def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Why a metric cannot run on these texts and options; empty if it can."""
     if needed := metric.packages_needed:
         return f"{needed}."
     for text in metric.reads:

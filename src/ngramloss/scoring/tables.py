@@ -173,7 +173,6 @@ def _seeds(seeds: Seeds) -> dict[str, Any]:
 
 
 def _seed_legend(result: Result) -> list[str]:
-    """What the rows over seeds show, and what is tested."""
     first, *others = result.seeds
     brackets = f"; in brackets the difference to {first.label} and, where it is tested, its 95% interval."
     lines = ["± standard deviation over seeds" + (brackets if others else ".")]

@@ -62,7 +62,6 @@ def write_page(
 
 
 def _answer(study: Study, sets: Sequence[SetTables]) -> str:
-    """Which confirmed rows differ from the baseline."""
     run = [row for own in sets for row in own.rows if not isnan(row.against.get("difference", nan))]
     compared = [row for row in run if not isnan(row.against["p"])]
     found = [sentence.removesuffix(".") for row in compared if (sentence := verdict(row))]

@@ -312,7 +312,6 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
 
 
 def _section(where: str, given: Any, known: Mapping[str, Setting], mistakes: list[str]) -> dict[str, Any]:
-    """The values of a table, checked; those with a mistake are left out."""
     if not isinstance(given, dict):
         mistakes.append(f"{where.rstrip('.')}: must be a table of settings, got {given!r}.")
         return {}
@@ -392,7 +391,6 @@ def _slug(row: str) -> str:
 
 
 def _objectives(where: str, given: list[Any], mistakes: list[str], named: Mapping[str, NamedRow]) -> tuple[str, ...]:
-    """The rows in standard spelling; one with settings of its own by its name."""
     rows = []
     for entry in given:
         text = (entry.get("name") or entry.get("objective", "")) if isinstance(entry, dict) else entry
@@ -431,7 +429,6 @@ def _tuning(given: Any, rows: Sequence[str], named: Mapping[str, NamedRow], mist
 
 
 def _grid(where: str, given: Mapping[str, Any], mistakes: list[str]) -> tuple[tuple[str, ...], ...]:
-    """All combinations of the values to try, from a table of settings and lists."""
     tried: dict[str, Any] = {}
     for key, value in given.items():  # train.learning_rate without quotes is a table in TOML
         tried |= {f"{key}.{inner}": each for inner, each in value.items()} if isinstance(value, dict) else {key: value}
@@ -506,7 +503,6 @@ def _data_set(
 
 
 def _wrong_options(data: DataSet) -> Iterator[str]:
-    """What is wrong with the options of a set's metrics."""
     expected = f"metric_options: takes METRIC.OPTION=VALUE for a metric of the set, {', '.join(data.metrics)}"
     for text in data.metric_options:
         if text.partition(".")[0].strip() not in data.metrics:

@@ -138,10 +138,9 @@ def make_plan(
     limit: int = 0,
     systems: Sequence[str] = (),
 ) -> TablePlan:
-    """Plan a table: ``table2``, ``table3`` or ``cases``; ``table1`` needs no training. ``folder`` is for all runs.
+    """Plan ``table2``, ``table3`` or ``cases``, with all runs in ``folder``. On newswire ``model`` is trained first.
 
-    ``overrides`` are ``key=value`` of the recipe, and ``SYSTEM.key=value`` of a system's. ``systems`` and ``metrics``
-    come besides the usual ones. By default ``model`` is the recipe's; on newswire one is trained first.
+    ``overrides`` are ``key=value`` of the recipe, and ``SYSTEM.key=value`` of a system's.
     """
     if seeds < 1:
         raise UserError(f"--seeds must be 1 or more, got {seeds}.")
@@ -279,7 +278,6 @@ def beside_the_paper(table: Table, result: results.Result, plan: TablePlan) -> T
 
 
 def _row(row: Row, cells: Sequence[Cell], plan: TablePlan) -> Row:
-    """A row with these cells, and those of the paper if there are some."""
     label, printed = _printed(plan).get(row.label, ("", (None, None, None)))
     beside = [Cell(label), *(Cell("" if value is None else f"{value:.2f}", value) for value in printed)]
     return Row(row.name, row.label, [*cells, *(beside if plan.paper_data else [])], row.kind)
@@ -295,7 +293,6 @@ def _scores(result: results.Result, label: str, names: Sequence[str]) -> list[Ce
 
 
 def _printed(plan: TablePlan) -> dict[str, tuple[str, tuple[float | None, ...]]]:
-    """Objective or system → the paper's label, R-1, R-2 and R-L."""
     if plan.paper_data is None:
         return {}
     if plan.table != "table3":

@@ -425,7 +425,6 @@ def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], P
 
 
 def _as_json(result: DecodingResult) -> str:
-    """A line for each field, so that two files are easily compared."""
     content = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     content = {**content.pop("training")._asdict(), **content}
     content = {key: round(value, 3) if isinstance(value, float) else value for key, value in content.items()}

@@ -1,7 +1,4 @@
-"""a study and its folders → trainings, decodings and results, several processes at a time, until all or time is used.
-
-A job's folder is locked, so several of these loops may share the folders.
-"""
+"""a study and its folders → trainings, decodings and results, several at a time, until all or time is used."""
 
 from __future__ import annotations
 
@@ -329,7 +326,6 @@ class Loop:
         return None
 
     def _train(self, training: Training, what: str) -> ProcessStep | None:
-        """The process of a training, unless it is finished."""
         place, settings = training.folder(self.ways.runs), self.study.recipe(training)
         run = RunFolder(training.run_folder(self.ways.runs))
         raise_unless_same_settings(self.study, settings, run)
@@ -393,7 +389,6 @@ class Loop:
         return f"{training}: {data.score.label} {fixed(result.scores.get(data.primary), data.score.decimals)}"
 
     def _stop(self) -> None:
-        """Ask all processes to save their work, wait for them, and free the folders."""
         for job in self.jobs:
             if job.process.exitcode is None:
                 job.process.terminate()
@@ -427,7 +422,6 @@ def _has_checkpoints(run: RunFolder) -> bool:
 
 
 def _reason(log: Path, code: int) -> str:
-    """The last error in a log, or else the exit code."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     errors = [line for line in lines if re.match(r"error: |\w*Error: ", line)]
     if errors and code > 0:

@@ -1,8 +1,4 @@
-"""names of systems, data and settings → rows of a study: the recipe of each, and what is made before it.
-
-What a system's training reads of other rows is in its entry (``System.first``). Rows name these by their folders, so
-what several of them need is made once.
-"""
+"""names of systems, data and settings → rows of a study: the recipe of each, and what is made before it."""
 
 from __future__ import annotations
 
@@ -69,10 +65,7 @@ class SystemRow(NamedTuple):
 def system_rows(
     names: Sequence[str], runs: Path, data: str, task: str, *, overrides: Sequence[str], small: bool, validation: bool
 ) -> dict[str, SystemRow]:
-    """The rows of systems, and those of other systems and recipes that they need; ``small``: with their small recipes.
-
-    ``overrides`` are ``key=value`` for all of them, and ``ROW.key=value`` for one.
-    """
+    """The rows of systems, and others that they need. ``overrides``: ``key=value`` for all, or ``ROW.key=value``."""
     rows: dict[str, SystemRow] = {}
     for name in with_needed(names):
         entry = SYSTEMS[name] if name in SYSTEMS else System("", (name, f"{name}-demo"))

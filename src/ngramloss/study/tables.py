@@ -274,7 +274,6 @@ def _plain(name: str) -> Head:
 
 
 def _tuned(tried: Sequence[Training], of_set: Stages, data: DataSet, results: Results) -> Table:
-    """A row for each row that is tuned, a column for each setting."""
     rows: dict[str, dict[tuple[str, ...], Cell]] = {}
     for training in tried:
         chosen = (of_set.settings or {}).get(training.objective) == training.setting

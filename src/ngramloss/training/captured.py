@@ -1,7 +1,6 @@
 """forward and backward of a model → a CUDA graph for each shape, replayed in one launch.
 
-A small step is bound by the host, which launches thousands of kernels. A graph launches them all at once. It reads its
-inputs from tensors that stay, and adds gradients into buffers that stay.
+It reads inputs from tensors that stay, and adds gradients into buffers that stay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """a model in training and the sources of its next steps → texts that it writes of them now, their gains, and the steps.
 
-The ids are those that were drawn, so log-probabilities in training are those of the drawn texts. Random numbers come
-from the seed, the step, the row and its source, and a checkpoint has the texts that its next steps train on.
+The ids are those that were drawn, so log-probabilities in training are those of the drawn texts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""the written form of a system, such as ``simcls(margin=0.01)`` → its entry and options, checked. Needs no torch.
-
-A system is one file and one entry point (docs/add_system.md). The file has ``task(run) → SystemTask`` and
-``generate(work, folder) → path``: a job whose model is a run of the system → predictions in a folder.
-"""
+"""the written form of a system, such as ``simcls(margin=0.01)`` → its entry and options, checked. Needs no torch."""
 
 from __future__ import annotations
 

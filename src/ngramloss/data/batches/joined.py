@@ -1,7 +1,6 @@
 """prompts and what follows them → padded batches of a decoder-only model, with the position that predicts each label.
 
-Rows are padded on the right: no token sees what comes after it, so no mask is needed. Candidates share their prompt in
-a row of all texts (``hf/shared_prompts.py``); where a model cannot do that, each has a row with the prompt of its own.
+Rows are padded on the right: no token sees what comes after it, so no mask is needed.
 """
 
 from __future__ import annotations
