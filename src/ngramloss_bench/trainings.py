@@ -197,7 +197,6 @@ def ours(
 
 @contextmanager
 def _left_out_of(window: Window, kind: type, name: str) -> Iterator[None]:
-    """Leave the time that a method takes out of a measurement."""
     method = getattr(kind, name)
 
     def timed(*args: Any) -> Any:

@@ -192,7 +192,6 @@ def _tokenised(split: ng.data.Split, guidance: Guidance, tokenizer: Any, shape: 
 
 
 def _used(split: str, rows: Guided, guidance: Guidance, settings: ng.recipe.Recipe) -> list[str]:
-    """What is used of a split, in sentences."""
     empty, count = sum(not text.strip() for text in guidance.texts), len(rows)
     mean = float(rows.guidance.lengths.mean())
     sentences = [f"{split}: {count:,} documents. The guidance is {guidance.about}, {mean:.1f} tokens on average."]

@@ -114,7 +114,6 @@ def _entry(name: str, registry: Registry[Any], state: Callable[[str], str]) -> d
 
 
 def _readiness(name: str) -> str:
-    """What a metric needs before it can run; ``ready`` if nothing."""
     metric = METRICS[name]
     if needed := metric.packages_needed:
         return needed

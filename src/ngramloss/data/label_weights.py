@@ -40,7 +40,6 @@ def prepare_weights(split: Split, tokens: Tokens, tokenizer: Any, shape: Shape, 
 
 
 def _write_weights(split: Split, tokens: Tokens, tokenizer: Any, shape: Shape, folder: Path) -> None:
-    """Write the weights of a split into a folder: those of all labels, one row after the other."""
     messages = shape.prompt is not None and shape.prompt.messages
     rows = (tokens[row]["labels"] for row in range(len(tokens)))
     pieces: list[Numbers] = []
@@ -136,7 +135,6 @@ def _token_weights(weights: Sequence[float], text: _Text) -> list[float] | None:
 
 
 def _label_weights(labels: list[int], text: _Text, weights: list[float], row: str) -> Numbers:
-    """The weights of the labels of a row, which may have been cut."""
     before, ids, after = text.before, text.ids, text.after
     most = max(len(labels) - len(before) - len(after), 0)
     for part in (slice(0, len(ids)), slice(0, most), slice(len(ids) - most, len(ids))):

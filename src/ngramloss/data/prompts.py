@@ -162,7 +162,6 @@ def fix_date(tokenizer: Any, day: str = "") -> str:
 
 
 def _dated(template: str, day: date) -> str:
-    """A chat template that writes this day if it reads the clock."""
     if "strftime_now" not in template or "macro strftime_now(" in template:
         return template
     codes = dict.fromkeys(re.findall("%-?[aAbBcdeFHIjmMpSUwWxXyY]", template))

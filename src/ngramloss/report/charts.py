@@ -87,7 +87,6 @@ def estimates(report: Report, score: str) -> list[Estimate]:
 
 
 def _mean(report: Report, group: Seeds, score: str) -> Estimate:
-    """A mean over seeds, compared with that of the first group."""
     spread = group.spread[score]
     runs = [system.values[score].value for system in report.systems if system.name in group.names]
     untested = dict.fromkeys(("difference", "low", "high", "p_holm"), nan)

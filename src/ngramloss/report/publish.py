@@ -214,7 +214,6 @@ def _results(evaluation: Evaluation, pipeline: str) -> list[Any]:
 
 
 def _scores(evaluation: Evaluation | None) -> str:
-    """The scores as a table, with what could change them."""
     if evaluation is None:
         return ""
     about = evaluation.run.generation

@@ -140,7 +140,6 @@ def as_text(result: Result) -> str:
 
 
 def _written(result: Result) -> list[str]:
-    """How each system's texts were written; what all of them share is in a line of its own."""
     written = {name: provenance.written_by(run) for name, run in zip(result.names, result.runs, strict=True) if run}
     parts = {name: text.split("|") for name, text in written.items() if text}
     shared = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]

@@ -147,7 +147,6 @@ def _logs(trainings: Sequence[Training], runs: Path) -> Iterator[TrainingCurves]
 
 
 def _settings(data: DataSet, results: Results) -> dict[str, str]:
-    """What a set's trainings were, and what is known of them since: name → text."""
     own = [result for result in results.values() if result.training.set == data.name and not result.failed]
     known: dict[str, Any] = {"recipe": data.base.name, "primary score": f"{data.primary} of {data.decoding}"}
     known |= {key: value for key, value in recipe.flat(data.base) if key not in ("objective", "train.seed")}

@@ -410,7 +410,6 @@ def _objectives(where: str, given: list[Any], mistakes: list[str], named: Mappin
 
 
 def _tuning(given: Any, rows: Sequence[str], named: Mapping[str, NamedRow], mistakes: list[str]) -> Tuning | None:
-    """What is tuned, from a table with the settings' values beside its own keys."""
     if not isinstance(given, dict):
         mistakes.append(f"tune: must be a table of settings, got {given!r}.")
         return None

@@ -138,7 +138,7 @@ def make_plan(
     limit: int = 0,
     systems: Sequence[str] = (),
 ) -> TablePlan:
-    """Plan ``table2``, ``table3`` or ``cases``, with all runs in ``folder``. On newswire ``model`` is trained first.
+    """Plan ``table2``, ``table3`` or ``cases``, with all runs in ``folder``. Newswire trains a ``model`` by default.
 
     ``overrides`` are ``key=value`` of the recipe, and ``SYSTEM.key=value`` of a system's.
     """

@@ -83,7 +83,6 @@ def prepare_numbers(lm: LanguageModel, tokens: Mapping[str, Tokens]) -> tuple[di
 
 
 def _write_numbers(lm: LanguageModel, rows: Tokens, folder: Path) -> None:
-    """Write the numbers of a split into a folder: those of all labels, one row after the other."""
     lengths = rows.target_lengths
     ends = np.cumsum(lengths)
     numbers = np.zeros(int(lengths.sum()), np.float32)

@@ -250,7 +250,6 @@ def tokenizer_for(run: Run, train: Any) -> tuple[Any, Path | None]:
 
 
 def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str, Tokens], shape: Shape) -> list[str]:
-    """What is used of the data, in sentences."""
     test = {}
     if has_split(settings.data, "test"):
         try:
@@ -266,7 +265,6 @@ def _overview(settings: Recipe, splits: Mapping[str, Split], tokens: Mapping[str
 
 
 def _weight_sentences(settings: Recipe, train: Split, weights: Mapping[str, Mapping[str, Path]]) -> list[str]:
-    """What the weights of the training data are, in sentences."""
     sentences = []
     if train.column == MESSAGES and (none := sum(example.weights.count(0) for example in train.examples)):
         sentences.append(f"{none:,} answers of the training data have the weight 0: they are read, but not learnt.")
@@ -296,7 +294,6 @@ def recommend_ce(run: Run) -> None:
 def _prepare_candidates(
     settings: Recipe, candidates: Candidates, train: Split, tokenizer: Any, shape: Shape
 ) -> PreparedCandidates:
-    """Check and tokenise the candidates of the training split."""
     path = Path(settings.data.candidates)
     about = about_candidates(path)
     doubt = check_candidates(candidates, about, train.examples, path=path)

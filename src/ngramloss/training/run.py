@@ -157,7 +157,6 @@ def python_run(objective: str, train: Train, own: OwnTexts | None = None) -> Run
 
 
 def _checked(settings: Recipe) -> Run:
-    """The run of a recipe that was typed and checked by itself, without what scores texts."""
     terms, train, online = tuple(parse(settings.objective)), settings.train, settings.online
     needs = own_needs(terms)
     writes = needs if needs.greedy_text or (needs.samples and online.samples) else None
