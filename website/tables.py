@@ -16,9 +16,10 @@ For a benchmark, a group and columns may follow; all of them by default. For a s
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,8 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from ngramloss.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -95,8 +98,9 @@ def _value(row: dict[str, Any]) -> str:
 @cache
 def _shown(file: Path) -> dict[tuple[str, str], list[dict[str, str]]]:
     """Set and first word of a title → the rows of that table, as ``ngramloss study FILE --show`` prints it."""
-    command = [sys.executable, "-m", "ngramloss", "study", str(file), "--show", "--markdown"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert main(["study", str(file), "--show", "--markdown"]) == 0
+    printed = output.getvalue()
     found: dict[tuple[str, str], list[dict[str, str]]] = {}
     title, head = ("", ""), []
     for line in printed.splitlines():
@@ -191,7 +195,7 @@ def _markdown(lines: Iterable[Sequence[str]], names: int) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *rest])
 
 
-def main() -> None:
+def run() -> None:
     """Fill all pages, or with ``--check`` name those whose tables differ from their files."""
     different = [page for page in PAGES if filled(page.read_text(encoding="utf-8")) != page.read_text(encoding="utf-8")]
     if "--check" in sys.argv[1:] and different:
@@ -203,4 +207,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -240,8 +240,7 @@ def test_tokens_that_both_exclude_add_nothing_and_nan_is_never_hidden(backend, m
 
 
 @every_sweep
-@pytest.mark.parametrize("options", HEADS[:2], ids=str)
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize(("options", "temperature"), [(HEADS[0], 0.5), (HEADS[1], 3.0)], ids=str)
 def test_both_directions_beside_other_terms_at_any_temperature(backend, memory, options, temperature):
     hidden, weight, labels, teacher = example(B=4, V=1_300)
     labels = labels[1:2].expand(4, 4).contiguous()  # of twins, too

@@ -253,7 +253,7 @@ def test_bench_step_refuses_a_model_folder_with_code(planted, marker, capsys):
 
 def test_reproduce_runs_a_models_code_with_the_flag_alone(planted, data, marker, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ngramloss.study.run.Process", InProcess)
+    monkeypatch.setattr("ngramloss.study.run.start_process", InProcess)
     small = [
         "train.max_steps=1",
         "train.warmup_steps=0",

@@ -6,6 +6,7 @@ import models
 import pytest
 import torch
 import transformers
+from lanes import few
 from searches import SERVED, SOURCES, tiny, with_settings, written
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -76,10 +77,17 @@ def test_attention_of_all_beams_to_their_source(K, S, d, dtype, by_token):
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize(("softcap", "window"), [(None, None), (1.5, None), (None, 4), (2.0, 40), (None, 200)])
 @pytest.mark.parametrize(
-    ("K", "G", "S", "position", "d"),
-    [(1, 1, 7, 0, 8), (1, 2, 40, 3, 130), (2, 3, 130, 33, 16), (3, 2, 64, 5, 20), (34, 2, 3, 2, 16)],
+    ("K", "G", "S", "position", "d", "softcap", "window"),
+    [
+        (1, 1, 7, 0, 8, None, None),
+        (1, 2, 40, 3, 130, 1.5, None),
+        (1, 2, 40, 33, 16, None, 4),
+        (2, 3, 130, 33, 16, 2.0, 40),
+        (2, 3, 130, 33, 16, None, 200),
+        (3, 2, 64, 5, 20, None, 4),
+        (34, 2, 3, 2, 16, None, None),
+    ],
 )
 def test_attention_to_a_prompt_and_the_text_behind_it(K, G, S, position, d, softcap, window, dtype):
     """Prompts of different lengths, one of them empty, and queries that share keys, against one softmax over both."""
@@ -192,26 +200,25 @@ def all_kernels(monkeypatch):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
 
 
+KERNEL_SEARCHES = [
+    ("grouped", {"num_beams": 3, "no_repeat_ngram_size": 2}),
+    ("qwen2_sliding", {}),
+    ("gemma2_sliding", {"num_beams": 2}),
+    ("gpt2", {}),
+    ("bart", {"num_beams": 3, "no_repeat_ngram_size": 2}),
+    ("t5", {"num_beams": 2, "min_length": 5, "forced_eos_token_id": 7}),
+    ("mistral", {}),
+    ("qwen3", {"num_beams": 2}),
+    ("granite", {}),
+    ("mbart", {}),
+    ("m2m_100", {"bad_words_ids": [[1]]}),
+    ("marian", {}),
+    ("pegasus", {}),
+]
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu does it without the interpreter")
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("grouped", {"num_beams": 3, "no_repeat_ngram_size": 2}),
-        ("mistral", {}),
-        ("qwen2_sliding", {}),
-        ("qwen3", {"num_beams": 2}),
-        ("granite", {}),
-        ("gemma2_sliding", {"num_beams": 2}),
-        ("gpt2", {}),
-        ("bart", {"num_beams": 3, "no_repeat_ngram_size": 2}),
-        ("t5", {"num_beams": 2, "min_length": 5, "forced_eos_token_id": 7}),
-        ("t5", {}),
-        ("mbart", {}),
-        ("m2m_100", {"bad_words_ids": [[1]]}),
-        ("marian", {}),
-        ("pegasus", {}),
-    ],
-)
+@pytest.mark.parametrize(("family", "changes"), few(KERNEL_SEARCHES[:6], KERNEL_SEARCHES))
 def test_texts_with_all_kernels_are_those_of_hf(family, changes, all_kernels):
     model = tiny(family)
     search = with_settings(model, eos_token_id=7, decoder_start_token_id=7, max_length=8, **changes)

@@ -117,7 +117,8 @@ def cases():
             "forced_eos_token_id": choose([None, 7]),
             "eos_token_id": choose([7, [3, 7], None]),
         }
-        yield pytest.param(groups, settings, choose([13, 200, 4500]), id=str(seed))
+        marks = [pytest.mark.thorough] * (seed >= 6)
+        yield pytest.param(groups, settings, choose([13, 200, 4500]), id=str(seed), marks=marks)
     for groups, count in ((1, 17), (16, 16)):
         yield pytest.param(
             groups,

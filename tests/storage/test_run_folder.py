@@ -19,7 +19,7 @@ from ngramloss.scoring import provenance, results, score_cache
 from ngramloss.storage import files, run_folder
 from ngramloss.storage.files import lock_folder
 from ngramloss.storage.run_folder import NAMES, Busy, RunFolder
-from ngramloss.training import claim, runner
+from ngramloss.training import claim, prepare, runner
 
 pytestmark = [pytest.mark.usefixtures("own_cache"), pytest.mark.slow]
 
@@ -318,8 +318,8 @@ def test_a_training_holds_its_folder_from_the_first_file_to_the_last(tmp_path, m
 
         return asked
 
-    for name in ("claim", "prepare_once", "_run", "_finish"):
-        monkeypatch.setattr(runner, name, noted(getattr(runner, name)))
+    for module, name in ((runner, "claim"), (prepare, "prepare_once"), (runner, "_run"), (runner, "_finish")):
+        monkeypatch.setattr(module, name, noted(getattr(module, name)))
     assert train(tmp_path / "a") == 0
     assert free == []
     with lock_folder(tmp_path / "a", wait=False):

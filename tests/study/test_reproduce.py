@@ -39,6 +39,7 @@ def started(monkeypatch):
         run, "start_process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log)
     )
     monkeypatch.setattr(run, "POLL", 0.0)
+    monkeypatch.setattr(run, "PAUSE", 0.0)
     return calls
 
 

@@ -201,6 +201,7 @@ def started(monkeypatch):
     )
     monkeypatch.setattr(run, "POLL", 0.0)
     monkeypatch.setattr(run, "WAIT", 0.0)
+    monkeypatch.setattr(run, "PAUSE", 0.0)
     return calls
 
 
