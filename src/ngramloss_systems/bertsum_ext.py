@@ -136,7 +136,7 @@ def penalty(logits: Tensor, labels: Tensor) -> Tensor:
 # Documents
 
 
-class Document(NamedTuple):
+class SplitDocument(NamedTuple):
     """A document as the model reads it; ``places`` are of ``sentences`` among the ``whole``, ``positions`` in ids."""
 
     whole: list[str]
@@ -149,7 +149,7 @@ class Document(NamedTuple):
 
 def read_documents(
     texts: Sequence[str], tokenizer: Any, reading: ng.recipe.Data, *, marks: tuple[int, int], min_words: int
-) -> list[Document]:
+) -> list[SplitDocument]:
     """Split documents into sentences and tokenise them, without short ones unless all of a document are short."""
     split = ng.data.split_documents(texts, reading)
     kept = [
@@ -177,7 +177,7 @@ def oracle_places(
 
 def _document(
     whole: list[str], places: list[int], ids: Sequence[Sequence[int]], marks: tuple[int, int], longest: int
-) -> Document:
+) -> SplitDocument:
     """Join the ids of sentences, and cut what is too long: the last token stays, a sentence without its first goes."""
     first, last = marks
     joined = [token for sentence in ids for token in (first, *sentence, last)]
@@ -187,10 +187,10 @@ def _document(
         joined = [*joined[: longest - 1], last]
         positions = [position for position in positions if position < longest - 1]
     places = places[: len(positions)]
-    return Document(whole, [whole[place] for place in places], places, joined, positions, cut)
+    return SplitDocument(whole, [whole[place] for place in places], places, joined, positions, cut)
 
 
-def row_of(document: Document, chosen: Sequence[int] = ()) -> dict[str, Any]:
+def row_of(document: SplitDocument, chosen: Sequence[int] = ()) -> dict[str, Any]:
     """A document as a row: ids, positions, and a label of each sentence, 1 if its place was chosen."""
     return {
         "input_ids": np.array(document.input_ids, np.int32),
@@ -261,7 +261,7 @@ def task(run: ng.Run) -> ng.SystemTask:
 
 
 def _described(
-    split: str, documents: Sequence[Document], rows: Sequence[Mapping[str, Any]], settings: ng.recipe.Recipe
+    split: str, documents: Sequence[SplitDocument], rows: Sequence[Mapping[str, Any]], settings: ng.recipe.Recipe
 ) -> str:
     """What is used of a split, as a sentence. Raises if there is nothing to choose in any document."""
     counts = [len(document.sentences) for document in documents]
@@ -285,7 +285,7 @@ def _described(
 # Taking sentences
 
 
-def summary_of(document: Document, scores: Sequence[float], options: Mapping[str, Any]) -> str:
+def summary_of(document: SplitDocument, scores: Sequence[float], options: Mapping[str, Any]) -> str:
     """The best sentences in order, one per line; with blocking, none that shares three words in a row with another."""
     taken: list[int] = []
     seen: set[tuple[str, ...]] = set()

@@ -32,7 +32,7 @@ normal with the second as deviation, cut at two of them; all others Glorot's uni
 UNKNOWN_ID, PADDING_ID, START_ID, END_ID = (SPECIAL.index(token) for token in (UNKNOWN, PADDING, START, END))
 
 
-class Document(NamedTuple):
+class ReadDocument(NamedTuple):
     """What the decoder reads: ids [B, S] in the extended vocabulary, which are ``real``, ``states`` [B, S, 2D], and
     ``features`` [B, S, 2D], the part of attention that does not depend on the decoder.
     """
@@ -111,7 +111,7 @@ class PointerGenerator(nn.Module):
         nn.init.uniform_(self.energy, -((3 / len(self.energy)) ** 0.5), (3 / len(self.energy)) ** 0.5)
         nn.init.xavier_uniform_(self.coverage_features.unsqueeze(-1))
 
-    def read(self, ids: Tensor, real: Tensor) -> tuple[Document, State]:
+    def read(self, ids: Tensor, real: Tensor) -> tuple[ReadDocument, State]:
         """Documents in their extended vocabularies, [B, S], and which of it is real → what the decoder begins with."""
         embedded = self.embedding(self._known(ids))  # [B, S, E]
         lengths = real.sum(-1).cpu()  # [B]
@@ -121,9 +121,9 @@ class PointerGenerator(nn.Module):
         hidden = F.relu(self.first_hidden(torch.cat([*hidden], -1)))  # [B, D]
         cell = F.relu(self.first_cell(torch.cat([*cell], -1)))  # [B, D]
         context, coverage = states.new_zeros(states[:, 0].shape), states.new_zeros(ids.shape)  # [B, 2D], [B, S]
-        return Document(ids, real, states, self.document_features(states)), State(hidden, cell, context, coverage)
+        return ReadDocument(ids, real, states, self.document_features(states)), State(hidden, cell, context, coverage)
 
-    def step(self, tokens: Tensor, state: State, document: Document) -> tuple[State, Written]:
+    def step(self, tokens: Tensor, state: State, document: ReadDocument) -> tuple[State, Written]:
         """The tokens that were written last, [B] → the next state, and what it writes."""
         read = self.merge(torch.cat([self.embedding(self._known(tokens)), state.context], -1))  # [B, E]
         hidden, cell = self.decoder(read, (state.hidden, state.cell))  # [B, D] each
@@ -224,7 +224,7 @@ def search(model: PointerGenerator, batch: ng.padding.Batch, *, beams: int, leas
             f"{model.vocabulary // 2:,} beams, got {beams:,}."
         )
     document, state = model.read(batch["input_ids"], batch["attention_mask"].bool())
-    document = Document(*(part.repeat_interleave(beams, 0) for part in document))  # [B·K, …]
+    document = ReadDocument(*(part.repeat_interleave(beams, 0) for part in document))  # [B·K, …]
     state = State(*(part.repeat_interleave(beams, 0) for part in state))  # [B·K, …]
     own = own.repeat_interleave(beams, 0)  # [B·K, U]
     device = own.device

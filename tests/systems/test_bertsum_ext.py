@@ -172,7 +172,7 @@ def test_a_batch_has_positions_segments_and_labels_of_each_row():
 
 
 def document_of(*sentences):
-    return ext.Document(list(sentences), list(sentences), list(range(len(sentences))), [], [], False)
+    return ext.SplitDocument(list(sentences), list(sentences), list(range(len(sentences))), [], [], False)
 
 
 @pytest.mark.parametrize(
