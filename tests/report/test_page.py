@@ -718,7 +718,7 @@ def seeded(count=6):
             TrainingCurves("ce (seed 2)", curves(log(2)), "ce", "ce"),
             TrainingCurves("ours", curves(log(3)), "", "ce + matches(2)"),
         ],
-        cases=replace(report.cases, texts=texts, scores=scores),
+        cases=replace(report.cases, texts=texts, scores=scores, cut_off=[[] for _ in texts]),
     )
 
 
