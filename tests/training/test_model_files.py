@@ -72,6 +72,16 @@ def small_model(tmp_path_factory):
     return folder
 
 
+def test_a_tokenizer_that_lacks_its_special_tokens_is_refused(small_model, tmp_path):
+    """The library panics in Rust, which is no Exception in Python."""
+    folder = shutil.copytree(small_model, tmp_path / "copy")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["post_processor"]["special_tokens"] = {}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="cannot load the tokenizer of"):
+        loading.load_tokenizer(Model(name=str(folder)), list, "")
+
+
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
 def test_a_damaged_file_of_a_model_is_an_error_that_is_told_or_does_not_matter(small_model, name, tmp_path):
     random, folder = Random(name), shutil.copytree(small_model, tmp_path / "copy")

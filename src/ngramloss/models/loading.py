@@ -425,7 +425,9 @@ def explained(name: str, what: str) -> Iterator[None]:
     """Turn errors of loading into one message that says what to do."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
+            raise
         if _is_ours(error) or getattr(error, "errno", None) in FULL:
             raise
         reason = " ".join(str(error).split())
@@ -457,7 +459,7 @@ def explained(name: str, what: str) -> Iterator[None]:
         raise UserError(f"cannot load the {what} of {name!r}: {reason}. {advice}").on_page(about) from error
 
 
-def _is_ours(error: Exception) -> bool:
+def _is_ours(error: BaseException) -> bool:
     """Whether our own code raised this, unintentionally. A library may raise anything at a file of anything."""
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     ours = str(innermost.f_globals.get("__name__", "")).startswith("ngramloss.")
