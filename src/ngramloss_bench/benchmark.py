@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from itertools import groupby
-from math import isfinite
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -213,17 +212,12 @@ def as_text(columns: Sequence[Column], measured: Sequence[Measured]) -> str:
         heads = [column.name for column in found]
         table = [[group, heads[0], *(["spread %"] if repeats else []), *heads[1:]]]
         for row in rows:
-            cells = [fixed(row.median(column.name), column.decimals) for column in found]
+            cells = [ng.console.fixed(row.median(column.name), column.decimals) for column in found]
             share = 100 * (spread(row.values.get(main, ())) or NAN) / row.median(main)
-            table.append([row.name, cells[0], *([fixed(share, 1)] if repeats else []), *cells[1:]])
+            table.append([row.name, cells[0], *([ng.console.fixed(share, 1)] if repeats else []), *cells[1:]])
         lines += ng.console.aligned(table)
     failed = dict.fromkeys(f"{row.name}: {row.why_not}" for row in measured if row.why_not)
     return "\n".join([*lines, *failed])
-
-
-def fixed(value: float, decimals: int) -> str:
-    """A value with its decimals, or a dash."""
-    return f"{value:.{decimals}f}" if isfinite(value) else "–"
 
 
 def _groups(measured: Sequence[Measured]) -> list[tuple[str, list[Measured]]]:

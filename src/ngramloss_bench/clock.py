@@ -13,7 +13,6 @@ import torch
 from ngramloss.loss.kernels import graphs
 from ngramloss_bench import benchmark
 
-STATUS = "/proc/self/status"
 SLOW = 2.0
 """Seconds. A call that takes longer is timed 3 times, if no number is asked for."""
 WARM_UP = 3
@@ -101,14 +100,6 @@ def _resident() -> float:
         return benchmark.NAN
     with open(benchmark.STATM) as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
-
-
-def most_resident() -> float:
-    """The most memory that the process has had, in GiB; NaN where there is no /proc."""
-    if not os.path.exists(STATUS):
-        return benchmark.NAN
-    with open(STATUS) as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 2**20
 
 
 def captured(run: Callable[[], object], clear: Callable[[], object]) -> tuple[Callable[[], object], float]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ngramloss_bench.clock import most_resident
+from ngramloss import console
 
 NAN = float("nan")
 PROFILED = 8
@@ -73,7 +73,7 @@ class Window:
             self.gibibytes = torch.cuda.max_memory_allocated() / 2**30
             self.reserved_gibibytes = torch.cuda.max_memory_reserved() / 2**30
         else:
-            self.gibibytes = most_resident()
+            self.gibibytes = console.peak_memory(torch.device("cpu"))
 
     def _profile(self, *activities: ProfilerActivity) -> None:
         self._profiler = profile(activities=[*activities, *([ProfilerActivity.CUDA] if self.cuda else [])])

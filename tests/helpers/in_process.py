@@ -3,6 +3,7 @@
 import contextlib
 
 from ngramloss import cli
+from ngramloss.study import run
 
 
 class InProcess:
@@ -14,3 +15,14 @@ class InProcess:
 
     def terminate(self):
         raise AssertionError("it has ended")
+
+
+def processes_run_here(monkeypatch):
+    """Let the processes of a study run here, without waiting between two tries. Returns the arguments of each."""
+    calls = []
+    monkeypatch.setattr(
+        run, "start_process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log)
+    )
+    for pause in ("POLL", "WAIT", "PAUSE"):
+        monkeypatch.setattr(run, pause, 0.0)
+    return calls

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from ngramloss.output import tabular
+from ngramloss.output import console, tabular
 from ngramloss.output.tabular import Cell, Head, Row, Table
 
 TABLE = Table(
@@ -130,7 +130,7 @@ def test_a_corrected_p_is_marked_and_nothing_else():
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf])
 def test_what_is_no_number_is_a_dash_or_nothing(missing):
-    assert (tabular.fixed(missing, 2), tabular.signed(missing, 2)) == ("–", "–")
+    assert (console.fixed(missing, 2), tabular.signed(missing, 2)) == ("–", "–")
     assert (tabular.half_width(missing, 1.0, 2), tabular.half_width(0.0, missing, 2), tabular.chance(missing)) == (
         "",
         "",

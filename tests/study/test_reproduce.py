@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from in_process import InProcess
+from in_process import InProcess, processes_run_here
 
 from ngramloss import cli, recipe
 from ngramloss.data import newswire
@@ -34,13 +34,7 @@ SMALL = [
 @pytest.fixture(autouse=True)
 def started(monkeypatch):
     """Processes of the study run here; the arguments of each."""
-    calls = []
-    monkeypatch.setattr(
-        run, "start_process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log)
-    )
-    monkeypatch.setattr(run, "POLL", 0.0)
-    monkeypatch.setattr(run, "PAUSE", 0.0)
-    return calls
+    return processes_run_here(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -51,37 +45,17 @@ def base(tmp_path_factory):
     return str(folder / "model")
 
 
+STEPS = ["--set", "train.max_steps=2", "--set", "train.warmup_steps=0"]
+
+
+def command(folder, model, *arguments, data="newswire"):
+    where = ["--data", str(data), "--model", model, "--runs", str(folder / "runs"), "-o", str(folder / "page")]
+    return cli.main(["reproduce", *arguments[:1], *where, "--limit", "5", *STEPS, *arguments[1:]])
+
+
 def again(folder, model, *arguments, last=()):
-    small = [
-        "--set",
-        "train.max_steps=2",
-        "--set",
-        "train.warmup_steps=0",
-        "--set",
-        "train.eval_every=0",
-        "--set",
-        "data.limit=40",
-        "--set",
-        "train.log_every=1",
-    ]
-    return cli.main(
-        [
-            "reproduce",
-            *arguments,
-            "--data",
-            "newswire",
-            "--model",
-            model,
-            "--runs",
-            str(folder / "runs"),
-            "-o",
-            str(folder / "page"),
-            "--limit",
-            "5",
-            *small,
-            *last,
-        ]
-    )
+    small = ["--set", "train.eval_every=0", "--set", "data.limit=40", "--set", "train.log_every=1"]
+    return command(folder, model, *arguments, *small, *last)
 
 
 def test_the_rows_are_the_papers():
@@ -395,29 +369,7 @@ def untrained(monkeypatch):
 
 
 def refused(capsys, folder, base, *arguments, data="newswire"):
-    code = cli.main(
-        [
-            "reproduce",
-            "table2",
-            "--data",
-            str(data),
-            "--model",
-            base,
-            "--runs",
-            str(folder / "runs"),
-            "-o",
-            str(folder / "page"),
-            "--limit",
-            "5",
-            "--objectives",
-            "ce",
-            "--set",
-            "train.max_steps=2",
-            "--set",
-            "train.warmup_steps=0",
-            *arguments,
-        ]
-    )
+    code = command(folder, base, "table2", "--objectives", "ce", *arguments, data=data)
     assert code == 2
     assert not (folder / "runs" / "study.json").exists()
     return capsys.readouterr().err

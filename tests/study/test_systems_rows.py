@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from in_process import InProcess
+from in_process import processes_run_here
 
 from ngramloss import cli, recipe
 from ngramloss.scoring import paper
@@ -195,14 +195,7 @@ def test_the_facts_of_a_row_have_all_that_is_made_before_it(tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """Processes of the study run here; the arguments of each."""
-    calls = []
-    monkeypatch.setattr(
-        run, "start_process", lambda arguments, log, _: calls.append(arguments) or InProcess(arguments, log)
-    )
-    monkeypatch.setattr(run, "POLL", 0.0)
-    monkeypatch.setattr(run, "WAIT", 0.0)
-    monkeypatch.setattr(run, "PAUSE", 0.0)
-    return calls
+    return processes_run_here(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ from ngramloss.data.examples import Example, Split, load
 from ngramloss.data.languages import AUTO, special_pattern, word_pattern
 from ngramloss.data.sentences import LOOKED_AT, split_many, splitting_notes
 from ngramloss.errors import UserError
-from ngramloss.output import tabular
-from ngramloss.output.console import aligned
+from ngramloss.output.console import aligned, fixed
 from ngramloss.output.progress import Progress
 
 WORD = re.compile(r"\d+(?:[.,]\d+)+|\w+(?:['’-]\w+)*")
@@ -186,7 +185,7 @@ def table(name: str, splits: Mapping[str, Statistics], *, rules: str = "standard
     """Format the statistics of each split and of all together, the paper's values if known, and the definitions."""
     named = {**splits, **({"all": reduce(add, splits.values())} if len(splits) > 1 else {})}
     rows = [
-        [split, f"{counts.examples:,}", *(tabular.fixed(mean, 2) for mean in counts.means.values())]
+        [split, f"{counts.examples:,}", *(fixed(mean, 2) for mean in counts.means.values())]
         for split, counts in named.items()
     ]
     definitions = [*DEFINITIONS[rules], *NOVEL]

@@ -10,7 +10,8 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from math import isfinite
+from typing import Any, TypeGuard
 
 from ngramloss.output import escape
 
@@ -37,6 +38,33 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
         ).rstrip()
         for row in rows
     ]
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether there is a value at all: not None, not NaN, not infinite."""
+    return isinstance(value, (int, float)) and isfinite(value)
+
+
+def fixed(value: float | None, decimals: int) -> str:
+    """A value with its decimals, or a dash.
+
+    >>> fixed(4.5, 2), fixed(None, 2)
+    ('4.50', '–')
+    """
+    return f"{value:.{decimals}f}" if is_number(value) else "–"
+
+
+def peak_memory(device: Any) -> float:
+    """Peak memory of this process in GiB: on the GPU, or resident memory on a CPU; NaN where that is not known."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    try:
+        import resource
+    except ImportError:  # Windows
+        return float("nan")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def show_messages() -> None:

@@ -6,11 +6,10 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Literal, NamedTuple
 
 from ngramloss.output import escape
-from ngramloss.output.console import aligned
+from ngramloss.output.console import aligned, is_number
 
 
 @dataclass(frozen=True)
@@ -174,20 +173,6 @@ def mark(p: float | None) -> str:
     ('**', '*', '', '')
     """
     return "" if p is None else "**" if p < 0.01 else "*" if p < 0.05 else ""
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether there is a value at all: not None, not NaN, not infinite."""
-    return isinstance(value, (int, float)) and isfinite(value)
-
-
-def fixed(value: float | None, decimals: int) -> str:
-    """A value with its decimals, or a dash.
-
-    >>> fixed(4.5, 2), fixed(None, 2)
-    ('4.50', '–')
-    """
-    return f"{value:.{decimals}f}" if is_number(value) else "–"
 
 
 def signed(value: float | None, decimals: int) -> str:

@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ngramloss.output.tabular import is_number
+from ngramloss.output.console import is_number
 from ngramloss.report.record import TeacherForced
 
 BLOCK = 256  # Cases in a block. Texts of one case lie side by side, so near-equal summaries cost almost nothing.

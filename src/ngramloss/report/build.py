@@ -17,7 +17,7 @@ from ngramloss.errors import UserError
 from ngramloss.metrics.registry import Score, scores_of
 from ngramloss.metrics.shape import shape
 from ngramloss.output import escape
-from ngramloss.output.tabular import is_number
+from ngramloss.output.console import is_number
 from ngramloss.recipe import TASKS, WORDS
 from ngramloss.report import record
 from ngramloss.report.record import LENGTH, NOVELTY, Cases, Report, ReportSystem, TeacherForced, TrainingCurves

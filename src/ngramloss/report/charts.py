@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ngramloss.loss.terms.registry import OBJECTIVES
 from ngramloss.metrics.registry import Score
-from ngramloss.output.tabular import is_number, mark
+from ngramloss.output.console import is_number
+from ngramloss.output.tabular import mark
 from ngramloss.report.drawing import COLOURS, MUTED, SETTINGS, colour, drawable, markup, new_figure, round_ticks
 from ngramloss.report.forest import Estimate, Forest, draw_forest
 from ngramloss.report.record import Ablation, Report, ReportSystem, TrainingCurves

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
-from ngramloss.output.tabular import fixed, is_number, signed
+from ngramloss.output.console import fixed, is_number
+from ngramloss.output.tabular import signed
 from ngramloss.report.drawing import INK, MUTED, SETTINGS, colour, drawable, markup, new_figure, round_ticks
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ngramloss.metrics.registry import Score
-from ngramloss.output.tabular import is_number
+from ngramloss.output.console import is_number
 from ngramloss.recipe import TASKS
 from ngramloss.scoring.results import Seeds
 from ngramloss.scoring.significance import CorpusScore

@@ -9,7 +9,8 @@ from typing import Any
 
 from ngramloss.metrics.registry import Score
 from ngramloss.output import tabular
-from ngramloss.output.tabular import Cell, Head, Parts, Row, Table, chance, fixed, is_number, signed
+from ngramloss.output.console import fixed, is_number
+from ngramloss.output.tabular import Cell, Head, Parts, Row, Table, chance, signed
 from ngramloss.report.record import Ablation, PaperRow, Report, ReportSystem
 from ngramloss.scoring.tables import cell, seed_cell
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from ngramloss.metrics.registry import Score
 from ngramloss.output import escape, tabular
-from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, is_number, mark, signed
+from ngramloss.output.console import fixed, is_number
+from ngramloss.output.tabular import Cell, Head, Row, Table, chance, mark, signed
 from ngramloss.scoring import provenance
 from ngramloss.scoring.results import Result, Seeds
 from ngramloss.scoring.score_cache import number

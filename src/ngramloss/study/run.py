@@ -19,9 +19,8 @@ from typing import NamedTuple
 from ngramloss import recipe
 from ngramloss.data.prompts import TODAY
 from ngramloss.errors import DIVERGED, UserError
-from ngramloss.output.console import logger
+from ngramloss.output.console import fixed, logger
 from ngramloss.output.progress import Progress
-from ngramloss.output.tabular import fixed
 from ngramloss.storage.files import lock_folder, remove, write_whole
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, Study, Training, check_data

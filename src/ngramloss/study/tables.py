@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from ngramloss.metrics.registry import Score, scores_of
 from ngramloss.output import escape, tabular
-from ngramloss.output.tabular import Cell, Head, Row, Table, chance, fixed, mark, signed
+from ngramloss.output.console import fixed, is_number
+from ngramloss.output.tabular import Cell, Head, Row, Table, chance, mark, signed
 from ngramloss.scoring import provenance, significance
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.study.plan import TEST, VALIDATION, DataSet, Rows, Study, Training, trainings_of
@@ -314,7 +315,7 @@ def _confirmed(rows: Sequence[Comparison]) -> Table:
     change = partial(signed, decimals=score.decimals)
 
     def interval(test: dict[str, float]) -> str:
-        return f"{change(test['low'])} to {change(test['high'])}" if tabular.is_number(test["low"]) else "–"
+        return f"{change(test['low'])} to {change(test['high'])}" if is_number(test["low"]) else "–"
 
     def p_cell(p: float) -> Cell:
         return Cell(chance(p) or "–", p)

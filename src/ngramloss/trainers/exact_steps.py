@@ -19,9 +19,10 @@ from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.loss.stats import IGNORE_INDEX
 from ngramloss.loss.terms import Term
 from ngramloss.models.attached.attach import aligned_labels, aligned_packing, attach, attached_loss
-from ngramloss.models.attached.diagnosing import diagnostics, peak_memory, scheduled_weights
+from ngramloss.models.attached.diagnosing import diagnostics, scheduled_weights
 from ngramloss.models.attached.heads import adds_tokens, has_encoder
 from ngramloss.models.attached.segments import BESIDE, KEY, Unit
+from ngramloss.output.console import peak_memory
 from ngramloss.trainers.log_parts import LogParts, lower_is_better
 
 

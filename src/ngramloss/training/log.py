@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ngramloss.data.batches.padding import Step
 from ngramloss.data.batches.planned import PlannedSteps
-from ngramloss.models.attached.diagnosing import peak_memory
-from ngramloss.output.console import logger
+from ngramloss.output.console import logger, peak_memory
 from ngramloss.output.progress import Progress
 from ngramloss.storage.files import appended, whole_rows, write_whole
 from ngramloss.training.processes import Processes

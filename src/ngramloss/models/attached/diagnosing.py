@@ -1,8 +1,7 @@
-"""a model in training and its last micro-batch → diagnostics for the log, and the memory that the process took."""
+"""a model in training and its last micro-batch → diagnostics for the log."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -65,14 +64,3 @@ def scheduled_weights(loss_fn: JointLoss) -> dict[str, float]:
     """The weights of terms that change in the training, for the log."""
     weights = zip(loss_fn.parts, loss_fn.weights, strict=True)
     return {f"weight/{part.name}": weight for part, weight in weights if part.schedule is not None}
-
-
-def peak_memory(device: torch.device) -> float:
-    """Peak memory of this process in GiB: on the GPU, or resident memory on a CPU; NaN where that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    try:
-        import resource
-    except ImportError:  # Windows
-        return float("nan")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
