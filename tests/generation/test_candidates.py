@@ -534,7 +534,7 @@ def test_what_was_written_and_how_is_kept(run, tmp_path):
     [
         (["--seed", 1], "candidates.seed: 0 → 1"),
         (["--metric", "rouge1"], "metric.scores: ['rouge1', 'rouge2', 'rougeLsum'] → ['rouge1']"),
-        (["--search", "mixed"], "candidates.how: 'groups' → 'mixed'"),
+        (["--search", "mixed"], "candidates.search: 'groups' → 'mixed'"),
         (["--diversity", 0.5], "generation.diversity_penalty: 1.0 → 0.5"),
         (["--limit", 3], "documents: 2 → 3"),
         (["--split", "test"], "split: 'train' → 'test'"),

@@ -148,8 +148,9 @@ def write_candidates_like(about: Mapping[str, Any], work: Job, gain: Gain, folde
     groups = search.get("num_beam_groups", 0)
     chosen = plan(
         writer,
-        **{name: made[name] for name in ("how", "count", "temperature", "top_p", "seed")},
-        beams=0 if made["how"] == "sample" else search.get("num_beams", 0),
+        **{name: made[name] for name in ("count", "temperature", "top_p", "seed")},
+        how=made["search"],
+        beams=0 if made["search"] == "sample" else search.get("num_beams", 0),
         groups=groups,
         diversity=search["diversity_penalty"] if groups else None,
     )
@@ -193,7 +194,7 @@ def _author(work: Job, chosen: CandidatePlan, output: Output, column: str) -> tu
     facts = {
         **writer_facts(work, writer),
         "candidates": {
-            "how": chosen.how,
+            "search": chosen.how,
             "count": chosen.count,
             "temperature": chosen.samples.temperature,
             "top_p": chosen.samples.top_p,
