@@ -1,20 +1,23 @@
 """Prompts and completions of decoder-only models: which ids are read, which are learnt, and what is refused."""
 
 import json
+import shlex
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import tiny_tokenizers
 from clocks import clock_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logged import logged
 from tiny_tokenizers import CHATML, gpt_like
 from tokenizers import normalizers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from ngramloss import recipe
+from ngramloss import cli, recipe
 from ngramloss.data import Example, load, prompts
 from ngramloss.data.candidate_tokens import tokenise_candidates
 from ngramloss.data.candidates import Candidates
@@ -23,7 +26,7 @@ from ngramloss.data.tokens import Shape, tokenise
 from ngramloss.data.tokens import prompt_ids as model_input
 from ngramloss.errors import UserError
 from ngramloss.models import loading
-from ngramloss.models.prompts import align_stop, shape_of
+from ngramloss.models.prompts import _warn_once, align_stop, shape_of, warn_without_bos
 from ngramloss.recipe import Data, Model
 from ngramloss.training import prepare
 from ngramloss.training.processes import Processes
@@ -653,8 +656,6 @@ def test_generation_stops_at_the_end_of_a_turn(saved):
 
 
 def test_the_stop_of_a_model_without_generation_settings_is_in_its_config(saved):
-    from pathlib import Path
-
     (Path(saved.name) / "generation_config.json").unlink()
     tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")
     assert loading.stop_ids(saved, loading.load_config(saved), tokenizer) == [1]
@@ -680,3 +681,98 @@ def test_a_recipe_is_prepared_for_a_causal_model(saved, tmp_path, monkeypatch):
     tokenizer, _ = loading.load_tokenizer(saved, lambda: (), "")
     assert tokenizer.decode(row["input_ids"]) == f"<s>{SOURCE} 2"
     assert len(row["labels"]) == 3
+
+
+# A token that every text must begin with
+
+
+def gemma(folder, *, bos):
+    """A tiny Gemma 3 in a folder, with a tokenizer that puts <s> first, or leaves it out as a converted one does."""
+    tokenizer = gpt_like(bos=bos, template=None)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    Gemma3ForCausalLM(Gemma3TextConfig(**ids, **sizes, **heads)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def begun(config, data, tokenizer, column=""):
+    """The warnings about a prompt, and how many <s> its ids begin with, and have."""
+    _warn_once.cache_clear()
+    prompt = prompt_of(data, "summarisation", column, tokenizer, STOPS)
+    source = json.dumps(TALK[:1]) if prompt.messages else SOURCE
+    with logged() as lines:
+        warn_without_bos(config, tokenizer, prompt)
+        warn_without_bos(config, tokenizer, prompt)
+    (ids,) = prompt_ids([source], tokenizer, prompt, 1000)
+    return lines, (ids[0] == 0, ids.count(0))
+
+
+def test_a_gemma_without_its_first_token_is_warned_of_with_the_setting_that_puts_it_there():
+    config, bare, whole = Gemma3TextConfig(bos_token_id=0), gpt_like(bos=False, template=None), gpt_like(template=None)
+    (line,), found = begun(config, Data(), bare)
+    assert found == (False, 0)
+    assert line.startswith("a prompt of gemma3_text must begin with <s>, and neither the tokenizer nor the prompt puts")
+    (setting,) = shlex.split(line.partition("--set ")[2].removesuffix("."))
+    data = recipe.load("sft", [setting]).data
+    assert data.prompt == "<s>{source}\n\nSummary:"
+    for tokenizer in (bare, whole):
+        assert begun(config, data, tokenizer) == ([], (True, 1))
+        assert begun(config, Data(prompt="none"), tokenizer) == ([], (True, 1))
+    assert begun(config, Data(), whole) == ([], (True, 1))
+
+
+def test_a_chat_template_of_gemma_begins_with_the_token_or_is_warned_of():
+    config = Gemma3TextConfig(bos_token_id=0)
+    for data, column in ((Data(prompt="chat"), ""), (Data(), "messages")):
+        (line,), found = begun(config, data, gpt_like(bos=True), column)
+        assert found == (False, 0)
+        assert line.endswith("Begin the chat template with it.")
+        assert begun(config, data, gpt_like(template="{{ bos_token }}" + CHATML), column) == ([], (True, 1))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_models_that_may_be_trained_without_a_first_token_are_not_warned_of(family):
+    from transformers import AutoConfig
+
+    assert begun(AutoConfig.for_model(family, bos_token_id=0), Data(), gpt_like(bos=False)) == ([], (False, 0))
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("bos", [False, True])
+def test_train_and_generate_warn_of_a_gemma_without_its_first_token(tmp_path, monkeypatch, bos):
+    from ngramloss.data.tokens import Tokens
+    from ngramloss.generation.job import job
+    from ngramloss.generation.load_job import load_model, writer_of
+
+    monkeypatch.chdir(tmp_path)
+    model, given = gemma(tmp_path / "model", bos=bos), [] if bos else ['data.prompt="<s>{source}\\n\\nSummary:"']
+    name = write(tmp_path / "a.jsonl", *({"document": f"{SOURCE} {number}", "summary": TARGET} for number in range(4)))
+    small = ["train.eval_every=0", "train.epochs=1", "generation.max_length=4", "generation.num_beams=1"]
+    small += ["data.max_source=60", "train.max_tokens=200"]
+    plain = [f"model.name={model}", f"data.name={name}", *small]
+
+    def warnings(act):
+        _warn_once.cache_clear()
+        with logged() as lines:
+            act()
+        return [line for line in lines if "must begin with <s>" in line]
+
+    def train(settings, folder):
+        return cli.main(["train", "sft", "--run", folder, *(part for each in settings for part in ("--set", each))])
+
+    def generate(*settings):
+        work = job(model, data=name, overrides=["data.max_source=60", "generation.max_length=4", *settings])
+        loaded = load_model(work, device="cpu")
+        writers.append(writer_of(work, *loaded, column="document"))
+
+    writers = []
+    assert len(warnings(lambda: train(plain, "a"))) == len(warnings(generate)) == (not bos)
+    assert not warnings(lambda: train([*plain, *given], "b") or generate(*given))
+    prepared = json.loads((tmp_path / "b" / "prepared.json").read_text())
+    row = Tokens(Path(prepared["splits"]["train"]["tokens"]))[0]["input_ids"].tolist()
+    (read,) = model_input([f"{SOURCE} 0"], writers[-1].tokenizer, writers[-1].shape)
+    assert row == read
+    assert (row[0], row.count(0)) == (0, 1)
+    assert not warnings(lambda: cli.main(["generate", "a", "--data", name, "--limit", "1"]))

@@ -16,7 +16,7 @@ from ngramloss.models.attached.candidates import NOT_CAUSAL
 from ngramloss.models.first_tokens import align_start
 from ngramloss.models.languages import codes, set_languages
 from ngramloss.models.precision import to_precision
-from ngramloss.models.prompts import align_stop, shape_of
+from ngramloss.models.prompts import align_stop, shape_of, warn_without_bos
 from ngramloss.output.console import logger
 from ngramloss.recipe import PRECISIONS
 from ngramloss.search import engines
@@ -61,6 +61,8 @@ def writer_of(
     shape = shape_of(work.data, work.task, work.loading, model.config, tokenizer, column=column)
     if shape.prompt is not None:
         align_stop(model, shape.prompt)
+    if not work.is_run:  # a run generates with the prompts that it was trained on
+        warn_without_bos(model.config, tokenizer, shape.prompt)
     if options.rerank == PROBABILITY and model.config.model_type in NOT_CAUSAL:
         raise UserError(
             f"--rerank probability cannot order texts of {type(model).__name__}, which gives a text another "

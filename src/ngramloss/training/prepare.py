@@ -30,7 +30,7 @@ from ngramloss.loss.terms.term import refuse_unweighted
 from ngramloss.metrics.registry import METRICS
 from ngramloss.models import loading
 from ngramloss.models.languages import set_languages
-from ngramloss.models.prompts import shape_of
+from ngramloss.models.prompts import shape_of, warn_without_bos
 from ngramloss.models.remote_code import remote_code_allowed
 from ngramloss.output.console import logger
 from ngramloss.recipe import SOURCE, Model, Recipe, Train
@@ -109,6 +109,7 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
     config = loading.load_config(settings.model)
     day = str(object_or_empty(newest / identity.IDENTITY).get(DAY, "")) if newest is not None else ""
     shape = shape_of(settings.data, settings.task, settings.model, config, tokenizer, column=train.column, day=day)
+    warn_without_bos(config, tokenizer, shape.prompt)
     if shape.separator != "none":
         note_splitting([example.source for example in train.examples], settings.data)
     tokens = {name: tokenise(split.examples, split.fingerprint, tokenizer, shape) for name, split in splits.items()}
