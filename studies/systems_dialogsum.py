@@ -185,7 +185,7 @@ class Study:
             "train.warmup_steps=0.1",
             "train.eval_every=200",
             "train.save_every=200",
-            "train.best=gain",
+            "train.best=score",
             *(("data.limit=64", "data.validation_limit=8") if self.tiny else ()),
         )
         self.run("generate", self.out / "ext", *self.few, "--out", self.out / "test-ext")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ngramloss.loss.terms import OBJECTIVES as OBJECTIVES
     from ngramloss.loss.terms import Objective as Objective
     from ngramloss.loss.terms import Term as Term
-    from ngramloss.metrics import gains as gains
+    from ngramloss.metrics import candidate_scores as candidate_scores
     from ngramloss.metrics import oracle as oracle
     from ngramloss.metrics.registry import METRICS as METRICS
     from ngramloss.metrics.registry import Metric as Metric
@@ -124,7 +124,7 @@ _MODULES = {
     "encoders": "models.encoders",
     "engines": "search.registry",
     "files": "storage.files",
-    "gains": "metrics.gains",
+    "candidate_scores": "metrics.candidate_scores",
     "loading": "models.loading",
     "options": "cli.options",
     "oracle": "metrics.oracle",

@@ -245,7 +245,7 @@ class Online:
     diversity: float = setting(1.0, "weights", least=0)
     """Of groups: what a token's log-probability loses for each beam of an earlier group that takes it."""
     metric: str = setting("", "weights")
-    """What a text gains: a metric or one of its scores, such as ``rouge``, ``rouge2``, ``bleu``, ``chrf`` or one of a
+    """What scores a text: a metric or one of its scores, such as ``rouge``, ``rouge2``, ``bleu``, ``chrf`` or one of a
     plugin; empty: ``rouge``, for translations ``bleu``."""
     metric_options: list[str] = setting([], "weights")
     """Options of the metric, such as ``["rouge.tokens=auto"]``."""

@@ -88,7 +88,7 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
     others = models.example(model, batch * count, 1, options.target, device)["labels"].view(
         batch, count, -1
     )  # [B, K, T]
-    gains = torch.linspace(1, 0, count, device=device).expand(batch, -1)  # [B, K]
+    scores = torch.linspace(1, 0, count, device=device).expand(batch, -1)  # [B, K]
 
     def loss_of(**more: Tensor) -> Tensor:
         loss: Tensor = model(**inputs, **more).loss
@@ -118,7 +118,7 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
     yield Row(ENCODER, partial(cost, encoded))
     attach(model, options.objective)
     name = f"{options.objective}, {count} candidates"
-    yield Row(name, partial(cost, partial(loss_of, candidates=others, gains=gains)))
+    yield Row(name, partial(cost, partial(loss_of, candidates=others, scores=scores)))
 
 
 def compare(count: int, measured: list[Measured]) -> None:
@@ -160,13 +160,15 @@ def trained(options: argparse.Namespace, refresh: int) -> dict[str, float]:
     read, labels = ids["input_ids"][:, :source].tolist(), ids["labels"][:, -target:].tolist()
     rows = [{"input_ids": source_ids, "labels": label_ids} for source_ids, label_ids in zip(read, labels, strict=True)]
     tokenizer, own = _Numbers(), None
-    if refresh:  # gains are ROUGE, in which ids are words
-        gain = ng.gains.gain_of("rouge", {})
+    if refresh:  # scores are ROUGE, in which ids are words
+        metric = ng.candidate_scores.candidate_metric("rouge", {})
         texts = zip(tokenizer.batch_decode(read), tokenizer.batch_decode(labels), strict=True)
         examples = [ng.data.Example(str(number), *each) for number, each in enumerate(texts)]
         own = ng.OwnTexts(
             ng.recipe.Online(samples=options.count, refresh=refresh),
-            lambda numbers, texts: ng.gains.gains_at_once(gain, [examples[number] for number in numbers], texts),
+            lambda numbers, texts: ng.candidate_scores.scores_at_once(
+                metric, [examples[number] for number in numbers], texts
+            ),
             ng.recipe.Generation(max_length=target + (not models.is_decoder_only(model.config))),
         )
     lines: list[Mapping[str, float]] = []

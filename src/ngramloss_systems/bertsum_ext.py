@@ -233,16 +233,16 @@ def task(run: ng.Run) -> ng.SystemTask:
         used.append(_described(split, documents[split], rows[split], settings))
 
     def validate(batches: Any) -> dict[str, float]:
-        """The loss, and the gain of the summaries that are taken."""
+        """The loss, and the score of the summaries that are taken."""
         total, taken = 0.0, [""] * len(rows["validation"])
         for numbers, batch in batches:
             logits = model(batch)
             total += float(penalty(logits, batch["labels"]).sum())
             for number, values in zip(numbers, logits.tolist(), strict=True):
                 taken[number] = summary_of(documents["validation"][number], values, options)
-        gain = ng.gains.gain_of(ng.gains.BY_TASK[settings.task], {})
-        values = ng.gains.gains_of(gain, splits["validation"].examples, [[text] for text in taken])
-        return {"loss": total / len(taken), "gain": sum(value for (value,) in values) / len(taken)}
+        metric = ng.candidate_scores.candidate_metric(ng.candidate_scores.BY_TASK[settings.task], {})
+        values = ng.candidate_scores.score_candidates(metric, splits["validation"].examples, [[text] for text in taken])
+        return {"loss": total / len(taken), "score": sum(value for (value,) in values) / len(taken)}
 
     return ng.SystemTask(
         run,

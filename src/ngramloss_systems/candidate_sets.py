@@ -1,4 +1,4 @@
-"""files of candidates, of any writer → the examples that they belong to, the texts, and the gain of each."""
+"""files of candidates, of any writer → the examples that they belong to, the texts, and the score of each."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class CandidateSet(NamedTuple):
         return [self.candidates.rows[example.id][0] for example in self.examples]
 
     @property
-    def gains(self) -> list[tuple[float, ...]]:
-        """The gains of each example's candidates."""
+    def scores(self) -> list[tuple[float, ...]]:
+        """The scores of each example's candidates."""
         return [self.candidates.rows[example.id][1] for example in self.examples]
 
 
 def read_set(
     paths: Sequence[Path], data: ng.recipe.Data, task: str, split: str, *, exactly: bool = False
 ) -> CandidateSet:
-    """Read candidates of several writers, with gains of the task's usual metric if they lack them, and examples."""
+    """Read candidates of several writers, with scores of the task's usual metric if they lack them, and examples."""
     parts = [_read(path, data, task, split, exactly=exactly) for path in paths]
     rows: dict[str, Any] = {}
     metric = one_metric({str(path): part.metric for path, part in zip(paths, parts, strict=True)})
@@ -58,13 +58,13 @@ def read_set(
 
 
 def one_metric(metrics: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The metric that gains of several origins have in common; empty if none of them names it."""
+    """The metric that scores of several origins have in common; empty if none of them names it."""
     known = {where: metric for where, metric in metrics.items() if metric}
     for where, metric in known.items():
         first, theirs = next(iter(known.items()))
         if metric != theirs:
             raise ng.UserError(
-                f"gains of one training need one metric: those of {first} are of {metric_text(theirs)}, those of "
+                f"scores of one training need one metric: those of {first} are of {metric_text(theirs)}, those of "
                 f"{where} of {metric_text(metric)}. Make one of them again, with the same ngramloss candidates "
                 "--metric."
             )
@@ -167,7 +167,7 @@ def _whole(name: str) -> str:
 
 
 def _read(path: Path, data: ng.recipe.Data, task: str, split: str, *, exactly: bool) -> CandidateSet:
-    found, about = ng.candidates.read_candidates(path, need_gains=False), ng.candidates.about_of(path)
+    found, about = ng.candidates.read_candidates(path, need_scores=False), ng.candidates.about_of(path)
     if not exactly:
         data, split = _data_of(about, data), str(about.get("split", split))
     whole = ng.data.load_split(data, task, split)
@@ -190,14 +190,14 @@ def _read(path: Path, data: ng.recipe.Data, task: str, split: str, *, exactly: b
     metric = about.get("metric", {})
     if without := [example for example in examples if not rows[example.id][1]]:
         ng.console.logger.info(
-            f"computing the gains of candidates in {path}, which has none of {len(without):,} sources."
+            f"computing the scores of candidates in {path}, which has none of {len(without):,} sources."
         )
-        usual = ng.gains.gain_of(ng.gains.BY_TASK[task], {})
-        gains = ng.gains.gains_of(usual, without, [rows[example.id][0] for example in without])
+        usual = ng.candidate_scores.candidate_metric(ng.candidate_scores.BY_TASK[task], {})
+        scores = ng.candidate_scores.score_candidates(usual, without, [rows[example.id][0] for example in without])
         if metric or len(without) == len(rows):
-            metric = one_metric({f"rows in {path}": metric, "rows without gains": usual.settings})
+            metric = one_metric({f"rows in {path}": metric, "rows without scores": usual.settings})
         rows |= {
-            example.id: (rows[example.id][0], tuple(values)) for example, values in zip(without, gains, strict=True)
+            example.id: (rows[example.id][0], tuple(values)) for example, values in zip(without, scores, strict=True)
         }
     own = ng.candidates.Candidates(rows, ng.candidates.candidates_fingerprint(rows))
     return CandidateSet(data, split, examples, own, whole.fingerprint, [(data.name, split)] * len(examples), metric)

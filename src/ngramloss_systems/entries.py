@@ -9,13 +9,13 @@ SIMCLS = System(
     ("simcls", "simcls-demo"),
     "ngramloss_systems.simcls",
     options={
-        "margin": Setting(0.01, least=0, most=2, help="how much higher a candidate should score than the next"),
-        "gold_margin": Setting(0.0, least=0, most=2, help="how much higher the reference should score than any"),
+        "margin": Setting(0.01, least=0, most=2, help="how much higher a candidate's cosine should be than the next"),
+        "gold_margin": Setting(0.0, least=0, most=2, help="how much higher the reference's cosine should be than any"),
         "gold_weight": Setting(1.0, least=0, most=1000, help="weight of the reference's margin"),
         "pooling": Setting("first", choices=("first", "mean"), help="what stands for a text: its first token"),
     },
     after="ngramloss rerank apply {run} CANDIDATES --out DIR",
-    bests={"gain": True, "loss": False},
+    bests={"score": True, "loss": False},
     settable=recipe.affecting("documents"),
     first={"data.candidates": "train={ce:train},validation={ce:validation}"},
     beyond_cnndm=("data.max_target=80",),
@@ -36,7 +36,7 @@ BERTSUM_EXT = System(
         "min_words": Setting(6, least=0, most=1000, help="words of the shortest sentence that may be taken"),
     },
     not_used=("data.prefix", "data.candidates"),
-    bests={"loss": False, "gain": True},
+    bests={"loss": False, "score": True},
     task="summarisation",
 )
 

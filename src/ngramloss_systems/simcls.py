@@ -1,7 +1,7 @@
 """candidates of any writer → a reranker that scores each by its likeness to the document (SimCLS), and its choice.
 
 After Liu and Liu (2021), "SimCLS: A Simple Framework for Contrastive Learning of Abstractive Summarization", and their
-code: an encoder reads document and candidate one by one, and the cosine of the two is the candidate's score.
+code: an encoder reads document and candidate one by one, and takes the candidate with the highest cosine.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ngramloss_systems.candidate_sets import (
 
 NAME = "simcls"
 METRIC = "metric"
-"""Where the metric of the gains is saved, with checkpoints and with choices."""
+"""Where the metric of the scores is saved, with checkpoints and with choices."""
 FIRST, BEST, MBR = CHOOSERS = ("first", "best", "mbr")
-"""What can choose without a reranker: the writer's own first text; the one with the highest gain, an oracle; the one
+"""What can choose without a reranker: the writer's own first text; the one with the highest score, an oracle; the one
 that agrees most with the others, by minimum Bayes risk."""
 
 
@@ -41,35 +41,35 @@ class Penalties(NamedTuple):
     """What a row adds to the loss, [B] each."""
 
     order: Tensor
-    """For candidates that are not scored in the order of their gains."""
+    """For candidates whose cosines are not in the order of their scores."""
     reference: Tensor
-    """For candidates that score higher than the reference."""
+    """For candidates with a higher cosine than the reference."""
 
 
 def penalties(
-    score: Tensor, reference: Tensor, gain: Tensor, present: Tensor, *, margin: float, gold_margin: float
+    cosine: Tensor, reference: Tensor, score: Tensor, present: Tensor, *, margin: float, gold_margin: float
 ) -> Penalties:
-    r"""The ranking loss of SimCLS for each row, of scores [B, K] of candidates and [B] of references.
+    r"""The ranking loss of SimCLS for each row, of cosines [B, K] of candidates and [B] of references.
 
     .. math::
         \sum_{d=1}^{K-1} \frac{1}{K-d} \sum_{i=1}^{K-d} \max(0, S_{i+d} - S_i + d \cdot \textit{margin})
         \quad\text{and}\quad
         \frac{1}{K} \sum_{k} \max(0, S_k - S_{\textit{reference}} + \textit{gold margin})
 
-    with the K candidates in falling order of gain; those with the same gain keep their order. A row with one candidate
+    with the K candidates from the highest score to the lowest; equal scores keep their order. A row with one candidate
     has no order, and one with none has neither.
 
-    >>> score, gain = torch.tensor([[0.5, 0.75]]), torch.tensor([[0.9, 0.1]])
-    >>> penalties(score, torch.tensor([0.5]), gain, gain > 0, margin=0.25, gold_margin=0.0)
+    >>> cosine, score = torch.tensor([[0.5, 0.75]]), torch.tensor([[0.9, 0.1]])
+    >>> penalties(cosine, torch.tensor([0.5]), score, score > 0, margin=0.25, gold_margin=0.0)
     Penalties(order=tensor([0.5000]), reference=tensor([0.1250]))
     """
-    stats = ng.CandidateStats(score, present.to(score), gain)
-    too_high = (score - reference.unsqueeze(-1) + gold_margin).relu().where(present, 0.0)  # [B, K]
+    stats = ng.CandidateStats(cosine, present.to(cosine), score)
+    too_high = (cosine - reference.unsqueeze(-1) + gold_margin).relu().where(present, 0.0)  # [B, K]
     order = ng.OBJECTIVES["rank"].formula()(stats, margin=margin, alpha=0.0)  # [B]
     return Penalties(order, too_high.sum(-1) / present.sum(-1).clamp_min(1))
 
 
-class Scores(NamedTuple):
+class Cosines(NamedTuple):
     """Cosines with the document: of the reference, [B], and of each candidate, [B, K]; which candidates there are."""
 
     reference: Tensor
@@ -77,8 +77,8 @@ class Scores(NamedTuple):
     present: Tensor
 
 
-def score_batch(encoder: Any, batch: ng.padding.Batch, *, pad: int, pooling: str) -> Scores:
-    """Score the texts of a batch of :class:`Padder`. Texts that are absent are not encoded, and score 0."""
+def cosines_of_batch(encoder: Any, batch: ng.padding.Batch, *, pad: int, pooling: str) -> Cosines:
+    """Encode the texts of a batch of :class:`Padder` and compare. Absent ones are not encoded, and have 0."""
     ids = batch["input_ids"]  # [B, S]
     mask = batch.get("attention_mask", torch.ones_like(ids))  # [B, S]
     documents = _states(encoder, ids, mask, pooling)  # [B, D]
@@ -88,7 +88,7 @@ def score_batch(encoder: Any, batch: ng.padding.Batch, *, pad: int, pooling: str
     states = documents.new_zeros(*present.shape, documents.shape[-1])  # [B, 1 + K, D]
     states[present] = _states(encoder, texts.where(real, pad)[present], real[present].long(), pooling)
     cosine = F.cosine_similarity(documents.unsqueeze(1), states, dim=-1)  # [B, 1 + K]
-    return Scores(cosine[:, 0], cosine[:, 1:], present[:, 1:])
+    return Cosines(cosine[:, 0], cosine[:, 1:], present[:, 1:])
 
 
 def _states(encoder: Any, ids: Tensor, mask: Tensor, pooling: str) -> Tensor:
@@ -120,7 +120,7 @@ def task(run: ng.Run) -> ng.SystemTask:
         sets.pop("validation", None)
     check_apart(sets)
     metric = one_metric({f"the {split} candidates": of_split.metric for split, of_split in sets.items()})
-    used = [*_used(sets), f"gains: {metric_text(metric)}."]
+    used = [*_used(sets), f"scores: {metric_text(metric)}."]
     tokenizer = run.tokenizer(sets["train"])
     raise_unless_pooled(tokenizer, settings.model.name, options["pooling"])
     longest = max(settings.data.max_source, settings.data.max_target)
@@ -129,22 +129,22 @@ def task(run: ng.Run) -> ng.SystemTask:
     used += _cut(rows, settings)
     margins = {name: options[name] for name in ("margin", "gold_margin")}
 
-    def scores_of(batch: ng.padding.Batch) -> Scores:
-        return score_batch(encoder, batch, pad=tokenizer.pad_token_id, pooling=options["pooling"])
+    def cosines_of(batch: ng.padding.Batch) -> Cosines:
+        return cosines_of_batch(encoder, batch, pad=tokenizer.pad_token_id, pooling=options["pooling"])
 
-    def parts_of(scores: Scores, gain: Tensor) -> dict[str, Tensor]:
-        found = penalties(scores.candidates, scores.reference, gain, scores.present, **margins)
+    def parts_of(cosines: Cosines, score: Tensor) -> dict[str, Tensor]:
+        found = penalties(cosines.candidates, cosines.reference, score, cosines.present, **margins)
         return {"order": found.order, "reference": options["gold_weight"] * found.reference}
 
     def validate(batches: Any) -> dict[str, float]:
-        """The loss, and the gain of the texts that are chosen."""
-        total, gain = 0.0, 0.0
+        """The loss, and the score of the texts that are chosen."""
+        total, score = 0.0, 0.0
         for _, batch in batches:
-            scores = scores_of(batch)
-            total += float(torch.stack([*parts_of(scores, batch["gains"]).values()]).sum())
-            gain += float(batch["gains"].gather(-1, _choice(scores).unsqueeze(-1)).sum())
+            cosines = cosines_of(batch)
+            total += float(torch.stack([*parts_of(cosines, batch["scores"]).values()]).sum())
+            score += float(batch["scores"].gather(-1, _choice(cosines).unsqueeze(-1)).sum())
         count = len(rows["validation"])
-        return {"loss": total / count, "gain": gain / count}
+        return {"loss": total / count, "score": score / count}
 
     made_of = {f"{split} candidates": of_split.candidates.fingerprint for split, of_split in sets.items()}
     return ng.SystemTask(
@@ -156,7 +156,7 @@ def task(run: ng.Run) -> ng.SystemTask:
         Penalties._fields,
         validate,
         splits=sets,
-        loss_of=lambda batch, _: parts_of(scores_of(batch), batch["gains"]),
+        loss_of=lambda batch, _: parts_of(cosines_of(batch), batch["scores"]),
         config=config,
         made_of=made_of | {METRIC: json.dumps(metric)},
         used=used,
@@ -193,14 +193,14 @@ def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
                 f"every source of the {split} candidates has one candidate only, so there is nothing to choose. Make "
                 "several with: ngramloss candidates RUN_OR_MODEL --count 16"
             )
-        equal = sum(len(set(values)) == 1 < len(values) for values in of_split.gains)
+        equal = sum(len(set(values)) == 1 < len(values) for values in of_split.scores)
         if equal == len(counts) - alone:
             raise ng.UserError(
-                f"all candidates of every source of the {split} candidates have equal gains, so there is no order to "
+                f"all candidates of every source of the {split} candidates have equal scores, so there is no order to "
                 "learn. Make them again with another --metric, or other texts: ngramloss candidates RUN_OR_MODEL"
             )
         few = f" {alone:,} sources have one candidate only, which has no order." if alone else ""
-        ties = f" {equal:,} sources have candidates of equal gains, which have no order." if equal else ""
+        ties = f" {equal:,} sources have candidates of equal scores, which have no order." if equal else ""
         origins = " and ".join(f"{name} ({own})" for name, own in dict.fromkeys(of_split.origins))
         mean = sum(counts) / len(counts)
         sentences.append(f"{split}: {len(counts):,} sources of {origins}, {mean:.1f} candidates each.{few}{ties}")
@@ -220,8 +220,8 @@ def _cut(rows: Mapping[str, Any], settings: ng.recipe.Recipe) -> list[str]:
     ]
 
 
-def _choice(scores: Scores) -> Tensor:
-    return scores.candidates.where(scores.present, float("-inf")).argmax(-1)
+def _choice(cosines: Cosines) -> Tensor:
+    return cosines.candidates.where(cosines.present, float("-inf")).argmax(-1)
 
 
 # Choosing
@@ -251,21 +251,21 @@ class Reranker:
         return {**self.run.facts, "lengths": [self.data.max_source, self.data.max_target]}
 
     @torch.no_grad()
-    def scores(self, documents: Sequence[str], texts: Sequence[Sequence[str]]) -> list[list[float]]:
-        """The score of each text of each document, −1 to 1, in fp32; of an empty text −∞, so that it is not chosen."""
+    def cosines(self, documents: Sequence[str], texts: Sequence[Sequence[str]]) -> list[list[float]]:
+        """The cosine of each text with its document, −1 to 1, in fp32; −∞ for an empty text, which is never chosen."""
         shape = ng.tokens.Shape.of(self.data)
         ids = ng.tokens.prompt_ids(documents, self.tokenizer, shape)
         flat = [text for group in texts for text in group]
         encoded = iter(ng.tokens.targets(flat, self.tokenizer, shape) if flat else [])
         rows = [
-            {"input_ids": own, "labels": [], "candidates": [next(encoded) for _ in group], "gains": [0.0] * len(group)}
+            {"input_ids": own, "labels": [], "candidates": [next(encoded) for _ in group], "scores": [0.0] * len(group)}
             for own, group in zip(ids, texts, strict=True)
         ]
         found: list[list[float]] = [[] for _ in rows]
         with ng.Progress("scoring candidates", total=len(rows), unit="documents") as progress:
             for numbers, batch in self.run.batches(rows, _padder(self.tokenizer)):
-                scores = score_batch(self.encoder, batch, pad=self.tokenizer.pad_token_id, pooling=self.pooling)
-                known = scores.candidates.where(scores.present, float("-inf"))
+                cosines = cosines_of_batch(self.encoder, batch, pad=self.tokenizer.pad_token_id, pooling=self.pooling)
+                known = cosines.candidates.where(cosines.present, float("-inf"))
                 for number, values in zip(numbers, known.tolist(), strict=True):
                     found[number] = [
                         value if text.strip() else float("-inf")
@@ -273,7 +273,7 @@ class Reranker:
                     ]
                     if any(map(isnan, found[number])):
                         raise ng.UserError(
-                            f"{self.run.model} has a score that is NaN for a candidate of document {number + 1}: its "
+                            f"{self.run.model} has a cosine that is NaN for a candidate of document {number + 1}: its "
                             "weights are not usable. Train it again, with a lower train.learning_rate."
                         )
                 progress.update(len(numbers))
@@ -281,7 +281,7 @@ class Reranker:
 
 
 def metric_of(run: ng.RunFolder) -> dict[str, Any]:
-    """The metric of the gains that a reranker was trained on; empty if it is not known."""
+    """The metric of the scores that a reranker was trained on; empty if it is not known."""
     if made_of := run.made_of:
         found: dict[str, Any] = json.loads(made_of.get(METRIC) or "{}")
         return found
@@ -294,7 +294,7 @@ def _trained_on(own: ng.recipe.Recipe) -> list[Path]:
 
 
 class Chosen(NamedTuple):
-    """What was chosen, for how many sources another text than the first, and mean gains: also of the best choice."""
+    """What was chosen, for how many sources another text than the first, and mean scores: also of the best choice."""
 
     path: Path
     sources: int
@@ -315,7 +315,7 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, met
             f"{chooser} is a way to choose, and also a run's folder here. For the run, write ./{chooser}; for the way, "
             "work in another folder."
         )
-    texts, known = of_split.texts, of_split.gains
+    texts, known = of_split.texts, of_split.scores
     alone = sum(len(group) == 1 for group in texts)
     if alone:
         ng.console.logger.warning(
@@ -323,12 +323,12 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, met
         )
     facts: dict[str, Any] = {"candidates": of_split.candidates.fingerprint, METRIC: of_split.metric}
     if chooser == MBR:
-        utility = ng.gains.gain_of(metric, {}) if metric else _gain(of_split.metric, task)
-        for note in ng.gains.check_utility(utility, of_split.examples):
+        utility = ng.candidate_scores.candidate_metric(metric, {}) if metric else _saved_metric(of_split.metric, task)
+        for note in ng.candidate_scores.check_utility(utility, of_split.examples):
             ng.console.logger.info(note)
         ng.console.logger.info(f"texts are compared by {metric_text(utility.settings)}.")
         facts |= {"utility": {**utility.settings, "versions": utility.versions}}
-        picked = [_highest(values) for values in ng.gains.expected_gains(utility, of_split.examples, texts)]
+        picked = [_highest(values) for values in ng.candidate_scores.expected_scores(utility, of_split.examples, texts)]
     elif chooser in CHOOSERS:
         picked = [0 if chooser == FIRST else _highest(values) for values in known]
     else:
@@ -336,11 +336,11 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, met
         facts |= reranker.facts
         if reranker.metric and of_split.metric and reranker.metric != of_split.metric:
             ng.console.logger.warning(
-                f"{chooser} was trained on gains of {metric_text(reranker.metric)}, and these are of "
+                f"{chooser} was trained on scores of {metric_text(reranker.metric)}, and these are of "
                 f"{metric_text(of_split.metric)}."
             )
-        scores = reranker.scores([example.source for example in of_split.examples], texts)
-        picked = [_highest(values) for values in scores]
+        cosines = reranker.cosines([example.source for example in of_split.examples], texts)
+        picked = [_highest(values) for values in cosines]
     by_id = {example.id: group[number] for example, group, number in zip(of_split.examples, texts, picked, strict=True)}
 
     def write(examples: Sequence[ng.data.Example]) -> list[str]:
@@ -369,7 +369,7 @@ def generate(work: ng.Job, folder: Path) -> Path:
     if work.task != own.task:
         raise ng.UserError(f"{work.model} was trained for {own.task}, not for {work.task}. Leave --set task out.")
     about = _writer_of(work.model, _trained_on(own))
-    data = ng.write_candidates_like(about, work, _gain(metric_of(run), work.task), folder)
+    data = ng.write_candidates_like(about, work, _saved_metric(metric_of(run), work.task), folder)
     of_split = read_set([folder], data, work.task, work.split, exactly=True)
     return choose(work.model, of_split, folder, task=work.task).path
 
@@ -401,14 +401,16 @@ def _writer_of(reranker: str, trained_on: Sequence[Path]) -> dict[str, Any]:
     return about
 
 
-def _gain(metric: Mapping[str, Any], task: str) -> ng.gains.Gain:
-    """What makes gains as a saved metric did, or the task's usual one."""
+def _saved_metric(metric: Mapping[str, Any], task: str) -> ng.candidate_scores.CandidateMetric:
+    """What scores as a saved metric did, or the task's usual one."""
     if not metric:
-        return ng.gains.gain_of(ng.gains.BY_TASK[task], {})
+        return ng.candidate_scores.candidate_metric(ng.candidate_scores.BY_TASK[task], {})
     name, scores = metric["name"], metric["scores"]
     known = ng.METRICS.entry(name).options
     options = {option: known[option].read(value) for option, value in metric["options"].items() if option in known}
-    return ng.gains.gain_of(name if len(scores) > 1 else scores[0], options, lines=metric["sentence_a_line"] or None)
+    return ng.candidate_scores.candidate_metric(
+        name if len(scores) > 1 else scores[0], options, lines=metric["sentence_a_line"] or None
+    )
 
 
 def _highest(values: Sequence[float]) -> int:

@@ -184,9 +184,9 @@ def test_the_end_is_learnt_where_it_is_also_the_padding():
 
 
 CANDIDATES = [
-    {"input_ids": [5, 6, 7], "labels": [8, 9, 2], "candidates": [[8, 2], [9, 9, 9, 2]], "gains": [0.7, 0.1]},
-    {"input_ids": [4], "labels": [3, 2], "candidates": [[6, 2]], "gains": [0.4]},
-    {"input_ids": [4, 4], "labels": [3, 2], "candidates": [], "gains": []},
+    {"input_ids": [5, 6, 7], "labels": [8, 9, 2], "candidates": [[8, 2], [9, 9, 9, 2]], "scores": [0.7, 0.1]},
+    {"input_ids": [4], "labels": [3, 2], "candidates": [[6, 2]], "scores": [0.4]},
+    {"input_ids": [4, 4], "labels": [3, 2], "candidates": [], "scores": []},
 ]
 
 
@@ -212,7 +212,7 @@ def test_candidates_are_rows_of_their_own(size):
     assert stats.length[:3, :2].tolist() == [[2, 4], [2, 0], [0, 0]]
     loss.backward()
     model.eval()
-    rest = {name: value for name, value in batch.items() if not name.startswith(("candidate", "gains"))}
+    rest = {name: value for name, value in batch.items() if not name.startswith(("candidate", "scores"))}
     assert set(ng.last_parts(model)) >= {"ce"}
     assert torch.isfinite(model(**rest).loss)
 
@@ -233,7 +233,7 @@ def test_candidates_without_positions_are_refused():
     model = ng.attach(tiny("llama"), "ce + rank").train()
     inputs = {"input_ids": torch.full((2, 5), 4), "labels": torch.full((2, 5), 4)}
     with pytest.raises(UserError, match="candidate_positions"):
-        model(**inputs, candidates=torch.full((2, 1, 3), 5), gains=torch.ones(2, 1))
+        model(**inputs, candidates=torch.full((2, 1, 3), 5), scores=torch.ones(2, 1))
     batch = JoinedPadder(1)(CANDIDATES)
     model(**batch)
     with pytest.raises(UserError, match="label_positions"):
@@ -242,9 +242,9 @@ def test_candidates_without_positions_are_refused():
 
 def test_candidates_of_several_turns_are_refused():
     with pytest.raises(UserError, match="several turns"):
-        lengths_of([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "gains": [1.0]}], joined="turns")
+        lengths_of([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "scores": [1.0]}], joined="turns")
     with pytest.raises(UserError, match="several turns"):
-        JoinedPadder(1)([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "gains": [1.0]}])
+        JoinedPadder(1)([{"input_ids": [5], "labels": [6, ~7, 8], "candidates": [[6]], "scores": [1.0]}])
 
 
 @given(rows=rows(), most=st.integers(10, 60))

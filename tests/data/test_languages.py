@@ -28,7 +28,7 @@ from ngramloss.data.languages import (
 from ngramloss.data.sentences import RULES, sentences, splitting_notes
 from ngramloss.data.statistics import WORD, words_of
 from ngramloss.metrics import overlap
-from ngramloss.metrics.gains import gain_of, gains_at_once
+from ngramloss.metrics.candidate_scores import candidate_metric, scores_at_once
 from ngramloss.metrics.overlap import bleu, bleu_notes, tokenizer_of
 from ngramloss.metrics.registry import METRICS, compute_scores
 from ngramloss.metrics.rouge import NAMES, notes, rewritten, rouge
@@ -411,12 +411,12 @@ def test_english_references_are_read_by_the_published_rules(reference, predictio
 
 
 @pytest.mark.parametrize("name", ["rouge2", "bleu"])
-def test_a_gain_does_not_depend_on_the_other_examples(name):
+def test_a_score_does_not_depend_on_the_other_examples(name):
     examples = [Example(language, "", texts[0]) for language, texts in TEXTS.items()]
     texts = [[half, reference, other] for reference, half, other in TEXTS.values()]
-    together = gains_at_once(gain_of(name, {}), examples, texts)
+    together = scores_at_once(candidate_metric(name, {}), examples, texts)
     assert together == [
-        gains_at_once(gain_of(name, {}), [one], [own])[0] for one, own in zip(examples, texts, strict=True)
+        scores_at_once(candidate_metric(name, {}), [one], [own])[0] for one, own in zip(examples, texts, strict=True)
     ]
     assert all(values[1] == pytest.approx(1) for values in together)
 

@@ -150,7 +150,7 @@ def test_twins_with_candidates():
 def test_candidates_of_decoder_only_twins_may_be_rows_of_their_own():
     rows = rows_with_candidates(3)
     batch, once = ng.twins(JoinedPadder(0))(rows), JoinedPadder(0)(rows)
-    for name in ("labels", "candidates", "gains"):
+    for name in ("labels", "candidates", "scores"):
         assert torch.equal(batch[name], once[name].repeat_interleave(2, 0))
 
 

@@ -18,7 +18,7 @@ from ngramloss.data.candidates import about_candidates, check_candidates, read_c
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation import candidates, load_job, predictions
 from ngramloss.generation.job import job
-from ngramloss.metrics.gains import check_gain, gain_of, gains_of
+from ngramloss.metrics.candidate_scores import candidate_metric, check_metric, score_candidates
 from ngramloss.metrics.overlap import bleu
 from ngramloss.metrics.rouge import rouge as rouge_scores
 from ngramloss.models.teacher_forced import text_logp
@@ -32,7 +32,7 @@ from ngramloss.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-ROW = {"id": "a", "candidates": ["x", "y"], "gains": [0.5, 1], "tokens": [3, 4]}
+ROW = {"id": "a", "candidates": ["x", "y"], "scores": [0.5, 1], "tokens": [3, 4]}
 
 
 # Reading
@@ -44,7 +44,7 @@ def written(path, *rows):
 
 
 def test_candidates_are_read_by_id_in_the_order_of_the_file(tmp_path):
-    path = written(tmp_path / "candidates.jsonl", ROW, {"id": 7, "candidates": [""], "gains": [0.0]})
+    path = written(tmp_path / "candidates.jsonl", ROW, {"id": 7, "candidates": [""], "scores": [0.0]})
     found = read_candidates(path)
     assert found.rows == {"a": (("x", "y"), (0.5, 1.0)), "7": (("",), (0.0,))}
     assert list(found.rows) == ["a", "7"]
@@ -57,13 +57,13 @@ def test_candidates_are_read_by_id_in_the_order_of_the_file(tmp_path):
     [
         {"id": "b"},
         {"candidates": ["y", "x"]},
-        {"gains": [0.5, 0.9]},
-        {"gains": [1, 0.5]},
+        {"scores": [0.5, 0.9]},
+        {"scores": [1, 0.5]},
         {"candidates": ["xy", ""]},
-        {"candidates": ["x"], "gains": [0.5]},
+        {"candidates": ["x"], "scores": [0.5]},
     ],
 )
-def test_the_fingerprint_is_that_of_ids_texts_and_gains(tmp_path, change):
+def test_the_fingerprint_is_that_of_ids_texts_and_scores(tmp_path, change):
     def fingerprint(row):
         return read_candidates(written(tmp_path / "c.jsonl", row)).fingerprint
 
@@ -75,29 +75,32 @@ def test_the_fingerprint_is_that_of_ids_texts_and_gains(tmp_path, change):
     [
         ("{", "c.jsonl:2: malformed JSON"),
         ("[1]", "c.jsonl:2: expected a JSON object, got list"),
-        ({"id": "b", "candidates": ["x"]}, "c.jsonl:2: no key 'gains'"),
-        ({"gains": [1]}, "no key 'id', 'candidates'"),
-        ({"id": None, "candidates": ["x"], "gains": [1]}, "'id' should be text, got null"),
-        ({"id": True, "candidates": ["x"], "gains": [1]}, "'id' should be text, got bool"),
-        ({"id": "b", "candidates": "x", "gains": [1]}, "'candidates' should be a list, got str"),
-        ({"id": "b", "candidates": ["x"], "gains": 1}, "'gains' should be a list, got int"),
-        ({"id": "b", "candidates": [], "gains": []}, "'candidates' is empty"),
-        ({"id": "b", "candidates": ["x", "y"], "gains": [1]}, "lengths differ: 2 candidates, 1 gains"),
-        ({"id": "b", "candidates": ["x", 3], "gains": [1, 1]}, "candidate 2 should be text, got int"),
-        ({"id": "b", "candidates": ["x", "\ud800"], "gains": [1, 1]}, "candidate 2 is not UTF-8 text, at character 1"),
-        ({"id": "\ud800", "candidates": ["x"], "gains": [1]}, "'id' is not UTF-8 text, at character 1"),
-        ({"id": "b", "candidates": ["x"], "gains": [None]}, "gain 1 should be a number, got null"),
-        ({"id": "b", "candidates": ["x"], "gains": [True]}, "gain 1 should be a number, got bool"),
-        ({"id": "b", "candidates": ["x"], "gains": [float("nan")]}, "gain 1 should be between 0 and 1, got nan"),
-        ({"id": "b", "candidates": ["x"], "gains": [float("inf")]}, "gain 1 should be between 0 and 1, got inf"),
-        ('{"id": "b", "candidates": ["x"], "gains": [1' + "0" * 400 + "]}", "gain 1 should be between 0 and 1, got 1"),
-        ({"id": "b", "candidates": ["x"], "gains": [-0.1]}, "gain 1 should be between 0 and 1, got -0.1"),
-        ({"id": "b", "candidates": ["x", "y"], "gains": [1, 42.5]}, "gain 2 should be between 0 and 1, got 42.5"),
+        ({"id": "b", "candidates": ["x"]}, "c.jsonl:2: no key 'scores'"),
+        ({"scores": [1]}, "no key 'id', 'candidates'"),
+        ({"id": None, "candidates": ["x"], "scores": [1]}, "'id' should be text, got null"),
+        ({"id": True, "candidates": ["x"], "scores": [1]}, "'id' should be text, got bool"),
+        ({"id": "b", "candidates": "x", "scores": [1]}, "'candidates' should be a list, got str"),
+        ({"id": "b", "candidates": ["x"], "scores": 1}, "'scores' should be a list, got int"),
+        ({"id": "b", "candidates": [], "scores": []}, "'candidates' is empty"),
+        ({"id": "b", "candidates": ["x", "y"], "scores": [1]}, "lengths differ: 2 candidates, 1 scores"),
+        ({"id": "b", "candidates": ["x", 3], "scores": [1, 1]}, "candidate 2 should be text, got int"),
+        ({"id": "b", "candidates": ["x", "\ud800"], "scores": [1, 1]}, "candidate 2 is not UTF-8 text, at character 1"),
+        ({"id": "\ud800", "candidates": ["x"], "scores": [1]}, "'id' is not UTF-8 text, at character 1"),
+        ({"id": "b", "candidates": ["x"], "scores": [None]}, "score 1 should be a number, got null"),
+        ({"id": "b", "candidates": ["x"], "scores": [True]}, "score 1 should be a number, got bool"),
+        ({"id": "b", "candidates": ["x"], "scores": [float("nan")]}, "score 1 should be between 0 and 1, got nan"),
+        ({"id": "b", "candidates": ["x"], "scores": [float("inf")]}, "score 1 should be between 0 and 1, got inf"),
+        (
+            '{"id": "b", "candidates": ["x"], "scores": [1' + "0" * 400 + "]}",
+            "score 1 should be between 0 and 1, got 1",
+        ),
+        ({"id": "b", "candidates": ["x"], "scores": [-0.1]}, "score 1 should be between 0 and 1, got -0.1"),
+        ({"id": "b", "candidates": ["x", "y"], "scores": [1, 42.5]}, "score 2 should be between 0 and 1, got 42.5"),
         (ROW, "c.jsonl:2: id 'a' was already used in line 1"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_with_the_reason(tmp_path, line, sentence):
-    path = written(tmp_path / "c.jsonl", ROW, line, {"id": "c", "candidates": ["x"], "gains": [2]})
+    path = written(tmp_path / "c.jsonl", ROW, line, {"id": "c", "candidates": ["x"], "scores": [2]})
     with pytest.raises(UserError) as stop:
         read_candidates(path)
     assert sentence in str(stop.value)
@@ -148,11 +151,11 @@ def test_candidates_of_other_sources_are_refused_with_their_ids(tmp_path, row, c
 
 
 @pytest.mark.parametrize("change", [{"target": "Another."}, {"references": ("Target 5.", "A second one.")}])
-def test_candidates_whose_gains_are_of_other_references_are_refused_with_their_ids(tmp_path, change):
+def test_candidates_whose_scores_are_of_other_references_are_refused_with_their_ids(tmp_path, change):
     examples = [*SOURCES_OF[:5], SOURCES_OF[5]._replace(**change), *SOURCES_OF[6:]]
     with pytest.raises(
         UserError,
-        match=r"1 of 12 training examples have other references than those with which the gains in .*candidates\.jsonl "
+        match=r"1 of 12 training examples have other references than those with which the scores in .*candidates\.jsonl "
         r"were computed: '5'\. Restore the data, or make the candidates again with: ngramloss candidates",
     ):
         check(tmp_path, examples, about=ABOUT)
@@ -271,7 +274,7 @@ def test_every_source_has_so_many_distinct_texts_and_those_of_the_search_come_fi
         own = distinct(other.get("candidates", [other["prediction"]]))
         assert row["candidates"][: len(own)] == own, "as generate writes them, the best first"
         assert row["candidates"][0] == other["prediction"]
-        assert len(set(row["candidates"])) == len(row["candidates"]) == len(row["gains"]) == len(row["tokens"]) == 4
+        assert len(set(row["candidates"])) == len(row["candidates"]) == len(row["scores"]) == len(row["tokens"]) == 4
         assert row["tokens"][0] == other["tokens"]
         assert all(4 <= tokens <= 8 for tokens in row["tokens"])
     ours, theirs = (
@@ -440,7 +443,7 @@ def test_of_more_beams_than_candidates_every_so_many_th_is_kept(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def own_data(run, tmp_path_factory):
-    """Sources whose references the model writes: gains are not all zero."""
+    """Sources whose references the model writes: scores are not all zero."""
     folder = tmp_path_factory.mktemp("data")
     lines = [{"id": str(number), "document": f"Word {number} of a short text.", "summary": "x"} for number in range(4)]
     (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -453,25 +456,25 @@ def own_data(run, tmp_path_factory):
     return folder
 
 
-def test_a_gain_is_the_metric_by_hand_with_the_best_of_several_references(run, own_data, tmp_path):
+def test_a_score_is_the_metric_by_hand_with_the_best_of_several_references(run, own_data, tmp_path):
     lines = {line["id"]: line["summary"] for line in rows(own_data / "train.jsonl")}
     found = made(tmp_path, run, "--data", own_data, "--count", 4)
     for row in found:
-        for text, gain in zip(row["candidates"], row["gains"], strict=True):
+        for text, score in zip(row["candidates"], row["scores"], strict=True):
             each = [rouge_scores([[reference]], [text]).values for reference in lines[row["id"]]]
             best = [max(values[name][0] for values in each) for name in ("rouge1", "rouge2", "rougeLsum")]
-            assert gain == pytest.approx(sum(best) / 300)
-        assert max(row["gains"]) == pytest.approx(1) or len(lines[row["id"]][1].split()) < 2, (
+            assert score == pytest.approx(sum(best) / 300)
+        assert max(row["scores"]) == pytest.approx(1) or len(lines[row["id"]][1].split()) < 2, (
             "one reference is a candidate"
         )
-    assert read_candidates(tmp_path).rows["0"] == (tuple(found[0]["candidates"]), tuple(found[0]["gains"]))
+    assert read_candidates(tmp_path).rows["0"] == (tuple(found[0]["candidates"]), tuple(found[0]["scores"]))
 
 
-def test_the_end_says_what_an_oracle_the_mean_the_worst_and_the_first_gain(run, own_data, tmp_path, capsys):
-    gains = [row["gains"] for row in made(tmp_path, run, "--data", own_data, "--count", 4)]
+def test_the_end_says_what_an_oracle_the_mean_the_worst_and_the_first_score(run, own_data, tmp_path, capsys):
+    scores = [row["scores"] for row in made(tmp_path, run, "--data", own_data, "--count", 4)]
     shown = capsys.readouterr().out.splitlines()[-1].split()
     expected = [
-        sum(column) / 4 for column in zip(*[(row[0], sum(row) / 4, max(row), min(row)) for row in gains], strict=True)
+        sum(column) / 4 for column in zip(*[(row[0], sum(row) / 4, max(row), min(row)) for row in scores], strict=True)
     ]
     assert shown == ["4", "4.0", *(f"{value:.4f}" for value in expected)]
     assert expected[2] > expected[1] > expected[3]
@@ -481,7 +484,7 @@ def test_the_end_says_what_an_oracle_the_mean_the_worst_and_the_first_gain(run, 
     assert summary["file"] == str(tmp_path / "candidates.jsonl")
 
 
-def test_a_translation_gains_sentence_bleu(run, own_data, tmp_path):
+def test_a_translation_scores_sentence_bleu(run, own_data, tmp_path):
     from sacrebleu import sentence_bleu
 
     lines = {line["id"]: line["summary"] for line in rows(own_data / "train.jsonl")}
@@ -499,14 +502,14 @@ def test_a_translation_gains_sentence_bleu(run, own_data, tmp_path):
         "--set",
         "data.target=summary",
     )
-    gains = [gain for row in found for gain in row["gains"]]
-    assert gains == pytest.approx(
+    scores = [score for row in found for score in row["scores"]]
+    assert scores == pytest.approx(
         [sentence_bleu(text, lines[row["id"]]).score / 100 for row in found for text in row["candidates"]]
     )
-    assert max(gains) > 0
+    assert max(scores) > 0
     plus = made(tmp_path / "b", run, "--data", own_data, "--count", 4, "--metric", "chrf", "--set", "chrf.word_order=2")
     expected = METRICS["chrf"].load()([lines["0"]] * 4, plus[0]["candidates"], word_order=2).values["chrf"]
-    assert plus[0]["gains"] == pytest.approx([value / 100 for value in expected])
+    assert plus[0]["scores"] == pytest.approx([value / 100 for value in expected])
 
 
 def test_what_was_written_and_how_is_kept(run, tmp_path):
@@ -596,13 +599,13 @@ STOP = killed_at_third_call("ngramloss.search.writer", "decoded")
 STOP_SCORING = """
 import os, signal, sys
 from ngramloss import cli
-from ngramloss.metrics import gains
-whole = gains.gains_of
-def some(gain, examples, texts, **more):
+from ngramloss.metrics import candidate_scores
+whole = candidate_scores.score_candidates
+def some(metric, examples, texts, **more):
     if len(examples) == 9:   # not the trial before anything is written
         os.kill(os.getpid(), signal.SIGKILL)
-    return whole(gain, examples, texts, **more)
-gains.gains_of = some
+    return whole(metric, examples, texts, **more)
+candidate_scores.score_candidates = some
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -697,7 +700,7 @@ def test_processes_share_the_sources(run, tmp_path):
         ),
         (
             ["--metric", "words"],
-            "--metric words: higher values of words are not better, so it is not a gain. Use rouge, bleu or chrf.",
+            "--metric words: higher values of words are not better, so candidates cannot be scored by it. Use rouge, bleu or chrf.",
         ),
         (["--metric", "wmd"], "--metric wmd: higher values of wmd are not better"),
         (
@@ -752,7 +755,7 @@ def test_baselines_have_no_candidates_and_folders_must_be_named(run, tmp_path, c
     )
 
 
-# Gains
+# Scores
 
 
 EXAMPLES = [
@@ -763,12 +766,12 @@ TEXTS = [[f"the cat {number} sat", "a dog sat on the mat", ""][: 1 + number % 3]
 
 
 def test_processes_share_the_texts_and_change_nothing(messages, monkeypatch):
-    gain = gain_of("rouge", {})
+    metric = candidate_metric("rouge", {})
     monkeypatch.setattr(progress, "SECONDS", 0)
-    alone = gains_of(gain, EXAMPLES, TEXTS, processes=1)
+    alone = score_candidates(metric, EXAMPLES, TEXTS, processes=1)
     done = [line.partition(",")[0] for line in messages]
     assert done == [f"scoring candidates: {count} of 600 examples" for count in (256, 512, 600)]
-    assert gains_of(gain, EXAMPLES, TEXTS, processes=2) == alone
+    assert score_candidates(metric, EXAMPLES, TEXTS, processes=2) == alone
     assert [len(values) for values in alone] == [len(texts) for texts in TEXTS]
     values = rouge_scores([["the cat 8 sat on the mat"]], ["a dog sat on the mat"]).values
     assert alone[8][1] == pytest.approx(sum(values[name][0] for name in ("rouge1", "rouge2", "rougeLsum")) / 300)
@@ -776,22 +779,22 @@ def test_processes_share_the_texts_and_change_nothing(messages, monkeypatch):
 
 def test_letters_that_the_metric_does_not_read_are_told():
     examples = [Example("1", "文", "今天天气很好"), Example("2", "文", "明天也很好")]
-    (note,) = check_gain(gain_of("rouge", {"tokens": "default"}), examples)
+    (note,) = check_metric(candidate_metric("rouge", {"tokens": "default"}), examples)
     assert "the default rules read only a–z and 0–9" in note
-    assert check_gain(gain_of("rouge", {}), examples) == []
-    assert check_gain(gain_of("rouge", {}), EXAMPLES) == []
+    assert check_metric(candidate_metric("rouge", {}), examples) == []
+    assert check_metric(candidate_metric("rouge", {}), EXAMPLES) == []
 
 
-def test_if_most_candidates_gain_the_same_the_end_says_so(run, own_data, tmp_path, capsys):
+def test_if_most_candidates_score_the_same_the_end_says_so(run, own_data, tmp_path, capsys):
     arguments = [run, "--data", own_data, "--count", 4, "--search", "sample"]
     made(tmp_path / "a", *arguments)
-    assert "all gain the same" not in capsys.readouterr().err
+    assert "all score the same" not in capsys.readouterr().err
     lines = (own_data / "train.jsonl").read_text().splitlines()
     (tmp_path / "other").mkdir()
     unlike = [json.dumps({**json.loads(line), "target": "§", "references": ["§"], "summary": "§"}) for line in lines]
     (tmp_path / "other" / "train.jsonl").write_text("\n".join(unlike) + "\n")
     made(tmp_path / "b", *[tmp_path / "other" if word == own_data else word for word in arguments])
-    assert "4 of 4 sources have candidates that all gain the same" in capsys.readouterr().err
+    assert "4 of 4 sources have candidates that all score the same" in capsys.readouterr().err
 
 
 def test_texts_of_a_model_that_looks_ahead_are_not_reranked(run, tmp_path, capsys, monkeypatch):
@@ -822,11 +825,12 @@ def test_sentences_are_put_on_lines_where_the_data_set_has_several():
         "And a cat sat on the mat. The dog ran home.",
     )
     whole, split = (
-        gains_of(gain_of("rougeLsum", {}, lines=lines), [example], [[text]])[0][0] for lines in (None, "auto")
+        score_candidates(candidate_metric("rougeLsum", {}, lines=lines), [example], [[text]])[0][0]
+        for lines in (None, "auto")
     )
     assert split == pytest.approx(1)
     assert whole < 1
-    assert gain_of("rouge", {}, lines="auto").settings["sentence_a_line"] == "auto"
+    assert candidate_metric("rouge", {}, lines="auto").settings["sentence_a_line"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -841,14 +845,14 @@ def test_sentences_are_put_on_lines_where_the_data_set_has_several():
         ({}, "--metric mine has no mine of each document with these options. Use rouge, bleu or chrf."),
     ],
 )
-def test_scores_that_are_no_gains_are_refused(scores, sentence):
+def test_scores_outside_0_to_100_are_refused(scores, sentence):
     METRICS["mine"] = Metric(lambda references, predictions: Scores(scores, "mine"))
     with pytest.raises(UserError) as stop:
-        gains_of(gain_of("mine", {}), [Example("1", "x", "y")], [["a", "b"]])
+        score_candidates(candidate_metric("mine", {}), [Example("1", "x", "y")], [["a", "b"]])
     assert str(stop.value).startswith(sentence)
 
 
-def test_a_metric_of_ones_own_makes_gains_and_its_code_is_part_of_the_settings(run, tmp_path):
+def test_a_metric_of_ones_own_makes_scores_and_its_code_is_part_of_the_settings(run, tmp_path):
     (tmp_path / "own.py").write_text("""
 import ngramloss as ng
 def vowels(references, predictions):
@@ -857,15 +861,15 @@ ng.METRICS["vowels"] = ng.Metric(vowels)
 """)
     found = made(tmp_path / "c", run, "--limit", 2, "--count", 3, "--metric", "vowels", "--plugin", tmp_path / "own.py")
     for row in found:
-        assert row["gains"] == [min(1, sum(letter in "aeiou" for letter in text) / 10) for text in row["candidates"]]
+        assert row["scores"] == [min(1, sum(letter in "aeiou" for letter in text) / 10) for text in row["candidates"]]
     assert len(json.loads((tmp_path / "c" / "candidates.json").read_text())["metric"]["source"]) == 12
 
 
 def test_a_metric_is_tried_before_anything_is_generated():
     METRICS["none"] = Metric(lambda references, predictions: Scores({}, "none"))
     with pytest.raises(UserError, match="has no none of each document"):
-        check_gain(gain_of("none", {}), EXAMPLES)
-    check_gain(gain_of("bleu", {}), EXAMPLES)
+        check_metric(candidate_metric("none", {}), EXAMPLES)
+    check_metric(candidate_metric("bleu", {}), EXAMPLES)
     assert bleu([["a b"]], ["a b"]).values["bleu"]
 
 

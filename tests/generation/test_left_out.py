@@ -164,7 +164,7 @@ def test_each_run_writes_of_what_it_has_not_seen(place, tmp_path, capsys):
     for run in ("one", "two"):
         alone = made(tmp_path / run, run)
         assert [row["candidates"] for row in found if row["writer"] == run] == [row["candidates"] for row in alone]
-        assert [row["gains"] for row in found if row["writer"] == run] == [row["gains"] for row in alone]
+        assert [row["scores"] for row in found if row["writer"] == run] == [row["scores"] for row in alone]
         assert all(row["trained_on"] is False and "writer" not in row for row in alone)
     about = json.loads((tmp_path / "c" / "candidates.json").read_text())
     assert (about["runs"], about["leave_out"], about["documents"]) == (["one", "two"], ["1/2", "2/2"], COUNT)
@@ -330,7 +330,7 @@ def test_training_says_once_that_candidates_are_of_sources_their_writer_knows(pl
 
 
 def test_marks_change_no_fingerprint_and_may_be_missing(tmp_path):
-    row = {"id": "a", "candidates": ["x"], "gains": [1.0]}
+    row = {"id": "a", "candidates": ["x"], "scores": [1.0]}
     found = []
     for mark in ({}, {"trained_on": True}, {"trained_on": None}, {"trained_on": "yes"}):
         write_rows(tmp_path / "c.jsonl", [row | mark])

@@ -129,7 +129,7 @@ def test_texts_agree_with_each_other_without_targets_and_notes_are_of_the_texts(
     monkeypatch.setattr(
         predictions,
         "check_utility",
-        lambda gain, examples: [*whole(gain, examples), tried.append(examples) or f"note {len(tried)}"],
+        lambda metric, examples: [*whole(metric, examples), tried.append(examples) or f"note {len(tried)}"],
     )
     options = ("--sample", "--num-return", 3, "--rerank", "mbr", "--metric", "chrf", "--limit", 2)
     assert generate(run, "--data", new, *options, "--out", tmp_path / "o") == 0

@@ -118,7 +118,7 @@ def test_captured_steps_compare_candidates_like_eager_ones(replays, model, chang
     for index, row in enumerate(data):
         lengths = torch.randint(1, 24, (index % 5,), generator=source).tolist()
         row["candidates"] = [torch.randint(4, 40, (length,), generator=source).tolist() for length in lengths]
-        row["gains"] = torch.rand(len(lengths), generator=source).tolist()
+        row["scores"] = torch.rand(len(lengths), generator=source).tolist()
     rank = "rank(margin=0.1,alpha=1)"
     given = {"max_steps": 30, "data": data, "objective": f"ce + 10*{rank} + risk"}
     captured, was, _, said = trained(model(), **given, **changes)
@@ -135,7 +135,7 @@ def test_a_captured_step_with_shared_prompts_is_one_with_a_prompt_before_each_te
     source, data = torch.Generator().manual_seed(9), rows(64)
     for row in data:
         row["candidates"] = [torch.randint(4, 40, (5 + k,), generator=source).tolist() for k in range(4)]
-        row["gains"] = torch.rand(4, generator=source).tolist()
+        row["scores"] = torch.rand(4, generator=source).tolist()
     given = {"data": data, "objective": "ce + risk", "precision": "fp32"}
     shared, was, _, said = trained(llama(), **given)
     assert was, said

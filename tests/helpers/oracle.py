@@ -263,13 +263,13 @@ def future(p, labels, smoothing=0.0):
     return ce([[x / sum(row) for x in row] for row in roots], labels, smoothing)
 
 
-def by_gain(gain, length):
+def by_score(score, length):
     """Places of the candidates, the best first; those that tie stay in their order, absent ones are left out."""
-    return sorted((k for k in range(len(gain)) if length[k]), key=lambda k: -gain[k])
+    return sorted((k for k in range(len(score)) if length[k]), key=lambda k: -score[k])
 
 
-def rank(logp, length, gain, margin=0.001, alpha=2.0):
-    f = [logp[k] / length[k] ** alpha for k in by_gain(gain, length)]
+def rank(logp, length, score, margin=0.001, alpha=2.0):
+    f = [logp[k] / length[k] ** alpha for k in by_score(score, length)]
     total = 0.0 * sum(logp)
     for d in range(1, len(f)):
         hinges = [f[i + d] - f[i] + d * margin for i in range(len(f) - d)]
@@ -277,30 +277,30 @@ def rank(logp, length, gain, margin=0.001, alpha=2.0):
     return total
 
 
-def risk(logp, length, gain, sharpness=0.005):
-    present = by_gain(gain, length)
+def risk(logp, length, score, sharpness=0.005):
+    present = by_score(score, length)
     mass = {k: (sharpness * logp[k]).exp() for k in present}
-    return sum((mass[k] / sum(mass.values()) * (1 - gain[k]) for k in present), 0.0 * sum(logp))
+    return sum((mass[k] / sum(mass.values()) * (1 - score[k]) for k in present), 0.0 * sum(logp))
 
 
-def prefer(logp, length, gain, beta=0.1, alpha=0.0, margin=0.0):
-    present = by_gain(gain, length)
+def prefer(logp, length, score, beta=0.1, alpha=0.0, margin=0.0):
+    present = by_score(score, length)
     if len(present) < 2:
         return 0.0 * sum(logp)
     best, worst = (logp[k] / length[k] ** alpha for k in (present[0], present[-1]))
     return (1 + (margin - beta * (best - worst)).exp()).log()
 
 
-def policy(logp, length, gain, baseline="mean", scale="none", alpha=0.0, greedy=0.0):
-    total, present = 0.0 * sum(logp), by_gain(gain, length)
+def policy(logp, length, score, baseline="mean", scale="none", alpha=0.0, greedy=0.0):
+    total, present = 0.0 * sum(logp), by_score(score, length)
     for k in present:
-        others = [gain[j] for j in present if j != k]
-        mean = sum(gain[j] for j in present) / len(present)
-        against = {"mean": mean, "others": sum(others) / len(others) if others else gain[k], "greedy": greedy}
-        advantage = gain[k] - against[baseline]
+        others = [score[j] for j in present if j != k]
+        mean = sum(score[j] for j in present) / len(present)
+        against = {"mean": mean, "others": sum(others) / len(others) if others else score[k], "greedy": greedy}
+        advantage = score[k] - against[baseline]
         if scale == "std":
-            deviation = (sum((gain[j] - mean) ** 2 for j in present) / len(present)) ** 0.5
-            advantage = advantage / (deviation + 1e-6) if len({gain[j] for j in present}) > 1 else 0.0
+            deviation = (sum((score[j] - mean) ** 2 for j in present) / len(present)) ** 0.5
+            advantage = advantage / (deviation + 1e-6) if len({score[j] for j in present}) > 1 else 0.0
         total = total - advantage * logp[k] / length[k] ** alpha / len(present)
     return total
 

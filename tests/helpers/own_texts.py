@@ -1,4 +1,4 @@
-"""Tiny models that write while they are trained, and a gain of their texts."""
+"""Tiny models that write while they are trained, and a score of their texts."""
 
 import models
 from looped import trained
@@ -24,9 +24,9 @@ class Numbers:
 
 
 def overlap(data):
-    """What texts gain: the share of the reference's ids that they have, less what they repeat."""
+    """What texts score: the share of the reference's ids that they have, less what they repeat."""
 
-    def gains(numbers, texts):
+    def scores(numbers, texts):
         found = []
         for number, group in zip(numbers, texts, strict=True):
             reference = set(map(str, data[number]["labels"]))
@@ -34,13 +34,13 @@ def overlap(data):
             found.append([len(hit) / max(len(reference), len(words), 1) for words, hit in sets])
         return found
 
-    return gains
+    return scores
 
 
-def written(data, *, max_length=8, engine="auto", gains=None, **settings):
+def written(data, *, max_length=8, engine="auto", scores=None, **settings):
     """What the model writes of these rows."""
     online = Online(**{"samples": 3} | settings)
-    return OwnTexts(online, gains or overlap(data), Generation(max_length=max_length, engine=engine))
+    return OwnTexts(online, scores or overlap(data), Generation(max_length=max_length, engine=engine))
 
 
 def writing_model(family="bart"):
@@ -51,11 +51,11 @@ def writing_model(family="bart"):
 
 
 def trained_online(
-    folder=None, *, family="bart", objective=OBJECTIVE, data=None, online=None, model=None, gains=None, **changes
+    folder=None, *, family="bart", objective=OBJECTIVE, data=None, online=None, model=None, scores=None, **changes
 ):
     """A training of 3 steps an epoch, which writes 3 texts of each source."""
     data = rows(22) if data is None else data
-    own = written(data, gains=gains, **(online or {}))
+    own = written(data, scores=scores, **(online or {}))
     model = writing_model(family) if model is None else model
     given = {"learning_rate": 1e-3, "tokenizer": Numbers()} | changes
     return trained(folder, model=model, objective=objective, data=data, own_texts=own, **given)

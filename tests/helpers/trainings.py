@@ -37,7 +37,7 @@ def rows_with_candidates(count, seed=1, most=3):
     for row in made:
         K = number(0, most + 1)
         row["candidates"] = [torch.randint(4, models.V, (number(1, 11),), generator=source).tolist() for _ in range(K)]
-        row["gains"] = torch.rand(K, generator=source).tolist()
+        row["scores"] = torch.rand(K, generator=source).tolist()
     return made
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ngramloss as ng
 from ngramloss import OBJECTIVES, CandidateStats, JointLoss, Objective, Term, TokenStats, UserError
-from ngramloss.loss.objectives.candidates.by_gain import ranked
+from ngramloss.loss.objectives.candidates.by_score import ranked
 from ngramloss.loss.stats import checked_candidates
 
 NAMES = ["rank", "risk", "prefer"]
@@ -31,15 +31,15 @@ each = pytest.mark.parametrize(("name", "options"), WRITTEN)
 ALL = "ce + matches(2,3,4) + 10*rank(margin=0.001,alpha=2) + risk(sharpness=0.1) + 0.5*prefer(beta=0.1,alpha=1,margin=0.5)"
 
 
-def candidates(logp, length, gain, **more):
+def candidates(logp, length, score, **more):
     return CandidateStats(
-        torch.tensor(logp, dtype=torch.float64), torch.tensor(length), torch.tensor(gain, dtype=torch.float64), **more
+        torch.tensor(logp, dtype=torch.float64), torch.tensor(length), torch.tensor(score, dtype=torch.float64), **more
     )
 
 
 @st.composite
 def drawn(draw, rows=3, most=6):
-    """Few gains, so that they tie; absent candidates at any place, with numbers that must not count."""
+    """Few scores, so that they tie; absent candidates at any place, with numbers that must not count."""
     B, K = draw(st.integers(1, rows)), draw(st.integers(1, most))
 
     def table(values):
@@ -50,21 +50,21 @@ def drawn(draw, rows=3, most=6):
         B, K, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))), dtype=torch.float64
     )
     length = torch.tensor(table(st.sampled_from([0, 1, 2, 3, 7])))
-    gain = torch.tensor(table(st.sampled_from([0.0, 0.25, 0.5, 1.0])), dtype=torch.float64)
-    return CandidateStats(logp, length, gain)
+    score = torch.tensor(table(st.sampled_from([0.0, 0.25, 0.5, 1.0])), dtype=torch.float64)
+    return CandidateStats(logp, length, score)
 
 
 def example(B=8, K=5, T=7, V=6, seed=0, dtype=torch.float64):
-    """Logits, labels and candidates; one row has no labels, one no candidates, one a single one, and gains tie."""
+    """Logits, labels and candidates; one row has no labels, one no candidates, one a single one, and scores tie."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, V, (B, T), generator=generator)
     labels[1], labels[0, 3:] = -100, -100
     logits = torch.randn(B, T, V, generator=generator, dtype=dtype) + 2 * F.one_hot(labels.clamp_min(0), V)
     length = torch.randint(1, 9, (B, K), generator=generator)
     length[2], length[3, 1:], length[4, 2] = 0, 0, 0
-    gain = torch.randint(0, 4, (B, K), generator=generator).to(dtype) / 4
+    score = torch.randint(0, 4, (B, K), generator=generator).to(dtype) / 4
     logp = -5 * torch.rand(B, K, generator=generator, dtype=dtype)
-    return logits.requires_grad_(), labels, CandidateStats(logp.requires_grad_(), length, gain)
+    return logits.requires_grad_(), labels, CandidateStats(logp.requires_grad_(), length, score)
 
 
 # Formulas
@@ -84,7 +84,7 @@ def test_value_and_gradient_agree_with_the_oracle(name, options, stats):
     assert computed.shape == stats.logp.shape[:1]
     for row in range(len(logp)):
         expected = getattr(oracle, name)(
-            list(again[row]), stats.length[row].tolist(), stats.gain[row].tolist(), **options
+            list(again[row]), stats.length[row].tolist(), stats.score[row].tolist(), **options
         )
         assert computed[row].item() == pytest.approx(expected.item(), abs=1e-10)
         (got,) = torch.autograd.grad(computed[row], logp, retain_graph=True)
@@ -110,7 +110,7 @@ def test_gradcheck(name, options):
 def test_the_numbers_of_an_absent_candidate_count_for_nothing(name, options, stats, number):
     absent = stats.length == 0
     logp, other = stats.logp.clone().requires_grad_(), stats.logp.masked_fill(absent, number).requires_grad_()
-    strange = CandidateStats(other, stats.length.double(), stats.gain.masked_fill(absent, number))
+    strange = CandidateStats(other, stats.length.double(), stats.score.masked_fill(absent, number))
     one, two = (value_of(name, stats._replace(logp=logp), **options), value_of(name, strange, **options))
     assert torch.equal(one, two)
     one.sum().backward()
@@ -175,12 +175,12 @@ def test_rank_is_the_ranking_loss_of_brios_code():
 @given(stats=drawn(rows=4), margin=st.sampled_from([0.0, 0.1, 1.0]))
 @settings(max_examples=40, deadline=None)
 def test_the_mean_of_rank_over_full_rows_is_pytorchs_margin_loss_summed_over_distances(stats, margin):
-    gain, order = stats.gain.sort(dim=-1, descending=True, stable=True)
+    score, order = stats.score.sort(dim=-1, descending=True, stable=True)
     score = stats.logp.gather(1, order)
     expected = sum(
         (
             F.margin_ranking_loss(score[:, :-d], score[:, d:], torch.ones_like(score[:, d:]), margin=d * margin)
-            for d in range(1, gain.shape[1])
+            for d in range(1, score.shape[1])
         ),
         torch.zeros((), dtype=torch.float64),
     )
@@ -188,16 +188,16 @@ def test_the_mean_of_rank_over_full_rows_is_pytorchs_margin_loss_summed_over_dis
     torch.testing.assert_close(value_of("rank", full, margin=margin, alpha=0).mean(), expected)
 
 
-def test_candidates_with_the_same_gain_are_compared_in_the_order_in_which_they_are_given():
+def test_candidates_with_the_same_score_are_compared_in_the_order_in_which_they_are_given():
     stats = candidates([[-3.0, -1.0], [-1.0, -3.0]], [[1, 1], [1, 1]], [[0.5, 0.5], [0.5, 0.5]])
     assert value_of("rank", stats, margin=0.5, alpha=1).tolist() == [2.5, 0]
     assert value_of("prefer", stats, beta=1).tolist() == pytest.approx([2.126928, 0.126928], abs=1e-6)
 
 
 def test_ties_keep_their_order_among_many_candidates():
-    gain = torch.randint(0, 3, (2, 400), generator=torch.Generator().manual_seed(4)) / 2
-    order = ranked(CandidateStats(torch.zeros(2, 400), torch.ones(2, 400), gain), alpha=0).order
-    assert order.tolist() == [oracle.by_gain(row, [1] * 400) for row in gain.tolist()]
+    score = torch.randint(0, 3, (2, 400), generator=torch.Generator().manual_seed(4)) / 2
+    order = ranked(CandidateStats(torch.zeros(2, 400), torch.ones(2, 400), score), alpha=0).order
+    assert order.tolist() == [oracle.by_score(row, [1] * 400) for row in score.tolist()]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -221,11 +221,11 @@ def test_far_pairs_of_rank_weigh_more_than_near_ones():
 @settings(max_examples=40, deadline=None)
 def test_prefer_is_the_contrast_of_cpo_and_risk_without_sharpness_the_mean(stats):
     full = stats._replace(length=torch.ones_like(stats.length))
-    torch.testing.assert_close(value_of("risk", full, sharpness=0), (1 - full.gain).mean(-1))
+    torch.testing.assert_close(value_of("risk", full, sharpness=0), (1 - full.score).mean(-1))
     pair = CandidateStats(
         full.logp[:, :1].repeat(1, 2),
         full.length[:, :1].repeat(1, 2),
-        torch.tensor([[0.1, 0.8]]).repeat(len(full.gain), 1),
+        torch.tensor([[0.1, 0.8]]).repeat(len(full.score), 1),
     )
     pair.logp[:, 1] -= 3
     chosen, rejected = pair.logp[:, 1], pair.logp[:, 0]
@@ -255,7 +255,7 @@ def test_the_margin_is_exact_in_fp64():
     assert value_of("rank", candidates([[0.0, 0.0]], [[1, 1]], [[0.9, 0.1]]), margin=0.1).item() == 0.1
 
 
-def test_gains_that_differ_only_in_fp64_are_not_ties():
+def test_scores_that_differ_only_in_fp64_are_not_ties():
     stats = CandidateStats(
         torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2), torch.tensor([[0.5, 0.5 + 1e-12]], dtype=torch.float64)
     )
@@ -271,7 +271,7 @@ def test_gains_that_differ_only_in_fp64_are_not_ties():
         ),
         ({"logp": torch.zeros(2, 3, dtype=torch.long)}, "`logp` must be floating point, got torch.int64"),
         ({"length": torch.zeros(2, 4)}, r"`length` must be \[B, K\] like `logp`, \[2, 3\], got \[2, 4\]"),
-        ({"gain": torch.zeros(3, 3)}, r"`gain` must be \[B, K\] like `logp`, \[2, 3\], got \[3, 3\]"),
+        ({"score": torch.zeros(3, 3)}, r"`score` must be \[B, K\] like `logp`, \[2, 3\], got \[3, 3\]"),
         ({"baseline": torch.zeros(3)}, r"`baseline` must be \[B\], \[2\], got \[3\]"),
     ],
 )
@@ -463,7 +463,7 @@ def test_without_candidates_a_sentence_says_where_they_come_from():
         with pytest.raises(
             UserError,
             match=r"rank\(alpha=1\) reads candidates, and there are none\. `ngramloss train` takes those that "
-            r"`ngramloss candidates` wrote, data.candidates; in Python, rows or batches have `candidates` and `gains`",
+            r"`ngramloss candidates` wrote, data.candidates; in Python, rows or batches have `candidates` and `scores`",
         ):
             attempt()
 
@@ -487,7 +487,7 @@ def test_candidates_are_not_replayed(monkeypatch):
         JointLoss("ce")(logits, labels, candidates=stats)
 
 
-@pytest.mark.parametrize("field", ["logp", "gain", "length"])
+@pytest.mark.parametrize("field", ["logp", "score", "length"])
 @pytest.mark.parametrize("written", [*NAMES, "ce + rank"])
 def test_nan_in_a_candidate_goes_through_to_the_loss(written, field):
     _, labels, stats = example()

@@ -144,7 +144,7 @@ def test_what_candidates_cost_adds_up_to_the_value(written):
     assert sum(costs) == pytest.approx(float(block[-1].split()[-1]), abs=3e-4)
 
 
-def test_candidates_are_shown_in_the_order_of_their_gains_with_what_is_compared():
+def test_candidates_are_shown_in_the_order_of_their_scores_with_what_is_compared():
     page = explain("we met in may", "we met on may", "ce + prefer(beta=1,alpha=1)", [0.9, 0.9, 0.9, 0.9], OTHERS)
     rows = [line.split() for line in page.splitlines() if line.startswith("      ")]
     assert [" ".join(row[1:-4]) for row in rows] == ["we met in may", "we met on may", "we met", "in june"]

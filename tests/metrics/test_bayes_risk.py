@@ -9,19 +9,21 @@ from hypothesis import strategies as st
 from ngramloss import METRICS, Metric, Scores, cli
 from ngramloss.data import Example
 from ngramloss.errors import UserError
-from ngramloss.metrics.gains import check_utility, expected_gains, gain_of, gains_of
+from ngramloss.metrics.candidate_scores import candidate_metric, check_utility, expected_scores, score_candidates
 from ngramloss.metrics.overlap import bleu, chrf
 
 WORDS = ["cats", "dogs", "sat", "ran", "."]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
 
 
-def plain(gain, example, texts):
+def plain(metric, example, texts):
     """The definition: each text against each other text, one call a pair."""
     means = []
     for place, text in enumerate(texts):
         others = [other for number, other in enumerate(texts) if number != place]
-        scores = [gains_of(gain, [Example(example.id, example.source, other)], [[text]])[0][0] for other in others]
+        scores = [
+            score_candidates(metric, [Example(example.id, example.source, other)], [[text]])[0][0] for other in others
+        ]
         means.append(sum(scores) / len(scores) if scores else 0.0)
     return means
 
@@ -29,32 +31,34 @@ def plain(gain, example, texts):
 @pytest.mark.parametrize("name", ["rouge", "rouge2", "bleu", "chrf"])
 @settings(max_examples=25, deadline=None)
 @given(groups=st.lists(st.lists(TEXTS, min_size=1, max_size=4), min_size=1, max_size=3))
-def test_the_mean_gain_against_the_others_is_that_of_plain_loops(name, groups):
-    gain = gain_of(name, {})
+def test_the_mean_score_against_the_others_is_that_of_plain_loops(name, groups):
+    metric = candidate_metric(name, {})
     examples = [Example("same id", "a source", "unused") for _ in groups]
-    found = expected_gains(gain, examples, groups)
+    found = expected_scores(metric, examples, groups)
     for example, group, means in zip(examples, groups, found, strict=True):
-        assert means == pytest.approx(plain(gain, example, group), abs=1e-12)
+        assert means == pytest.approx(plain(metric, example, group), abs=1e-12)
 
 
 def test_a_text_counts_as_often_as_it_occurs():
     """The two copies agree with each other, so they are ahead of a text that is as near to each of the others."""
     texts = ["dogs ran", "cats sat", "cats sat"]
-    (found,) = expected_gains(gain_of("rouge1", {}), [Example("a", "", "")], [texts])
+    (found,) = expected_scores(candidate_metric("rouge1", {}), [Example("a", "", "")], [texts])
     assert found == [0.0, 0.5, 0.5]
 
 
 def test_one_text_alone_and_texts_of_others_are_not_compared():
-    gain = gain_of("rouge1", {})
-    found = expected_gains(gain, [Example("a", "", ""), Example("b", "", "")], [["cats sat"], ["cats sat", "dogs sat"]])
+    metric = candidate_metric("rouge1", {})
+    found = expected_scores(
+        metric, [Example("a", "", ""), Example("b", "", "")], [["cats sat"], ["cats sat", "dogs sat"]]
+    )
     assert found == [[0.0], [0.5, 0.5]]
 
 
 def test_sentences_of_both_sides_are_put_on_lines():
-    gain = gain_of("rougeLsum", {})
+    metric = candidate_metric("rougeLsum", {})
     texts = ["The cat sat. The dog ran.", "The dog ran. The cat sat."]
     (flat,), (lines,) = (
-        expected_gains(each, [Example("a", "", "")], [texts]) for each in (gain, gain._replace(lines="en"))
+        expected_scores(each, [Example("a", "", "")], [texts]) for each in (metric, metric._replace(lines="en"))
     )
     assert lines == [1.0, 1.0]
     assert max(flat) < 1
@@ -67,16 +71,18 @@ def test_a_metric_reads_the_source_of_the_texts():
 
     METRICS["echo"] = Metric(echo, reads=("documents", "references", "predictions"))
     try:
-        found = expected_gains(gain_of("echo", {}), [Example("a", "x", ""), Example("b", "y", "")], [["x", "y"]] * 2)
+        found = expected_scores(
+            candidate_metric("echo", {}), [Example("a", "x", ""), Example("b", "y", "")], [["x", "y"]] * 2
+        )
     finally:
         del METRICS["echo"]
     assert found == [[0.0, 1.0], [1.0, 0.0]]
 
 
 def test_a_metric_with_a_model_of_its_own_is_refused():
-    gain = gain_of("rouge", {})._replace(metric="bertscore")
+    metric = candidate_metric("rouge", {})._replace(name="bertscore")
     with pytest.raises(UserError, match=r"--metric bertscore has a model of its own, .*\. Use rouge, bleu or chrf\."):
-        check_utility(gain, [Example("a", "", "")])
+        check_utility(metric, [Example("a", "", "")])
 
 
 @pytest.mark.parametrize(("metric", "kind", "options"), [(bleu, "BLEU", {"effective_order": True}), (chrf, "CHRF", {})])
@@ -122,10 +128,10 @@ def test_generate_orders_texts_by_how_much_they_agree(run, tmp_path, search, met
     assert generate(run, "--limit", 6, *search, "--out", tmp_path / "plain") == 0
     assert generate(run, "--limit", 6, *search, "--rerank", "mbr", "--metric", metric, "--out", tmp_path / "mbr") == 0
     plain_rows, found = rows_in(tmp_path / "plain"), rows_in(tmp_path / "mbr")
-    gain, moved = gain_of(metric, {}), 0
+    moved = 0
     for before, row in zip(plain_rows, found, strict=True):
         texts = before["candidates"]
-        means = plain(gain, Example(row["id"], "", ""), texts)
+        means = plain(candidate_metric(metric, {}), Example(row["id"], "", ""), texts)
         order = sorted(range(len(texts)), key=lambda place: -round(means[place], 12))
         assert row["candidates"] == [texts[place] for place in order]
         assert row["prediction"] == row["candidates"][0]
@@ -146,7 +152,7 @@ def test_the_signature_names_the_utility_and_a_stopped_job_goes_on(run, tmp_path
     command = (run, "--limit", 4, *SAMPLES, "--rerank", "mbr", "--out")
     assert generate(*command, tmp_path / "whole") == 0
     with monkeypatch.context() as patch:
-        patch.setattr(predictions, "expected_gains", lambda *_: 1 / 0)
+        patch.setattr(predictions, "expected_scores", lambda *_: 1 / 0)
         assert generate(*command, tmp_path / "killed") == 1
     assert not (tmp_path / "killed" / "predictions.jsonl").exists()
     assert generate(*command, tmp_path / "killed") == 0
@@ -160,7 +166,10 @@ def test_the_signature_names_the_utility_and_a_stopped_job_goes_on(run, tmp_path
         (["--metric", "bleu"], "--metric is what --rerank mbr compares texts by; add --rerank mbr"),
         (["--rerank", "mbr"], "--rerank orders several texts of a document, but the search has 1 beam."),
         ([*SAMPLES, "--rerank", "mbr", "--metric", "blue"], "--metric: unknown metric or score 'blue'."),
-        ([*SAMPLES, "--rerank", "mbr", "--metric", "words"], "so it is not a gain. Use rouge, bleu or chrf."),
+        (
+            [*SAMPLES, "--rerank", "mbr", "--metric", "words"],
+            "so candidates cannot be scored by it. Use rouge, bleu or chrf.",
+        ),
         ([*SAMPLES, "--rerank", "mbr", "--set", "bleu.tokenize=zh"], "options of the metric, rouge.*, got"),
         ([*SAMPLES, "--set", "bleu.tokenize=zh"], "bleu"),
     ],
@@ -187,7 +196,7 @@ def test_rerank_apply_mbr_chooses_what_generate_would(run, tmp_path, capsys):
     assert cli.main([*command, str(tmp_path / "chrf"), "--metric", "chrf"]) == 0
     made = rows_in(tmp_path / "made", "candidates.jsonl")
     for row, chosen in zip(made, rows_in(tmp_path / "chrf"), strict=True):
-        means = plain(gain_of("chrf", {}), Example(row["id"], "", ""), row["candidates"])
+        means = plain(candidate_metric("chrf", {}), Example(row["id"], "", ""), row["candidates"])
         assert chosen["prediction"] == row["candidates"][max(range(4), key=lambda place: round(means[place], 12))]
     saved = json.loads((tmp_path / "chrf" / "generation.json").read_text())
     assert (saved["model"], saved["utility"]["name"]) == ("mbr", "chrf")

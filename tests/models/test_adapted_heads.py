@@ -205,7 +205,7 @@ def test_candidates_with_lora_on_the_head():
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     generator = torch.Generator().manual_seed(1)
     inputs["candidates"] = torch.randint(4, V, (3, 2, 5), generator=generator)
-    inputs["gains"] = torch.rand(3, 2, generator=generator)
+    inputs["scores"] = torch.rand(3, 2, generator=generator)
     wrapped, other = (lora(model, **ON_HEAD) for model in models)
     losses = [attach(model, "ce + rank")(**inputs).loss for model in (wrapped, other.merge_and_unload())]
     assert_close(*losses)

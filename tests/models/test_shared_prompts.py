@@ -66,7 +66,7 @@ def rows(draw, least=0):
         candidates = draw(st.lists(st.lists(IDS, max_size=6), min_size=least, max_size=3))
         row = {"input_ids": draw(st.lists(IDS, max_size=7)), "labels": draw(st.lists(IDS, min_size=1, max_size=6))}
         scores = [draw(st.floats(0, 1, width=32)) for _ in candidates]
-        made.append(row | {"candidates": candidates, "gains": scores, "baseline": 0.5})
+        made.append(row | {"candidates": candidates, "scores": scores, "baseline": 0.5})
     return made
 
 
@@ -119,11 +119,11 @@ EXAMPLES = [
         "input_ids": [5, 6, 7, 8, 9, 4, 3],
         "labels": [8, 9, 2],
         "candidates": [[8, 2], [9, 9, 9, 5, 6, 7, 2], [4]],
-        "gains": [0.7, 0.1, 0.3],
+        "scores": [0.7, 0.1, 0.3],
     },
-    {"input_ids": [4], "labels": [3, 2], "candidates": [[6, 2]], "gains": [0.4]},
-    {"input_ids": [], "labels": [3, 5, 2], "candidates": [[6, 7, 2], [5]], "gains": [0.4, 0.2]},
-    {"input_ids": [4, 4], "labels": [3, 2], "candidates": [], "gains": []},
+    {"input_ids": [4], "labels": [3, 2], "candidates": [[6, 2]], "scores": [0.4]},
+    {"input_ids": [], "labels": [3, 5, 2], "candidates": [[6, 7, 2], [5]], "scores": [0.4, 0.2]},
+    {"input_ids": [4, 4], "labels": [3, 2], "candidates": [], "scores": []},
 ]
 
 
@@ -154,7 +154,7 @@ def test_a_row_is_a_prompt_and_its_texts():
 
 
 def test_a_text_without_tokens_behind_no_prompt_is_absent():
-    made = [{"input_ids": [], "labels": [5, 6], "candidates": [[], [7, 8]], "gains": [0.1, 0.2]}]
+    made = [{"input_ids": [], "labels": [5, 6], "candidates": [[], [7, 8]], "scores": [0.1, 0.2]}]
     for shared in (True, False):
         assert JoinedPadder(0, shared=shared)(made)["candidates"].tolist() == [[[-100, -100], [8, -100]]]
 
@@ -213,7 +213,7 @@ def test_twins_may_share_prompts():
 def test_text_numbers_without_what_they_need_are_refused():
     model = ng.attach(tiny("llama"), "ce")
     batch = JoinedPadder(1, shared=True)(EXAMPLES)
-    batch = {name: value for name, value in batch.items() if not name.startswith(("candidate", "gains"))}
+    batch = {name: value for name, value in batch.items() if not name.startswith(("candidate", "scores"))}
     model(**batch)
     with pytest.raises(UserError, match="`label_positions` are missing"):
         model(**{name: value for name, value in batch.items() if name != "label_positions"})
@@ -257,8 +257,13 @@ def test_such_a_window_shows_if_one_text_is_nearly_as_long_as_a_row():
     model = gpt_neo(window=24)
     assert "differ by" in why_not_shared(model, longest_row=60, longest_text=40)
     examples = [
-        {"input_ids": [5, 6, 7, 8] * 3, "labels": [8, 9, 4] * 4, "candidates": [[4, 5, 6] * 4] * 2, "gains": [0.5] * 2},
-        {"input_ids": [5, 6], "labels": [8, 9], "candidates": [[4, 5, 6, 7] * 10], "gains": [0.5]},
+        {
+            "input_ids": [5, 6, 7, 8] * 3,
+            "labels": [8, 9, 4] * 4,
+            "candidates": [[4, 5, 6] * 4] * 2,
+            "scores": [0.5] * 2,
+        },
+        {"input_ids": [5, 6], "labels": [8, 9], "candidates": [[4, 5, 6, 7] * 10], "scores": [0.5]},
     ]
     lengths = lengths_of(examples, joined="shared")
     longest = {"longest_row": int(lengths.sources.max()), "longest_text": int(lengths.targets.max())}
@@ -426,7 +431,7 @@ def test_a_mixture_of_experts_counts_no_padding():
 @given(made=rows(least=1))
 @settings(max_examples=30, deadline=None)
 def test_lengths_are_those_of_the_rows(made):
-    made = [*made, {"input_ids": [3, 3], "labels": [4], "candidates": [[5]], "gains": [1.0]}]
+    made = [*made, {"input_ids": [3, 3], "labels": [4], "candidates": [[5]], "scores": [1.0]}]
     lengths, other = (lengths_of(made, joined=joined) for joined in ("shared", "repeated"))
     batch = JoinedPadder(1, shared=True)(made)
     assert lengths.sources.max() == batch["input_ids"].shape[1]
@@ -439,7 +444,7 @@ def test_lengths_are_those_of_the_rows(made):
 @given(made=rows(least=1), most=st.integers(10, 90))
 @settings(max_examples=20, deadline=None)
 def test_plans_by_tokens_hold_every_row_once(made, most):
-    made = [*made, {"input_ids": [3, 3], "labels": [4], "candidates": [[5]], "gains": [1.0]}] * 3
+    made = [*made, {"input_ids": [3, 3], "labels": [4], "candidates": [[5]], "scores": [1.0]}] * 3
     lengths = lengths_of(made, joined="shared")
     texts = max(int(lengths.texts.max()), 2)
     grid = fitted_grid(lengths.sources, lengths.targets, [range(len(made))], texts=texts, joined="shared")
@@ -455,7 +460,7 @@ def test_plans_by_tokens_hold_every_row_once(made, most):
 
 
 def test_shared_prompts_are_counted_once():
-    made = [{"input_ids": [3] * 200, "labels": [4] * 40, "candidates": [[5] * 40] * 8, "gains": [0.0] * 8}]
+    made = [{"input_ids": [3] * 200, "labels": [4] * 40, "candidates": [[5] * 40] * 8, "scores": [0.0] * 8}]
     lengths = {joined: lengths_of(made, joined=joined) for joined in ("shared", "repeated")}
     sizes = [Plan(*lengths[name][:2], 1, texts=lengths[name].texts, joined=name)._smallest([0]) for name in lengths]
     assert [size.tokens for size in sizes] == [200 + 9 * 40, 9 * (200 + 40)]

@@ -291,11 +291,11 @@ def test_the_encoder_of_a_run_is_read_like_any_other(undisturbed):
     assert torch.equal(saved[f"bert.{name}"], encoder.state_dict()[name])
 
 
-def test_validation_has_the_loss_and_what_the_summaries_gain(undisturbed):
+def test_validation_has_the_loss_and_what_the_summaries_score(undisturbed):
     lines = [json.loads(line) for line in (undisturbed / "log.jsonl").read_text().splitlines()]
     validations = [line for line in lines if "eval_loss" in line]
     assert [line["step"] for line in validations] == [2, 4, 6]
-    assert all(0 <= line["eval_gain"] <= 1 for line in validations)
+    assert all(0 <= line["eval_score"] <= 1 for line in validations)
     best = min(validations, key=lambda line: line["eval_loss"])
     assert f"step {best['step']} (lowest validation loss" in (undisturbed / "card.md").read_text()
 
@@ -360,7 +360,7 @@ def test_documents_of_one_sentence_are_said_and_refused_if_all_are(here, tmp_pat
         ("data.max_source=1025", "scratch reads at most 1024 tokens, and the recipe asks for 1025. Lower"),
         ("data.candidates=x", "data.candidates: is not a setting of bertsum_ext. Leave it out."),
         ("data.prefix=a", "data.prefix: is not a setting of bertsum_ext. Leave it out."),
-        ("train.best=ce", "train.best: must be one of loss, gain, last for bertsum_ext"),
+        ("train.best=ce", "train.best: must be one of loss, score, last for bertsum_ext"),
         ("system=bertsum_ext(heads=3)", "system: heads: must divide the encoder's width of 16, got 3."),
     ],
 )

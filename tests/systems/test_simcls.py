@@ -31,22 +31,22 @@ name = "data"
 separator = "none"
 max_source = 64
 max_target = 40
-{MODEL}{STEPS}best = "gain"
+{MODEL}{STEPS}best = "score"
 """
 
 
 # The formula
 
 
-def oracle(score, reference, gain, *, margin, gold_margin):
+def oracle(similarity, reference, score, *, margin, gold_margin):
     """The penalties of one row, in the dumbest Python that can express them."""
-    order = sorted(range(len(score)), key=lambda place: -gain[place])
-    ranked = [score[place] for place in order]
+    order = sorted(range(len(similarity)), key=lambda place: -score[place])
+    ranked = [similarity[place] for place in order]
     K = len(ranked)
     ranking = 0.0
     for d in range(1, K):
         ranking += sum(max(0.0, ranked[i + d] - ranked[i] + d * margin) for i in range(K - d)) / (K - d)
-    return ranking, sum(max(0.0, one - reference + gold_margin) for one in score) / K if K else 0.0
+    return ranking, sum(max(0.0, one - reference + gold_margin) for one in similarity) / K if K else 0.0
 
 
 cosines = st.integers(-8, 8).map(lambda number: number / 8)
@@ -56,13 +56,13 @@ rows = st.lists(st.tuples(cosines, st.integers(0, 4).map(lambda number: number /
 @given(st.lists(st.tuples(rows, cosines), min_size=1, max_size=3), st.integers(0, 2), st.sampled_from([0.0, 0.25]))
 def test_penalties_are_those_of_the_oracle_whatever_the_padding(batch, padding, margin):
     K = max(len(row) for row, _ in batch) + padding
-    score, gain = torch.full((len(batch), K), 0.5), torch.full((len(batch), K), 0.75)  # also where there is none
+    similarity, score = torch.full((len(batch), K), 0.5), torch.full((len(batch), K), 0.75)  # also where there is none
     present = torch.zeros(len(batch), K, dtype=torch.bool)
     for index, (row, _) in enumerate(batch):
         for place, (one, worth) in enumerate(row):
-            score[index, place], gain[index, place], present[index, place] = one, worth, True
+            similarity[index, place], score[index, place], present[index, place] = one, worth, True
     reference = torch.tensor([value for _, value in batch])
-    found = simcls.penalties(score, reference, gain, present, margin=margin, gold_margin=0.125)
+    found = simcls.penalties(similarity, reference, score, present, margin=margin, gold_margin=0.125)
     expected = [
         oracle([one for one, _ in row], value, [worth for _, worth in row], margin=margin, gold_margin=0.125)
         for row, value in batch
@@ -73,13 +73,13 @@ def test_penalties_are_those_of_the_oracle_whatever_the_padding(batch, padding, 
 
 def test_penalties_have_the_gradient_of_their_formula():
     draw = torch.Generator().manual_seed(0)
-    score, reference = (torch.rand(shape, generator=draw, dtype=torch.float64) for shape in ((3, 5), (3,)))
-    gain, present = torch.rand(3, 5, generator=draw), torch.arange(5) < torch.tensor([[5], [1], [3]])
+    similarity, reference = (torch.rand(shape, generator=draw, dtype=torch.float64) for shape in ((3, 5), (3,)))
+    score, present = torch.rand(3, 5, generator=draw), torch.arange(5) < torch.tensor([[5], [1], [3]])
 
-    def loss(score, reference):
-        return sum(simcls.penalties(score, reference, gain, present, margin=0.1, gold_margin=0.05))
+    def loss(similarity, reference):
+        return sum(simcls.penalties(similarity, reference, score, present, margin=0.1, gold_margin=0.05))
 
-    inputs = (score.requires_grad_(), reference.requires_grad_())
+    inputs = (similarity.requires_grad_(), reference.requires_grad_())
     assert torch.autograd.gradcheck(loss, inputs)
 
 
@@ -111,11 +111,11 @@ def test_a_score_is_the_cosine_of_document_and_text_however_they_are_batched(poo
         return states[0] if pooling == "first" else [sum(column) / len(ids) for column in zip(*states, strict=True)]
 
     examples = [
-        {"input_ids": [1, 2, 3, 4], "labels": [5, 6], "candidates": [[7, 8, 1], [2]], "gains": [0.5, 0.25]},
-        {"input_ids": [3], "labels": [6, 4, 4], "candidates": [[8]], "gains": [1.0]},
+        {"input_ids": [1, 2, 3, 4], "labels": [5, 6], "candidates": [[7, 8, 1], [2]], "scores": [0.5, 0.25]},
+        {"input_ids": [3], "labels": [6, 4, 4], "candidates": [[8]], "scores": [1.0]},
     ]
     for batch in ([examples[0], examples[1]], [examples[1]]):
-        found = simcls.score_batch(encoder, Padder(0, lambda labels: labels)(batch), pad=0, pooling=pooling)
+        found = simcls.cosines_of_batch(encoder, Padder(0, lambda labels: labels)(batch), pad=0, pooling=pooling)
         for index, row in enumerate(batch):
             document = vector(row["input_ids"])
             assert found.reference[index].item() == pytest.approx(cosine(document, vector(row["labels"])), abs=1e-6)
@@ -125,7 +125,7 @@ def test_a_score_is_the_cosine_of_document_and_text_however_they_are_batched(poo
 
 
 def test_the_first_of_equally_good_texts_is_chosen():
-    scores = simcls.Scores(torch.zeros(1), torch.tensor([[-0.5, -0.25, -0.25, 0.0]]), torch.arange(4)[None] < 3)
+    scores = simcls.Cosines(torch.zeros(1), torch.tensor([[-0.5, -0.25, -0.25, 0.0]]), torch.arange(4)[None] < 3)
     assert simcls._choice(scores).tolist() == [1]
     assert simcls._highest([0.1, 0.3, 0.3]) == 1
 
@@ -165,7 +165,7 @@ def place(tmp_path_factory):
                     "source": row["document"],
                     "candidates": [worse(row["summary"], k) for k in (2, 0, 1)],
                 }
-                | {"gains": [0.5, 1.0, 0.75]}
+                | {"scores": [0.5, 1.0, 0.75]}
                 for row in examples
             ],
         )
@@ -224,7 +224,7 @@ def test_a_reranker_is_a_run_like_any_other(undisturbed):
     training = [line for line in lines if "loss" in line]
     assert [line["step"] for line in training] == [1, 2, 3, 4, 5, 6]
     assert all(line["loss"] == pytest.approx(line["order"] + line["reference"]) for line in training)
-    assert all(0 <= line["eval_gain"] <= 1 for line in lines if "eval_gain" in line)
+    assert all(0 <= line["eval_score"] <= 1 for line in lines if "eval_score" in line)
     card = (undisturbed / "card.md").read_text()
     assert re.search(r"train: 24 sources of .*data \(train\), 3\.0 candidates each\.", card)
     assert "margin = `0.05`" in card
@@ -289,10 +289,10 @@ def test_its_choice_is_written_like_predictions_and_scores(undisturbed, here, tm
     assert texts["first"] == [row["candidates"][0] for row in rows]
     assert texts["best"] == [row["candidates"][1] for row in rows]
     values = {0: 0.5, 1: 1.0, 2: 0.75}
-    gains = [values[row["candidates"].index(text)] for row, text in zip(rows, texts["chosen"], strict=True)]
-    assert found["chosen"] == pytest.approx(sum(gains) / 8)
+    scores = [values[row["candidates"].index(text)] for row, text in zip(rows, texts["chosen"], strict=True)]
+    assert found["chosen"] == pytest.approx(sum(scores) / 8)
     reranker = simcls.Reranker(undisturbed)
-    scores = reranker.scores([row["source"] for row in rows], [row["candidates"] for row in rows])
+    scores = reranker.cosines([row["source"] for row in rows], [row["candidates"] for row in rows])
     best = [row["candidates"][simcls._highest(one)] for row, one in zip(rows, scores, strict=True)]
     assert texts["chosen"] == best
     capsys.readouterr()
@@ -311,20 +311,20 @@ def test_a_choice_is_not_mixed_with_another(undisturbed, here, tmp_path, capsys)
 def test_scores_do_not_depend_on_what_else_is_scored(undisturbed, here):
     reranker = simcls.Reranker(undisturbed)
     rows = [json.loads(line) for line in (here / "train.jsonl").read_text().splitlines()]
-    together = reranker.scores([row["source"] for row in rows], [row["candidates"] for row in rows])
-    alone = reranker.scores([rows[3]["source"]], [rows[3]["candidates"][1:2]])
+    together = reranker.cosines([row["source"] for row in rows], [row["candidates"] for row in rows])
+    alone = reranker.cosines([rows[3]["source"]], [rows[3]["candidates"][1:2]])
     assert alone[0] == pytest.approx(together[3][1:2], abs=1e-5)
 
 
 def test_an_empty_text_is_never_chosen_and_nan_is_refused(undisturbed, here):
     reranker = simcls.Reranker(undisturbed)
     row = json.loads((here / "train.jsonl").read_text().splitlines()[0])
-    scores = reranker.scores([row["source"]], [["", " ", *row["candidates"]]])[0]
+    scores = reranker.cosines([row["source"]], [["", " ", *row["candidates"]]])[0]
     assert scores[:2] == [-math.inf, -math.inf]
     assert all(-1 <= score <= 1 for score in scores[2:])
     next(reranker.encoder.parameters()).data.fill_(math.nan)
-    with pytest.raises(UserError, match=r"has a score that is NaN for a candidate of document 1: its weights"):
-        reranker.scores([row["source"]], [row["candidates"]])
+    with pytest.raises(UserError, match=r"has a cosine that is NaN for a candidate of document 1: its weights"):
+        reranker.cosines([row["source"]], [row["candidates"]])
 
 
 def test_a_text_without_a_first_token_is_not_pooled_by_it(undisturbed):
@@ -352,15 +352,15 @@ def test_candidates_name_their_data_and_split(here, tmp_path, capsys):
     assert json.loads((tmp_path / "out" / "generation.json").read_text())["split"] == "validation"
 
 
-def test_predictions_with_several_texts_are_candidates_without_gains(here, tmp_path):
+def test_predictions_with_several_texts_are_candidates_without_scores(here, tmp_path):
     rows = [json.loads(line) for line in (here / "validation.jsonl").read_text().splitlines()]
     for row in rows:
-        del row["gains"], row["source"]
+        del row["scores"], row["source"]
     write_rows(tmp_path / "predictions.jsonl", rows)
     (tmp_path / "generation.json").write_text(json.dumps({"data": "data", "split": "validation"}))
     found = read_set([tmp_path / "predictions.jsonl"], Data(), "summarisation", "test")
     assert found.split == "validation"
-    assert all(gains[1] == 1.0 > max(gains[0], gains[2]) for gains in found.gains), "the second is the reference"
+    assert all(scores[1] == 1.0 > max(scores[0], scores[2]) for scores in found.scores), "the second is the reference"
 
 
 def test_several_writers_share_the_sources(here, tmp_path, undisturbed):
@@ -399,7 +399,7 @@ def test_translations_are_scored_as_such(undisturbed, here, tmp_path, chooser, c
         (chooser / "recipe.toml").write_text(text.replace('task = "summarisation"', 'task = "translation"'))
     columns = ("--source", "document", "--target", "summary")
     assert apply(chooser, made, *columns, "--out", tmp_path / "out") == 0
-    assert "gains: bleu" in capsys.readouterr().out
+    assert "scores: bleu" in capsys.readouterr().out
     saved = json.loads((tmp_path / "out" / "generation.json").read_text())
     assert (saved["task"], saved["metric"]["name"]) == ("translation", "bleu")
     assert apply(chooser, made, *columns, "--set", "task=summarisation", "--out", tmp_path / "other") == 2
@@ -429,9 +429,9 @@ def test_another_metric_than_the_reranker_s_is_said(undisturbed, here, tmp_path,
         assert apply(run, made, "--out", tmp_path / f"out-{metric['name']}") == 0
         printed = capsys.readouterr()
         assert (
-            "was trained on gains of rouge (rouge1 + rouge2 + rougeLsum), and these are of" in printed.err
+            "was trained on scores of rouge (rouge1 + rouge2 + rougeLsum), and these are of" in printed.err
         ) == is_other
-    assert printed.out.endswith("gains: rouge (rouge1 + rouge2 + rougeLsum)\n")
+    assert printed.out.endswith("scores: rouge (rouge1 + rouge2 + rougeLsum)\n")
 
 
 # Mistakes
@@ -505,7 +505,7 @@ ROUGE = {"name": "rouge", "scores": ["rouge1", "rouge2", "rougeLsum"], "options"
 CHRF = {"name": "chrf", "scores": ["chrf"], "options": {"word_order": "2"}, "sentence_a_line": False}
 
 
-def test_gains_of_one_training_have_one_metric(here, tmp_path, capsys):
+def test_scores_of_one_training_have_one_metric(here, tmp_path, capsys):
     train = folder_of("train.jsonl", tmp_path / "train", data="data", split="train", metric=ROUGE)
     dev = folder_of("validation.jsonl", tmp_path / "dev", data="data", split="validation", metric=CHRF)
     options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", "train.max_steps=1"]
@@ -514,41 +514,41 @@ def test_gains_of_one_training_have_one_metric(here, tmp_path, capsys):
     assert "those of the train candidates are of rouge (rouge1 + rouge2 + rougeLsum), those of the" in message
     assert "validation candidates of chrf (word_order=2). Make one of them again" in message
     assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 0
-    assert "gains: rouge (rouge1 + rouge2 + rougeLsum)." in (tmp_path / "run" / "card.md").read_text()
+    assert "scores: rouge (rouge1 + rouge2 + rougeLsum)." in (tmp_path / "run" / "card.md").read_text()
     (train / "candidates.json").write_text(json.dumps({"data": "data", "split": "train", "metric": CHRF}))
     shutil.rmtree(tmp_path / "run" / "model")
     assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 2
     assert "has changed since:\n  metric: " in capsys.readouterr().err
 
 
-def test_equal_gains_are_said_and_refused_if_all_are(here, tmp_path, capsys):
+def test_equal_scores_are_said_and_refused_if_all_are(here, tmp_path, capsys):
     rows = [json.loads(line) for line in (here / "train.jsonl").read_text().splitlines()]
-    equal = [row | {"gains": [0.5, 0.5, 0.5]} for row in rows]
+    equal = [row | {"scores": [0.5, 0.5, 0.5]} for row in rows]
     write_rows(tmp_path / "equal.jsonl", equal)
     options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", f"data.candidates={tmp_path / 'equal.jsonl'}"]
     assert cli.main(["train", *options]) == 2
-    assert "have equal gains, so there is no order to learn" in capsys.readouterr().err
-    alone = [row | {"candidates": row["candidates"][:1], "gains": row["gains"][:1]} for row in rows]
+    assert "have equal scores, so there is no order to learn" in capsys.readouterr().err
+    alone = [row | {"candidates": row["candidates"][:1], "scores": row["scores"][:1]} for row in rows]
     write_rows(tmp_path / "equal.jsonl", [*alone[:3], *equal[3:]])
     assert cli.main(["train", *options]) == 2
-    assert "have equal gains, so there is no order to learn" in capsys.readouterr().err
+    assert "have equal scores, so there is no order to learn" in capsys.readouterr().err
     write_rows(tmp_path / "equal.jsonl", [*equal[:3], *rows[3:]])
     assert cli.main(["train", *options, "--set", "train.max_steps=1"]) == 0
-    assert "3 sources have candidates of equal gains, which have no order." in capsys.readouterr().err
+    assert "3 sources have candidates of equal scores, which have no order." in capsys.readouterr().err
 
 
 def test_candidates_without_references_are_refused(here, tmp_path, messages):
-    write_rows(tmp_path / "c.jsonl", [{"id": "x", "candidates": ["a", "b"], "gains": [0, 1]}])
+    write_rows(tmp_path / "c.jsonl", [{"id": "x", "candidates": ["a", "b"], "scores": [0, 1]}])
     with pytest.raises(UserError, match=r"no candidate in .* has a source and a reference: .* are like 'train-0'"):
         read_set([tmp_path / "c.jsonl"], Data(name="data"), "summarisation", "train")
-    write_rows(tmp_path / "d.jsonl", [{"id": name, "candidates": ["a"], "gains": [0]} for name in ("x", "train-1")])
+    write_rows(tmp_path / "d.jsonl", [{"id": name, "candidates": ["a"], "scores": [0]} for name in ("x", "train-1")])
     assert len(read_set([tmp_path / "d.jsonl"], Data(name="data"), "summarisation", "train").examples) == 1
     assert any("1 of 2 rows of candidates" in line and "are left out" in line for line in messages)
 
 
 def test_one_candidate_only_is_nothing_to_choose(here, tmp_path, capsys):
     rows = [json.loads(line) for line in (here / "train.jsonl").read_text().splitlines()]
-    alone = [row | {"candidates": row["candidates"][:1], "gains": [0.5]} for row in rows]
+    alone = [row | {"candidates": row["candidates"][:1], "scores": [0.5]} for row in rows]
     write_rows(tmp_path / "alone.jsonl", alone)
     options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", f"data.candidates={tmp_path / 'alone.jsonl'}"]
     assert cli.main(["train", *options]) == 2
@@ -573,7 +573,7 @@ def test_one_candidate_only_is_nothing_to_choose(here, tmp_path, capsys):
         (["system=(a"], "system: expected a name and options, such as simcls(margin=0.01), got '(a'."),
         (["objective=ce + matches(2)", "train.fsdp=true"], "train.fsdp: is not a setting of simcls."),
         (["objective=ce + matches(2)"], "objective: simcls has an objective of its own. Leave it out."),
-        (["train.best=rouge2"], "train.best: must be one of gain, loss, last for simcls."),
+        (["train.best=rouge2"], "train.best: must be one of score, loss, last for simcls."),
         (["train.precision=fp16", "data.candidates=nowhere"], "systems train in bf16 or fp32, not in fp16."),
         (["data.max_source=2000"], "scratch reads at most 1024 tokens, and the recipe asks for 2000. Lower"),
         (["model.name=nowhere"], "cannot load the model of 'nowhere'"),

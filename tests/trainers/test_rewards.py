@@ -172,10 +172,10 @@ def test_texts_that_a_metric_does_not_read_are_said_once(text):
 
 
 def test_large_batches_stay_in_this_process(monkeypatch):
-    from ngramloss.metrics import gains
+    from ngramloss.metrics import candidate_scores
 
-    monkeypatch.setattr(gains, "IN_PROCESS", 1)
-    monkeypatch.setattr(gains, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(candidate_scores, "IN_PROCESS", 1)
+    monkeypatch.setattr(candidate_scores, "ProcessPoolExecutor", None)
     assert values(rewards.rouge("rouge1"), ["a"] * 600, ["a"] * 600) == [1.0] * 600
 
 

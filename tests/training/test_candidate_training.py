@@ -48,7 +48,7 @@ FAMILIES = [family for family in ENCODER_DECODER if family != "prophetnet"]
 
 
 def candidates(B=3, K=4, T=7, seed=5):
-    """Label ids and gains: texts of several lengths, one source with two absent candidates, one without any."""
+    """Label ids and scores: texts of several lengths, one source with two absent candidates, one without any."""
     source = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, 8, (B, K, T), generator=source)
     lengths = torch.randint(1, T + 1, (B, K), generator=source)
@@ -58,22 +58,22 @@ def candidates(B=3, K=4, T=7, seed=5):
     if B > 2:
         lengths[2] = 0
     labels[torch.arange(T) >= lengths.unsqueeze(-1)] = -100
-    return {"candidates": labels, "gains": torch.rand(B, K, generator=source)}
+    return {"candidates": labels, "scores": torch.rand(B, K, generator=source)}
 
 
 def one_by_one(model, inputs, compared, objective=RANK):
     """The loss if every candidate is scored in a forward of its own, from all logits; gradients stay in a copy."""
     model = detach(copy.deepcopy(model))
     source = {name: value for name, value in inputs.items() if name != "labels"}
-    labels, gains = compared["candidates"], compared["gains"]
-    logp = torch.zeros(gains.shape, dtype=next(model.parameters()).dtype)
+    labels, scores = compared["candidates"], compared["scores"]
+    logp = torch.zeros(scores.shape, dtype=next(model.parameters()).dtype)
     for row in range(labels.shape[0]):
         for index in range(labels.shape[1]):
             own = labels[row, index][labels[row, index] != -100].unsqueeze(0)
             if own.numel():
                 logits = model(**{name: value[row : row + 1] for name, value in source.items()}, labels=own).logits
                 logp[row, index] = logits.log_softmax(-1).gather(-1, own.unsqueeze(-1)).sum()
-    stats = CandidateStats(logp, (labels != -100).sum(-1), gains)
+    stats = CandidateStats(logp, (labels != -100).sum(-1), scores)
     loss = JointLoss(objective)(model(**inputs).logits, inputs["labels"], candidates=stats)
     loss.backward()
     return loss, model
@@ -117,7 +117,7 @@ def test_absent_candidates_change_nothing(family):
         model.zero_grad()
         labels = torch.nn.functional.pad(compared["candidates"], (0, 0, 0, extra), value=-100)
         loss = model(
-            **inputs, candidates=labels, gains=torch.nn.functional.pad(compared["gains"], (0, extra), value=0.9)
+            **inputs, candidates=labels, scores=torch.nn.functional.pad(compared["scores"], (0, extra), value=0.9)
         ).loss
         loss.backward()
         results.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
@@ -248,8 +248,8 @@ def test_it_computes_the_same_with(way):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"gains": None}, r"candidates need `gains` \[B, K\] = \[3, 4\], .* got none"),
-        ({"gains": torch.zeros(3, 5)}, r"got a tensor of shape \[3, 5\]"),
+        ({"scores": None}, r"candidates need `scores` \[B, K\] = \[3, 4\], .* got none"),
+        ({"scores": torch.zeros(3, 5)}, r"got a tensor of shape \[3, 5\]"),
         ({"candidates": torch.zeros(3, 4, dtype=torch.long)}, r"must be label ids \[B, K, T\] with B = 3"),
         ({"candidates": torch.zeros(2, 4, 5, dtype=torch.long)}, r"must be label ids \[B, K, T\] with B = 3"),
         ({"candidates": None}, "but `candidates` are missing"),
@@ -266,7 +266,7 @@ def test_candidates_that_cannot_be_read_are_refused(changes, sentence):
 def test_a_batch_without_room_for_candidates_has_no_greedy_text():
     given = batch("bart")
     B = len(given["labels"])
-    none = {"candidates": torch.zeros(B, 0, 3).long(), "gains": torch.zeros(B, 0), "greedy": torch.zeros(B, 0).bool()}
+    none = {"candidates": torch.zeros(B, 0, 3).long(), "scores": torch.zeros(B, 0), "greedy": torch.zeros(B, 0).bool()}
     with pytest.raises(UserError, match=r"reads the model's own greedy text, and these candidates do not say which"):
         attach(tiny("bart"), "ce + bag(1):student").train()(**given, **none)
 
@@ -316,29 +316,29 @@ SOME = [
         "input_ids": [5, 6, 7],
         "labels": [8, 9],
         "candidates": [[4], np.array([6, 7, 2], np.int32)],
-        "gains": [0.25, 0.5],
+        "scores": [0.25, 0.5],
     },
-    {"input_ids": [4], "labels": [3, 2], "candidates": [], "gains": np.zeros(0, np.float32)},
+    {"input_ids": [4], "labels": [3, 2], "candidates": [], "scores": np.zeros(0, np.float32)},
 ]
 
 
-def test_a_batch_has_candidates_their_decoder_inputs_and_gains():
+def test_a_batch_has_candidates_their_decoder_inputs_and_scores():
     made = Padder(1, moved)(SOME)
     assert made["labels"].tolist() == [[8, 9, -100], [3, 2, -100]]
     assert made["candidates"].tolist() == [[[4, -100, -100], [6, 7, 2]], [[-100] * 3] * 2]
     assert made["candidate_inputs"].tolist()[0] == [[99, 4, 1], [99, 6, 7]]
-    assert made["gains"].tolist() == [[0.25, 0.5], [0, 0]]
-    assert made["gains"].dtype == torch.float32
+    assert made["scores"].tolist() == [[0.25, 0.5], [0, 0]]
+    assert made["scores"].dtype == torch.float32
     filled = Padder(1, moved)(SOME, Size(3, 4, 6, texts=5))
     assert filled["candidates"].shape == filled["candidate_inputs"].shape == (3, 4, 6)
-    assert filled["gains"].shape == (3, 4)
+    assert filled["scores"].shape == (3, 4)
     assert (filled["candidates"] != -100).sum(-1).tolist() == [[1, 3, 0, 0], [0] * 4, [0] * 4]
 
 
-def test_candidates_without_as_many_gains_are_refused():
-    for gains in ([0.5], []):
-        with pytest.raises(UserError, match=f"a row has 2 candidates and {len(gains)} gains"):
-            Padder(1, moved)([SOME[0] | {"gains": gains}])
+def test_candidates_without_as_many_scores_are_refused():
+    for scores in ([0.5], []):
+        with pytest.raises(UserError, match=f"a row has 2 candidates and {len(scores)} scores"):
+            Padder(1, moved)([SOME[0] | {"scores": scores}])
 
 
 def test_a_batch_without_any_candidate_has_room_for_one_and_others_have_no_key():
@@ -591,10 +591,10 @@ def test_candidates_are_tokenised_like_targets_and_found_by_id(tmp_path, family)
     tokenizer = tiny_tokenizers.FAMILIES[family]()
     made = prepared(tmp_path, tokenizer=tokenizer)
     for row, example in enumerate(EXAMPLES):
-        texts, gains = FOUND.rows.get(example.id, ((), ()))
+        texts, scores = FOUND.rows.get(example.id, ((), ()))
         expected = tokenizer(text_target=list(texts))["input_ids"] if texts else []
         assert [ids.tolist() for ids in made[row][0]] == expected
-        assert made[row][1].tolist() == pytest.approx(gains)
+        assert made[row][1].tolist() == pytest.approx(scores)
     assert made.counts.tolist() == [2, 0, 3, 1]
     longest = [max((len(ids) for ids in made[row][0]), default=0) for row in range(4)]
     assert made.reduced(np.maximum).tolist() == longest
@@ -604,8 +604,8 @@ def test_an_example_comes_with_its_candidates(tmp_path):
     tokens = tokenise(EXAMPLES, "e" * 16, tiny_tokenizers.ours(), Shape(), cache=tmp_path)
     made = WithCandidates(tokens, prepared(tmp_path))
     assert len(made) == 4
-    assert list(made[0]) == ["input_ids", "labels", "candidates", "gains"]
-    assert made[-1]["gains"].tolist() == made[3]["gains"].tolist() == [1.0]
+    assert list(made[0]) == ["input_ids", "labels", "candidates", "scores"]
+    assert made[-1]["scores"].tolist() == made[3]["scores"].tolist() == [1.0]
     with pytest.raises(IndexError):
         made[4]
     assert made.texts.tolist() == [3, 1, 4, 2]
@@ -744,7 +744,7 @@ def made_up(index, item):
     return {
         "id": f"train-{index}",
         "candidates": kept[::-1],
-        "gains": [round(1 / (1 + place), 3) for place in range(len(kept))][::-1],
+        "scores": [round(1 / (1 + place), 3) for place in range(len(kept))][::-1],
     }
 
 

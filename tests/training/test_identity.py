@@ -308,7 +308,7 @@ OF_OTHERS = {
     ),
     "an edited reference": (
         lambda place: edit(place / "data" / "train.jsonl", "summary"),
-        "1 of 12 training examples have other references than those with which the gains",
+        "1 of 12 training examples have other references than those with which the scores",
     ),
     "another split": (
         lambda place: change_json(place / "compared" / "candidates.json", split="test"),
@@ -327,7 +327,7 @@ def test_candidates_of_other_data_are_not_trained_on(place, capsys, changed):
 
 def test_candidates_from_elsewhere_are_trained_on_with_a_remark(place, capsys):
     rows = [json.loads(line) for line in (place / "compared" / "candidates.jsonl").read_text().splitlines()]
-    write_rows(place / "theirs.jsonl", [{key: row[key] for key in ("id", "candidates", "gains")} for row in rows])
+    write_rows(place / "theirs.jsonl", [{key: row[key] for key in ("id", "candidates", "scores")} for row in rows])
     assert train(*RANKED[1:], "data.candidates=theirs.jsonl", "train.max_steps=1", run="new") == 0
     assert "12 of 12 rows of candidates in " in capsys.readouterr().err
 
@@ -337,7 +337,7 @@ def test_candidates_of_the_data_are_trained_on_without_a_word(place, capsys):
     assert "rows of candidates" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", ["candidates", "gains"])
+@pytest.mark.parametrize("key", ["candidates", "scores"])
 def test_a_run_is_not_continued_with_other_candidates(place, capsys, key):
     path = place / "compared" / "candidates.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -556,7 +556,7 @@ def shared(made):
     swap_tokens(made / "other")
     shutil.copytree(made / "compared", made / "others")
     rows = [json.loads(line) for line in (made / "others" / "candidates.jsonl").read_text().splitlines()]
-    rows[0]["gains"] = [0.125, 0.25]
+    rows[0]["scores"] = [0.125, 0.25]
     write_rows(made / "others" / "candidates.jsonl", rows)
     return made
 

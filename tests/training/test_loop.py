@@ -346,7 +346,7 @@ def frozen(part):
 
 LARGE = rows(250)
 COMPARED = rows_with_candidates(8)
-COMPARED[-1] |= {"candidates": [[5, 6], [7]], "gains": [0.5, 0.25]}
+COMPARED[-1] |= {"candidates": [[5, 6], [7]], "scores": [0.5, 0.25]}
 VALIDATED = {"validation": rows(2), "eval_every": 1}
 CHANGED = {
     "objective: .* → 'ce'": ({"objective": "ce + matches(2)"}, {"objective": "ce"}),
@@ -359,7 +359,7 @@ CHANGED = {
     "rows: a late label": ({"data": LARGE}, {"data": last_changed(LARGE, "labels", [5, 5])}),
     "rows: weights": ({"data": with_column(weights=1.0)}, {"data": with_column(weights=0.5)}),
     "rows: lm_logp": ({"objective": "margin", "data": with_column(lm_logp=-1.0)}, {"data": with_column(lm_logp=-2.0)}),
-    "rows: gains": ({"objective": RANKED, "data": COMPARED}, {"data": last_changed(COMPARED, "gains", [0.25, 0.5])}),
+    "rows: scores": ({"objective": RANKED, "data": COMPARED}, {"data": last_changed(COMPARED, "scores", [0.25, 0.5])}),
     "rows: candidates": (
         {"objective": RANKED, "data": COMPARED},
         {"data": last_changed(COMPARED, "candidates", [[5, 6], [8]])},

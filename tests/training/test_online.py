@@ -43,7 +43,7 @@ from ngramloss.training.run import Needs, in_folder, own_needs, python_run, run_
 
 FAMILIES = ["bart", "mbart", "t5", "llama", "gpt2"]
 HERE = Processes(0, 1, torch.device("cpu"))
-LOGGED = ("loss", "ce", "risk(sharpness=1)", "gain", "unended", "text_age", "grad_norm")
+LOGGED = ("loss", "ce", "risk(sharpness=1)", "score", "unended", "text_age", "grad_norm")
 
 
 EVERY_TERM = "ce + policy(baseline=greedy) + credit(1,2) + 0.5*matches(2):student + bag(2):student"
@@ -187,11 +187,11 @@ def test_what_is_trained_on_is_what_was_drawn_with_its_log_probability(family, c
     numbers = [2, 5, 7]
     (batch,) = planned(texts).step(numbers).batches
     model.eval()(**batch)
-    logp, lengths, gains = compared[0][:3]
+    logp, lengths, scores = compared[0][:3]
     expected = [token_logp(texts, row, ids).sum() for row in numbers for ids in own[row]]
     torch.testing.assert_close(logp.flatten(), torch.stack(expected), atol=1e-4, rtol=1e-4)
     assert lengths.flatten().tolist() == [len(ids) for row in numbers for ids in own[row]]
-    assert gains.flatten().tolist() == pytest.approx(
+    assert scores.flatten().tolist() == pytest.approx(
         np.array(
             overlap(data)(numbers, [Numbers().batch_decode(own[row], skip_special_tokens=True) for row in numbers])
         ).ravel()
@@ -372,27 +372,27 @@ def test_a_step_trains_on_texts_of_the_weights_before_it(monkeypatch):
     assert len(sums) == len(set(sums)) == 6
 
 
-def test_the_log_has_gains_ends_and_costs_of_writing():
+def test_the_log_has_scores_ends_and_costs_of_writing():
     got = trained_online(online={"max_length": 3})
     for line in got.log:
-        assert 0 <= line["gain"] <= 1
+        assert 0 <= line["score"] <= 1
         assert 0 < line["unended"] <= 1
         assert 0 < line["writing_share"] <= 1
         assert line["texts_per_second"] > 0
         assert "text_age" not in line, "every text is new"
 
 
-def test_the_gain_of_the_log_is_the_mean_of_the_texts_of_its_steps():
+def test_the_score_of_the_log_is_the_mean_of_the_texts_of_its_steps():
     seen = []
 
-    def gains(numbers, texts):
+    def scores(numbers, texts):
         seen.append(overlap(rows(22))(numbers, texts))
         return seen[-1]
 
-    got = trained_online(gains=gains, log_every=2, save_every=100)
+    got = trained_online(scores=scores, log_every=2, save_every=100)
     means = [np.mean([value for group in found for value in group]) for found in seen]
     counts = [sum(map(len, found)) for found in seen]
-    by_line = {line["step"]: line["gain"] for line in got.log if "gain" in line}
+    by_line = {line["step"]: line["score"] for line in got.log if "score" in line}
     assert by_line[1] == pytest.approx(means[0])
     assert by_line[4] == pytest.approx(np.average(means[2:4], weights=counts[2:4]))
 
@@ -401,17 +401,17 @@ def test_the_gain_of_the_log_is_the_mean_of_the_texts_of_its_steps():
 @pytest.mark.parametrize(
     "term", ["risk(sharpness=1)", "policy", "policy(baseline=others,scale=std)", "policy(baseline=greedy)"]
 )
-def test_learning_from_samples_raises_their_gain(term):
+def test_learning_from_samples_raises_their_score(term):
     """A reward for one id alone: without cross-entropy, the model learns to write it."""
 
-    def gains(numbers, texts):
+    def scores(numbers, texts):
         return [[text.split().count("7") / max(len(text.split()), 1) for text in group] for group in texts]
 
     got = trained_online(
-        objective=f"0*ce + {term}", gains=gains, max_steps=60, learning_rate=2e-2, online={"samples": 6}
+        objective=f"0*ce + {term}", scores=scores, max_steps=60, learning_rate=2e-2, online={"samples": 6}
     )
-    assert got.log[0]["gain"] < 0.4  # of 48 random texts
-    assert np.mean([line["gain"] for line in got.log[-5:]]) > 0.8
+    assert got.log[0]["score"] < 0.4  # of 48 random texts
+    assert np.mean([line["score"] for line in got.log[-5:]]) > 0.8
 
 
 @pytest.mark.slow
@@ -421,7 +421,7 @@ def test_terms_of_the_own_text_raise_its_overlap_with_the_reference(term):
     data = [{**row, "labels": rows(1)[0]["labels"]} for row in rows(22)]
     settings = {"max_steps": 60, "learning_rate": 1e-2, "online": {"samples": 6 if "credit" in term else 0}}
     got = trained_online(objective=f"0*ce + {term}", data=data, **settings)
-    assert np.mean([line["gain"] for line in got.log[-5:]]) > got.log[0]["gain"] + 0.1
+    assert np.mean([line["score"] for line in got.log[-5:]]) > got.log[0]["score"] + 0.1
 
 
 @pytest.mark.slow
@@ -452,7 +452,7 @@ def test_only_samples_are_written_if_no_term_reads_more():
 @pytest.mark.parametrize(
     "needs", [Needs(True, True, False), Needs(True, False, True), Needs(True, True, True)], ids=str
 )
-def test_the_greedy_text_is_the_first_candidate_and_its_gain_a_baseline(family, needs, monkeypatch):
+def test_the_greedy_text_is_the_first_candidate_and_its_score_a_baseline(family, needs, monkeypatch):
     monkeypatch.setattr(online, "own_needs", lambda terms: needs)
     texts = fresh(family, samples=2)
     own = drawn(texts)
@@ -468,13 +468,13 @@ def test_the_greedy_text_is_the_first_candidate_and_its_gain_a_baseline(family, 
         assert "greedy" not in batch
         assert batch["candidates"].shape[:2] == (2, 2)
     samples = [Numbers().batch_decode(own[row][needs.greedy_text :], skip_special_tokens=True) for row in (1, 2)]
-    assert batch["gains"][:, int(needs.greedy_text) :].flatten().tolist() == pytest.approx(
+    assert batch["scores"][:, int(needs.greedy_text) :].flatten().tolist() == pytest.approx(
         [value for group in overlap(data)([1, 2], samples) for value in group]
     )
     if needs.baseline:
         first = [Numbers().batch_decode([ids[0]], skip_special_tokens=True) for ids in expected]
-        gains = overlap(data)(range(9), first)
-        assert batch["baseline"].tolist() == pytest.approx([gains[1][0], gains[2][0]])
+        scores = overlap(data)(range(9), first)
+        assert batch["baseline"].tolist() == pytest.approx([scores[1][0], scores[2][0]])
     seen = []
     monkeypatch.setattr(
         "ngramloss.models.attached.candidates.CandidateStats",
@@ -496,11 +496,11 @@ def test_a_training_may_read_the_greedy_text_alone(monkeypatch):
 # Remarks
 
 
-def test_gains_that_are_all_equal_are_said_once(messages):
-    trained_online(gains=lambda numbers, texts: [[0.5] * len(group) for group in texts])
-    said = [line for line in messages if "gain the same" in line]
+def test_scores_that_are_all_equal_are_said_once(messages):
+    trained_online(scores=lambda numbers, texts: [[0.5] * len(group) for group in texts])
+    said = [line for line in messages if "score the same" in line]
     assert said == [
-        "warning: all texts of each source gain the same after 0 steps, so there is nothing to compare: policy and risk "
+        "warning: all texts of each source score the same after 0 steps, so there is nothing to compare: policy and risk "
         "learn nothing from them, and rank and prefer an order that is chance. If that stays, raise online.temperature "
         "or online.samples, or choose another online.metric."
     ]
@@ -509,33 +509,33 @@ def test_gains_that_are_all_equal_are_said_once(messages):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (lambda group: [float("nan")] * len(group), "the gain of a text of row 0 is nan: '"),
-        (lambda group: [float("inf")] * len(group), "the gain of a text of row 0 is inf: '"),
-        (lambda group: [1.0], "lengths differ: row 0 has 3 texts and 1 gains"),
+        (lambda group: [float("nan")] * len(group), "the score of a text of row 0 is nan: '"),
+        (lambda group: [float("inf")] * len(group), "the score of a text of row 0 is inf: '"),
+        (lambda group: [1.0], "lengths differ: row 0 has 3 texts and 1 scores"),
     ],
 )
-def test_gains_that_no_step_can_train_on_are_refused_and_nothing_is_saved_before_the_first(tmp_path, given, sentence):
+def test_scores_that_no_step_can_train_on_are_refused_and_nothing_is_saved_before_the_first(tmp_path, given, sentence):
     with pytest.raises(UserError, match=sentence):
-        trained_online(tmp_path, data=rows(8), gains=lambda numbers, texts: list(map(given, texts)))
+        trained_online(tmp_path, data=rows(8), scores=lambda numbers, texts: list(map(given, texts)))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("objective", "gain", "said"),
+    ("objective", "score", "said"),
     [
         ("ce + policy", lambda first: 0.5 * first, True),  # one sample has nothing to be compared with
         ("ce + policy + bag(1):student", lambda first: 0.5 * first, True),  # nor is it with the greedy text
         ("ce + policy(baseline=greedy)", lambda first: 0.5, True),
         ("ce + policy(baseline=greedy)", lambda first: 0.5 * first, False),
-        ("ce + credit(1)", lambda first: 0.5, False),  # it reads no gains
+        ("ce + credit(1)", lambda first: 0.5, False),  # it reads no scores
     ],
 )
-def test_one_sample_that_teaches_nothing_is_said(messages, objective, gain, said):
-    def gains(numbers, texts):
-        return [[gain(place == 0) for place in range(len(group))] for group in texts]
+def test_one_sample_that_teaches_nothing_is_said(messages, objective, score, said):
+    def scores(numbers, texts):
+        return [[score(place == 0) for place in range(len(group))] for group in texts]
 
-    got = trained_online(objective=objective, gains=gains, online={"samples": 1}, max_steps=1)
-    assert any("gain the same" in line for line in messages) == said
+    got = trained_online(objective=objective, scores=scores, online={"samples": 1}, max_steps=1)
+    assert any("score the same" in line for line in messages) == said
     assert (got.log[0][objective.split(" + ")[1]] == 0) == said
 
 
@@ -543,8 +543,8 @@ def test_what_the_texts_of_all_processes_show_is_said_and_not_of_one_alone(messa
     texts = fresh(samples=2)
     texts._draw(list(range(9)), 0)
     for row in texts.drawn.values():
-        row.update(gains=[0.5, 0.5], unended=2)
-    others = torch.tensor([4.0, 1.0, 8.0, 1.0])  # sources, those whose gains differ, texts, those that ended
+        row.update(scores=[0.5, 0.5], unended=2)
+    others = torch.tensor([4.0, 1.0, 8.0, 1.0])  # sources, those whose scores differ, texts, those that ended
     texts.first = 1
     for more, said in ((others, 0), (torch.zeros(4), 2)):
         texts.here = SimpleNamespace(device="cpu", total=lambda own, more=more: own + more)
@@ -626,7 +626,7 @@ def test_what_cannot_be_written_is_refused():
         trained_online(objective="ce + policy + bag(2):student", online={"samples": 0})
     with pytest.raises(UserError, match=r"sharded \(train.fsdp\) cannot write while it is trained"):
         trained_online(fsdp=True)
-    with_candidates = [{**row, "candidates": [[5]], "gains": [0.5]} for row in rows(22)]
+    with_candidates = [{**row, "candidates": [[5]], "scores": [0.5]} for row in rows(22)]
     with pytest.raises(UserError, match="rows have several turns, or candidates already"):
         trained_online(data=with_candidates)
 
@@ -686,7 +686,7 @@ def test_waiting_texts_that_this_training_cannot_have_written_are_refused(tmp_pa
             for value in (None, [[1]], [[1], ["x"]], [[1], [9999]], [[1], [-1]])
         ),
         {"rows": {"0": row | {"candidates": [[1], [1] * 99]}}},
-        *({"rows": {"0": row | {"gains": value}}} for value in ("x", [1.0], [1.0, None], [1.0, 1e999])),
+        *({"rows": {"0": row | {"scores": value}}} for value in ("x", [1.0], [1.0, None], [1.0, 1e999])),
         {"rows": {"0": row | {"unended": None}}},
         {"rows": {"0": row | {"baseline": 1.0}}},
     ]
@@ -718,13 +718,13 @@ def overlap_or_error(data):
     """The overlap with the references, which fails at a call in one process."""
     score, calls = overlap(data), []
 
-    def gains(numbers, texts):
+    def scores(numbers, texts):
         calls.append(numbers)
         if len(calls) == PROCESS.fails_at:
             raise ValueError("no verb")
         return score(numbers, texts)
 
-    return gains
+    return scores
 
 
 def work(folder, fails_after=None, **changes):
@@ -732,8 +732,8 @@ def work(folder, fails_after=None, **changes):
     rank = start_processes().rank
     PROCESS.fails_at = fails_after if rank == 1 else 0
     try:
-        gains = overlap_or_error(changes["data"])
-        found = trained_online(Path(folder) / "checkpoints", gains=gains, **changes).log
+        scores = overlap_or_error(changes["data"])
+        found = trained_online(Path(folder) / "checkpoints", scores=scores, **changes).log
     except (UserError, ValueError) as mistake:
         found = str(mistake)
     if rank == 0:
@@ -752,7 +752,7 @@ def test_two_processes_end_at_the_weights_of_one_and_continue_in_one(tmp_path, f
         shutil.rmtree(tmp_path / "checkpoints" / f"checkpoint-{step}")
     saved = json.loads((tmp_path / "checkpoints" / "checkpoint-2" / FILE).read_text())
     assert len(saved["rows"]) == 17, "those of both processes"
-    again = trained_online(tmp_path / "checkpoints", gains=overlap_or_error(settings["data"]), **settings)
+    again = trained_online(tmp_path / "checkpoints", scores=overlap_or_error(settings["data"]), **settings)
     assert again.outcome.continued_from == 2
     assert_same_weights(moved(again.model), moved(alone.model), 1e-4)
 
@@ -762,7 +762,7 @@ def test_texts_that_one_of_two_processes_cannot_score_end_both_with_a_checkpoint
     settings = {"online": {"refresh": 2}, "data": rows(16), "epochs": 3.0, "save_every": 100}
     _, found = in_two_processes(tmp_path, __name__, fails_after=2, **settings)
     assert found == "the texts of another process cannot be scored."
-    again = trained_online(tmp_path / "checkpoints", gains=overlap_or_error(settings["data"]), **settings)
+    again = trained_online(tmp_path / "checkpoints", scores=overlap_or_error(settings["data"]), **settings)
     assert again.outcome.continued_from == 2
     assert_same_weights(moved(again.model), moved(trained_online(**settings).model), 1e-4)
 
@@ -812,9 +812,9 @@ def test_a_recipe_trains_on_what_the_model_writes(place, capsys, architecture):
     said = capsys.readouterr().err
     assert "every 3 steps the model writes 2 samples of each source" in said
     lines = [json.loads(line) for line in (place / "run" / "log.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "gain" in line]
+    steps = [line for line in lines if "score" in line]
     assert [line["text_age"] for line in steps] == [0, 1, 2, 0]
-    assert all(0 <= line["gain"] <= 1 for line in steps)
+    assert all(0 <= line["score"] <= 1 for line in steps)
     assert (place / "run" / "model" / "model.safetensors").exists()
     assert not (place / "run" / "model" / FILE).exists()
     assert (
@@ -927,7 +927,7 @@ def test_an_objective_that_reads_no_text_trains_without_writing_and_that_is_said
     """So that a study may have a row without such a term."""
     assert train("objective=ce") == 0
     assert "online.samples is not used: no term of 'ce' compares candidates." in capsys.readouterr().err
-    assert '"gain"' not in (place / "run" / "log.jsonl").read_text()
+    assert '"score"' not in (place / "run" / "log.jsonl").read_text()
     assert train("objective=ce", "online.samples=0", run="plain") == 0
     one, other = (load_file(place / run / "model" / "model.safetensors") for run in ("run", "plain"))
     assert_same_weights(one, other, 0)
@@ -940,7 +940,7 @@ def checked(*settings):
 
 @pytest.mark.parametrize("objective", ["ce", "ce + rank"])
 def test_settings_of_texts_that_nobody_writes_are_said_to_be_without_effect(place, messages, objective):
-    """Of a file of candidates, gains are in the file."""
+    """Of a file of candidates, scores are in the file."""
     of_a_file = ["data.candidates=some.jsonl"] if "rank" in objective else []
     plain = ["online.samples=0", f"objective={objective}", *of_a_file]
     checked(*plain)
@@ -986,7 +986,7 @@ def test_a_recipe_trains_with_every_term_of_own_texts(place, capsys, objective):
     samples = f"online.samples={0 if 'student' in objective else 2}"
     assert train(f"objective={objective}", samples) == 0
     lines = [json.loads(line) for line in (place / "run" / "log.jsonl").read_text().splitlines()]
-    assert [0 <= line["gain"] <= 1 for line in lines if "loss" in line] == [True] * 4
+    assert [0 <= line["score"] <= 1 for line in lines if "loss" in line] == [True] * 4
 
 
 def test_conversations_are_refused(place, capsys):
@@ -1015,7 +1015,7 @@ def banning(*tokens):
     return model
 
 
-GAINS = {
+FUNCTIONS = {
     "arguments": lambda most: partial(length, most=most),
     "closure": lambda most: lambda rows, texts: length(rows, texts, most),
     "object": Length,
@@ -1034,7 +1034,7 @@ OTHER_TEXTS = {
     "tokenizer": (lambda number: {"tokenizer": Numbers() if number == 3 else Reversed()}, "tokenizer: "),
     "samples": (lambda number: {"online": {"samples": number}}, "online.samples: 3 → 30"),
     "search": (lambda token: {"model": banning(token)}, r"generation_config.bad_words_ids: \[\[3\]\] → \[\[30\]\]"),
-    **{how: (lambda most, made=made: {"gains": made(most)}, "gains: ") for how, made in GAINS.items()},
+    **{how: (lambda most, made=made: {"scores": made(most)}, "scores: ") for how, made in FUNCTIONS.items()},
 }
 
 
@@ -1074,10 +1074,10 @@ class Scorer:
 
 
 def closing(value):
-    def gains(rows, texts):
+    def scores(rows, texts):
         return value
 
-    return gains
+    return scores
 
 
 def linear(weight):
@@ -1114,12 +1114,12 @@ def test_what_a_function_closes_over_counts(one, other):
 
 
 def test_a_name_that_has_no_value_yet_is_no_error():
-    def gains(rows, texts):
+    def scores(rows, texts):
         return later
 
-    assert _function_mark(gains)
+    assert _function_mark(scores)
     later = 1
-    assert gains((), ()) == later
+    assert scores((), ()) == later
 
 
 def test_lists_of_its_module_count_also_behind_a_cache(monkeypatch):
@@ -1153,7 +1153,7 @@ def test_the_order_of_a_set_and_texts_of_any_length_do_not_matter():
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("best", [[], ["train.best=counted", "train.eval_every=2"]], ids=["gains", "selects, too"])
+@pytest.mark.parametrize("best", [[], ["train.best=counted", "train.eval_every=2"]], ids=["scores", "selects, too"])
 def test_a_corrected_plugin_continues_the_run_with_a_warning_unless_it_selects_weights(place, capsys, best):
     plugin = place / "mine.py"
     plugin.write_text(

@@ -32,7 +32,7 @@ ALL = "ce + policy(baseline=others,scale=std) + policy(baseline=greedy) + credit
 ALL += " + 0.5*precision(2):student + bag(2):student + rank"
 
 
-def candidates(logits, tokens, labels, gain, own=None, baseline=None):
+def candidates(logits, tokens, labels, score, own=None, baseline=None):
     """Statistics of texts from the logits of all their positions, [B, K, T, V]. ``own`` is the place of the greedy one."""
     B, K, T, _ = logits.shape
     real, logp = tokens != -100, logits.log_softmax(-1)
@@ -43,7 +43,7 @@ def candidates(logits, tokens, labels, gain, own=None, baseline=None):
         greedy[:, own] = True
         cross = logp[:, own].gather(-1, labels.clamp_min(0).unsqueeze(1).expand(-1, T, -1))
     return CandidateStats(
-        token_logp.sum(-1), real.sum(-1), gain, baseline, greedy, tokens, token_logp, cross
+        token_logp.sum(-1), real.sum(-1), score, baseline, greedy, tokens, token_logp, cross
     )  # fmt: skip
 
 
@@ -58,11 +58,11 @@ def drawn(draw, least=1):
         return [draw(st.lists(ids, min_size=length, max_size=length)) for _ in range(number)]
 
     tokens, labels = torch.tensor(texts(B * K, T)).view(B, K, T), torch.tensor(texts(B, U))
-    gain = torch.tensor(draw(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=B * K, max_size=B * K))).double()
+    score = torch.tensor(draw(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=B * K, max_size=B * K))).double()
     source = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     logits = 2 * torch.randn(B, K, T, V, generator=source, dtype=torch.float64)
     own, baseline = draw(st.integers(0, K - 1)), torch.rand(B, generator=source, dtype=torch.float64)
-    return logits, tokens, labels, gain.view(B, K), own, baseline
+    return logits, tokens, labels, score.view(B, K), own, baseline
 
 
 def example(B=6, K=3, T=7, U=6, V=5, seed=3, dtype=torch.float64):
@@ -73,8 +73,8 @@ def example(B=6, K=3, T=7, U=6, V=5, seed=3, dtype=torch.float64):
     tokens[2, 1], tokens[4], labels[1], labels[0, 3:] = -100, -100, -100, -100
     own = torch.randn(B, K, T, V, generator=source, dtype=dtype, requires_grad=True)
     logits = torch.randn(B, U, V, generator=source, dtype=dtype, requires_grad=True)
-    gain, baseline = torch.rand(B, K, generator=source, dtype=dtype), torch.rand(B, generator=source, dtype=dtype)
-    return logits, labels, own, candidates(own, tokens, labels, gain, own=0, baseline=baseline)
+    score, baseline = torch.rand(B, K, generator=source, dtype=dtype), torch.rand(B, generator=source, dtype=dtype)
+    return logits, labels, own, candidates(own, tokens, labels, score, own=0, baseline=baseline)
 
 
 def value_of(term, stats, labels):
@@ -87,9 +87,9 @@ def value_of(term, stats, labels):
 
 def assert_agrees(term, case, expected_of):
     """Value and gradient of each row are those of a plain function of (row, logits [K, T, V])."""
-    logits, tokens, labels, gain, own, baseline = case
+    logits, tokens, labels, score, own, baseline = case
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    stats = candidates(ours, tokens, labels, gain, own=own if term.variant else None, baseline=baseline)
+    stats = candidates(ours, tokens, labels, score, own=own if term.variant else None, baseline=baseline)
     computed = value_of(term, stats, labels)
     assert computed.shape == labels.shape[:1]
     for row in range(len(labels)):
@@ -107,13 +107,13 @@ def assert_agrees(term, case, expected_of):
 @given(case=drawn())
 @settings(max_examples=40, deadline=None)
 def test_policy_agrees_with_the_oracle(options, case):
-    _, tokens, _, gain, _, baseline = case
+    _, tokens, _, score, _, baseline = case
 
     def expected(row, logits):
         real = tokens[row] != -100
         logp = logits.log_softmax(-1).gather(-1, tokens[row].clamp_min(0).unsqueeze(-1)).squeeze(-1).where(real, 0.0)
-        length, gains = real.sum(-1).tolist(), gain[row].tolist()
-        return oracle.policy(list(logp.sum(-1)), length, gains, **options, greedy=baseline[row].item())
+        length, scores = real.sum(-1).tolist(), score[row].tolist()
+        return oracle.policy(list(logp.sum(-1)), length, scores, **options, greedy=baseline[row].item())
 
     assert_agrees(Term("policy", options=options), case, expected)
 
@@ -160,7 +160,7 @@ def test_gradcheck(written):
     _, labels, own, stats = example(B=5)
 
     def value(logits):
-        again = candidates(logits, stats.tokens, labels, stats.gain, own=0, baseline=stats.baseline)
+        again = candidates(logits, stats.tokens, labels, stats.score, own=0, baseline=stats.baseline)
         return value_of(term, again, labels)
 
     assert torch.autograd.gradcheck(value, own)
@@ -170,14 +170,14 @@ def test_gradcheck(written):
 @given(case=drawn())
 @settings(max_examples=15, deadline=None)
 def test_padding_and_other_rows_change_nothing(written, case):
-    logits, tokens, labels, gain, own, baseline = case
+    logits, tokens, labels, score, own, baseline = case
     (term,) = JointLoss(written).terms
-    stats = candidates(logits, tokens, labels, gain, own=own, baseline=baseline)
+    stats = candidates(logits, tokens, labels, score, own=own, baseline=baseline)
     expected = value_of(term, stats, labels)
     longer = torch.nn.functional.pad(labels, (0, 2), value=-100)
     wider = torch.nn.functional.pad(tokens, (2, 1), value=-100)
     more = torch.nn.functional.pad(logits, (0, 0, 2, 1))
-    padded = candidates(more, wider, longer, gain, own=own, baseline=baseline)
+    padded = candidates(more, wider, longer, score, own=own, baseline=baseline)
     torch.testing.assert_close(value_of(term, padded, longer), expected)
     for row in range(len(labels)):
         alone = CandidateStats(*(None if x is None else x[row, None] for x in stats))
@@ -192,7 +192,7 @@ def test_what_is_written_at_padding_and_in_absent_candidates_counts_for_nothing(
     absent = (stats.tokens == -100).all(-1)
     strange = stats._replace(
         logp=stats.logp.masked_fill(absent, number),
-        gain=stats.gain.masked_fill(absent, number),
+        score=stats.score.masked_fill(absent, number),
         token_logp=stats.token_logp.masked_fill(stats.tokens == -100, number),
         greedy_cross_logp=stats.greedy_cross_logp.masked_fill((labels == -100).unsqueeze(1), number).masked_fill(
             (stats.tokens[:, 0] == -100).unsqueeze(2), number
@@ -209,7 +209,7 @@ def test_what_is_written_at_padding_and_in_absent_candidates_counts_for_nothing(
 
 
 def test_policy_is_worked_out_by_hand():
-    """Gains 0.9, 0.5, 0.1: advantages 0.4, 0, −0.4, leave-one-out 0.6, 0, −0.6, and √(0.32 / 3) divides them."""
+    """Scores 0.9, 0.5, 0.1: advantages 0.4, 0, −0.4, leave-one-out 0.6, 0, −0.6, and √(0.32 / 3) divides them."""
     logp = torch.tensor([[-2.0, -8.0, -4.0]], dtype=torch.float64)
     stats = CandidateStats(logp, torch.tensor([[2, 4, 4]]), torch.tensor([[0.9, 0.5, 0.1]], dtype=torch.float64))
     value = {written: value_of(*JointLoss(written).terms, stats, None).item() for written in WRITTEN[:4]}
@@ -223,22 +223,22 @@ def test_policy_is_worked_out_by_hand():
 @given(case=drawn(least=2))
 @settings(max_examples=40, deadline=None)
 def test_leaving_one_out_multiplies_the_advantage_by_k_over_k_minus_one(case):
-    logits, tokens, labels, gain, *_ = case
+    logits, tokens, labels, score, *_ = case
     tokens = tokens.masked_fill(tokens == -100, 0)
-    stats = candidates(logits, tokens, labels, gain)
+    stats = candidates(logits, tokens, labels, score)
     written = ("policy(alpha=0.5)", "policy(baseline=others,alpha=0.5)")
     mean, others = (value_of(*JointLoss(each).terms, stats, labels) for each in written)
-    torch.testing.assert_close(others, mean * gain.shape[1] / (gain.shape[1] - 1))
+    torch.testing.assert_close(others, mean * score.shape[1] / (score.shape[1] - 1))
 
 
 @pytest.mark.parametrize("written", WRITTEN[:6])
-@pytest.mark.parametrize("gain", [0.1, 1 / 3, 0.7])
+@pytest.mark.parametrize("score", [0.1, 1 / 3, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_gains_give_exactly_no_gradient_unless_they_differ_from_the_greedy_text(written, gain, dtype):
+def test_equal_scores_give_exactly_no_gradient_unless_they_differ_from_the_greedy_text(written, score, dtype):
     """Their rounded mean may differ from them, and 1e-6 would make that a large number."""
     for K in (1, 3, 7, 11):
         logp = torch.full((1, K), -5.0, dtype=dtype, requires_grad=True)
-        stats = CandidateStats(logp, torch.ones(1, K), torch.full((1, K), gain, dtype=dtype), torch.tensor([0.9]))
+        stats = CandidateStats(logp, torch.ones(1, K), torch.full((1, K), score, dtype=dtype), torch.tensor([0.9]))
         (slope,) = torch.autograd.grad(value_of(*JointLoss(written).terms, stats, None).sum(), logp)
         assert slope.any() == (written == "policy(baseline=greedy,scale=none,alpha=0)")
 
@@ -553,7 +553,7 @@ def with_candidates(B=3, K=3, T=7, seed=5):
     greedy[0, 0] = greedy[1, K - 1] = True
     return {
         "candidates": texts,
-        "gains": torch.rand(B, K, generator=source),
+        "scores": torch.rand(B, K, generator=source),
         "greedy": greedy,
         "baseline": torch.rand(B, generator=source),
     }
@@ -576,7 +576,7 @@ def all_logits(model, inputs, compared):
                 if greedy[b, k]:
                     cross[b, :length] = logp[:, labels[b].clamp_min(0)]
     stats = CandidateStats(
-        token_logp.sum(-1), (texts != -100).sum(-1), compared["gains"], compared["baseline"], greedy, texts, token_logp, cross
+        token_logp.sum(-1), (texts != -100).sum(-1), compared["scores"], compared["baseline"], greedy, texts, token_logp, cross
     )  # fmt: skip
     loss = JointLoss(ALL)(model(**inputs).logits, labels, candidates=stats)
     loss.backward()
@@ -637,8 +637,8 @@ def test_numbers_of_single_tokens_are_kept_only_for_terms_that_read_them(objecti
 
 def test_candidates_of_a_decoder_only_model_have_their_tokens_and_the_reference_of_their_own_row():
     rows = [
-        {"input_ids": [5, 6, 7], "labels": [8, 9, 2], "candidates": [[8, 2], [9, 9, 9, 2]], "gains": [0.7, 0.1]},
-        {"input_ids": [4], "labels": [3, 2], "candidates": [[6, 3, 2]], "gains": [0.4]},
+        {"input_ids": [5, 6, 7], "labels": [8, 9, 2], "candidates": [[8, 2], [9, 9, 9, 2]], "scores": [0.7, 0.1]},
+        {"input_ids": [4], "labels": [3, 2], "candidates": [[6, 3, 2]], "scores": [0.4]},
     ]
     model = tiny("llama", dtype=torch.float64)
     logp = model(input_ids=torch.tensor([[4, 6, 3, 2]])).logits.log_softmax(-1)[0]
@@ -650,7 +650,7 @@ def test_candidates_of_a_decoder_only_model_have_their_tokens_and_the_reference_
 
 
 def test_candidates_of_a_file_are_refused_with_what_to_do():
-    compared = {name: x for name, x in with_candidates().items() if name in ("candidates", "gains")}
+    compared = {name: x for name, x in with_candidates().items() if name in ("candidates", "scores")}
     for objective, message in {
         "ce + precision(2):student": r"own greedy text, and these candidates do not say which one .*\[online\]",
         "ce + bag(2):student": r"own greedy text, and these candidates do not say which one .*\[online\]",
@@ -669,7 +669,7 @@ def test_candidates_of_a_file_are_refused_with_what_to_do():
         ),
         ({"greedy": torch.zeros(3, 2).bool()}, r"got torch.bool of shape \[3, 2\]"),
         ({"baseline": torch.zeros(3, 3)}, r"`baseline` must be what the greedy text of each source scores, \[3\]"),
-        ({"candidates": None, "gains": None}, "but `candidates` are missing"),
+        ({"candidates": None, "scores": None}, "but `candidates` are missing"),
     ],
 )
 def test_inputs_that_cannot_be_read_are_refused(changes, message):
@@ -708,8 +708,8 @@ def test_a_model_trained_with_a_term_alone_writes_more_of_the_reference(written)
     for _ in range(80):
         samples = torch.multinomial(table.detach()[0].softmax(-1), 8, True, generator=source).T  # [8, 6]
         tokens = torch.cat([table.detach().argmax(-1), samples]).unsqueeze(0)  # [1, 9, 6]
-        gain = torch.tensor([[common(text) for text in tokens[0]]])
-        stats = candidates(table.expand(9, -1, -1).unsqueeze(0), tokens, labels, gain, own=0, baseline=gain[:, 0])
+        score = torch.tensor([[common(text) for text in tokens[0]]])
+        stats = candidates(table.expand(9, -1, -1).unsqueeze(0), tokens, labels, score, own=0, baseline=score[:, 0])
         optimiser.zero_grad()
         loss_fn(table, labels, candidates=stats).backward()
         optimiser.step()

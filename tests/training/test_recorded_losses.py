@@ -96,7 +96,7 @@ KINDS = {
     "a margin to a language model": ["objective=ce + margin", "data.language_model={here}/runs/words"],
     "further tokens": ["objective=ce + future", "model.architecture=prophetnet"],
     "simcls": [
-        *("system=simcls(margin=0.05)", "objective=ce", "train.best=gain", *ENCODER, RANKED[0]),
+        *("system=simcls(margin=0.05)", "objective=ce", "train.best=score", *ENCODER, RANKED[0]),
         "data.candidates=train={here}/ranked/candidates.jsonl,validation={here}/ranked/validation.jsonl",
     ],
     "bertsum_ext": BEFORE["extractor"],
@@ -167,7 +167,7 @@ def conversation(first, second):
 def candidates(row):
     words = row["summary"].split()
     texts = [" ".join(words[::-1]), row["summary"], " ".join(words[: len(words) // 2])]
-    return {"id": row["id"], "source": row["document"], "candidates": texts, "gains": [0.1, 1.0, 0.5]}
+    return {"id": row["id"], "source": row["document"], "candidates": texts, "scores": [0.1, 1.0, 0.5]}
 
 
 def trained(folder, name, *settings, processes=1, stopped=False):

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from ngramloss.cli.generate import DIVERSITY, add_job, gain_asked, job_of, of_metrics, output_folder, settings
+from ngramloss.cli.generate import DIVERSITY, add_job, job_of, metric_of_options, of_metrics, output_folder, settings
 from ngramloss.cli.options import ALL_METRICS, add_number, describe
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
@@ -20,7 +20,7 @@ Write several distinct texts of every source of a split, and what each scores: c
 candidates.json. Training can learn from them which of its own texts are better.
 
 The first text of a source is the one that the search prefers. Texts that are equal are removed, and samples take their
-place. A gain is a score from 0 to 1 against the reference. To continue a stopped job, run the same command again. Under
+place. A score compares with the reference, from 0 to 1. To continue a stopped job, run the same command again. Under
 torchrun, each process writes a share.
 
 A run that was trained without a part of the training rows (data.leave_out) writes of this part, which it has not seen.
@@ -37,7 +37,7 @@ examples:
   ngramloss candidates runs/mine --split validation --metric chrf --set chrf.word_order=2 --out chrf --json
 """
 
-GAINS = ("first", "mean", "best", "worst")
+COLUMNS = ("first", "mean", "best", "worst")
 """What the table has of a summary, besides how many texts there are."""
 
 
@@ -67,7 +67,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metric",
         metavar="NAME",
-        help=f"metric of the gains, or one of its scores: {ALL_METRICS} (default: rouge, the mean of "
+        help=f"metric that scores the texts, or one of its scores: {ALL_METRICS} (default: rouge, the mean of "
         "ROUGE-1, 2 and Lsum; for translation bleu, sentence BLEU)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -106,9 +106,9 @@ def run(options: argparse.Namespace) -> int:
     )
     for each in works:
         check_model(each, "candidates", groups=chosen.search.groups)
-    gain = gain_asked(work, options.metric, own, verb="candidates")
+    metric = metric_of_options(work, options.metric, own, verb="candidates")
     folder = output_folder(options, "RUN_OR_MODEL")
-    found = candidates.write_candidates(works, chosen, gain, folder, parts)
+    found = candidates.write_candidates(works, chosen, metric, folder, parts)
     if found is None:
         return 0
     if found.fewer:
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if 2 * found.ties > found.sources:
         logger.warning(
-            f"{found.ties:,} of {found.sources:,} sources have candidates that all gain the same, so there is no "
+            f"{found.ties:,} of {found.sources:,} sources have candidates that all score the same, so there is no "
             "order to learn. Another --metric, or an option of it, may show a difference."
         )
     path = RunFolder(folder).candidates
@@ -131,5 +131,5 @@ def run(options: argparse.Namespace) -> int:
 def _table(found: Summary) -> str:
     from ngramloss.output.console import aligned
 
-    cells = [f"{found.sources:,}", f"{found.candidates:.1f}", *(f"{getattr(found, name):.4f}" for name in GAINS)]
-    return "\n".join(aligned([["sources", "a source", *GAINS], cells], left=()))
+    cells = [f"{found.sources:,}", f"{found.candidates:.1f}", *(f"{getattr(found, name):.4f}" for name in COLUMNS)]
+    return "\n".join(aligned([["sources", "a source", *COLUMNS], cells], left=()))

@@ -24,7 +24,7 @@ from ngramloss.search.search import MBR, RERANK, Options, check_options
 
 if TYPE_CHECKING:
     from ngramloss.generation.job import Job
-    from ngramloss.metrics.gains import Gain
+    from ngramloss.metrics.candidate_scores import CandidateMetric
     from ngramloss.training.system_registry import Written
 
 GENERATE = """\
@@ -172,7 +172,7 @@ def run(options: argparse.Namespace) -> int:
     check_model(work, "generate", groups=options.groups)
     utility = None
     if by_agreement:  # the texts have a line for each sentence already, if they should
-        utility = gain_asked(work, options.metric, own, verb="generate")._replace(lines=None)
+        utility = metric_of_options(work, options.metric, own, verb="generate")._replace(lines=None)
     print_result(predictions.write_predictions(work, folder, asked, utility))
     return 0
 
@@ -221,12 +221,12 @@ def job_of(options: argparse.Namespace, model: str, overrides: Sequence[str], **
     )
 
 
-def gain_asked(work: Job, name: str | None, own: Sequence[str], *, verb: str) -> Gain:
+def metric_of_options(work: Job, name: str | None, own: Sequence[str], *, verb: str) -> CandidateMetric:
     """What scores texts, from the name of a metric, or the task's usual one, and ``--set METRIC.OPTION=VALUE``."""
-    from ngramloss.metrics import gains
+    from ngramloss.metrics import candidate_scores
 
-    name = name or gains.BY_TASK[work.task]
-    metric = gains.metric_of(name)
+    name = name or candidate_scores.BY_TASK[work.task]
+    metric = candidate_scores.metric_of(name)
     for setting in own:
         if not setting.startswith(f"{metric}."):
             raise UserError(
@@ -234,4 +234,4 @@ def gain_asked(work: Job, name: str | None, own: Sequence[str], *, verb: str) ->
                 f"{setting!r}."
             )
     chosen: dict[str, Any] = metric_options(own, [metric]).get(metric, {})
-    return gains.gain_of(name, chosen, lines=work.data.language if work.has_lines else None)
+    return candidate_scores.candidate_metric(name, chosen, lines=work.data.language if work.has_lines else None)

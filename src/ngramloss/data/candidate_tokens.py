@@ -30,8 +30,8 @@ from ngramloss.output.console import logger
 
 FORMAT = 1
 """Part of the cache key: increased when the same candidates give other tokens."""
-NAMES = ("ids", "gains", "cut")
-"""Arrays in a folder: ids, with the end of each candidate; gains and whether tokens were cut, with that of each row."""
+NAMES = ("ids", "scores", "cut")
+"""Arrays in a folder: ids, with the end of each candidate; scores and whether tokens were cut, with each row's."""
 
 
 class CandidateTokens:
@@ -47,25 +47,25 @@ class CandidateTokens:
         return CandidateTokens, (self.folder,)  # another process reads the files itself
 
     def __len__(self) -> int:
-        return len(self._ends["gains"])
+        return len(self._ends["scores"])
 
     def __getitem__(self, row: int) -> tuple[list[Ids], NDArray[np.float32]]:
-        rows, ends = self._ends["gains"], self._ends["ids"]
+        rows, ends = self._ends["scores"], self._ends["ids"]
         own = range(int(rows[row - 1]) if row else 0, int(rows[row]))
         ids = [self._flat["ids"][(ends[index - 1] if index else 0) : ends[index]] for index in own]
-        return ids, self._flat["gains"][own.start : own.stop]
+        return ids, self._flat["scores"][own.start : own.stop]
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """Candidates of each example."""
-        counts: NDArray[np.int64] = np.diff(self._ends["gains"], prepend=0)
+        counts: NDArray[np.int64] = np.diff(self._ends["scores"], prepend=0)
         return counts
 
     def reduced(self, function: np.ufunc) -> NDArray[np.int64]:
         """A function of the lengths of each example's candidates, such as their sum; 0 if it has none."""
         found = np.zeros(len(self), np.int64)
         some = self.counts > 0
-        starts = (self._ends["gains"] - self.counts)[some]
+        starts = (self._ends["scores"] - self.counts)[some]
         if len(starts):
             found[some] = function.reduceat(np.diff(self._ends["ids"], prepend=0), starts)
         return found
@@ -77,7 +77,7 @@ class CandidateTokens:
 
 
 class WithCandidates(Dataset[dict[str, Any]]):
-    """Tokenised examples with ``candidates``, a list of ids, and ``gains``."""
+    """Tokenised examples with ``candidates``, a list of ids, and ``scores``."""
 
     def __init__(self, tokens: Tokens, candidates: CandidateTokens) -> None:
         if len(tokens) != len(candidates):
@@ -93,8 +93,8 @@ class WithCandidates(Dataset[dict[str, Any]]):
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         example = self.tokens[row]
-        texts, gains = self.candidates[row % len(self)]
-        return {**example, "candidates": texts, "gains": gains}
+        texts, scores = self.candidates[row % len(self)]
+        return {**example, "candidates": texts, "scores": scores}
 
     @property
     def has_turns(self) -> bool:
@@ -132,10 +132,10 @@ def tokenise_candidates(
             ids = completion_ids(sources, texts, tokenizer, shape.prompt, shape.max_target, short) if texts else []
         else:
             ids = targets(texts, tokenizer, shape, short) if texts else []
-        gains = np.array([gain for _, _, own in rows for gain in own], np.float32)
+        scores = np.array([score for _, _, own in rows for score in own], np.float32)
         return {
             "ids": (flat_ids(ids), list(map(len, ids))),
-            "gains": (gains, counts),
+            "scores": (scores, counts),
             "cut": (np.array(short, np.uint8), counts),
         }
 

@@ -1,4 +1,4 @@
-"""a file of candidates, or the folder it is in → texts and gains of each source, checked, and their fingerprint.
+"""a file of candidates, or the folder it is in → texts and scores of each source, checked, and their fingerprint.
 
 Candidates belong to examples by their ids, which are row numbers if the data have none. So each row also has hashes of
 the source and of the references that it was made from, and training compares them.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ngramloss.data.candidate_tokens import WithCandidates
     from ngramloss.data.tokens import Shape
 
-KEYS = ("id", "candidates", "gains")
+KEYS = ("id", "candidates", "scores")
 """What every row has."""
 ADVICE = "Make candidates with: ngramloss candidates RUN_OR_MODEL"
 
@@ -30,10 +30,10 @@ class Candidates(NamedTuple):
     """Candidates of sources and what they score.
 
     Attributes:
-        rows: id of a source → its texts, and the gain of each, 0 to 1, in the order of the file.
-        fingerprint: 16 hexadecimal digits that depend on ids, texts and gains.
+        rows: id of a source → its texts, and the score of each, 0 to 1, in the order of the file.
+        fingerprint: 16 hexadecimal digits that depend on ids, texts and scores.
         sources: id → the hash of the source of the candidates, where the file says it.
-        references: id → the hash of the references of the gains, where the file says it.
+        references: id → the hash of the references of the scores, where the file says it.
         trained_on: id → whether the model that wrote the candidates was trained on the source, where the file says it.
     """
 
@@ -54,14 +54,14 @@ def source_hash(example: Example) -> str:
     return _text_hash([example.source])
 
 
-def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
+def read_candidates(path: Path, *, need_scores: bool = True) -> Candidates:
     """Read a file that ``ngramloss candidates`` wrote, or one with the same rows.
 
-    A row is a JSON object with ``id``, ``candidates`` (a list of texts) and ``gains`` (as many numbers). It may say
+    A row is a JSON object with ``id``, ``candidates`` (a list of texts) and ``scores`` (as many numbers). It may say
     which texts it was made from: ``source_hash`` and ``reference_hash``, or ``source``, the text itself. Other keys are
     ignored.
 
-    ``need_gains``: whether a row without ``gains`` is an error; otherwise its gains are empty.
+    ``need_scores``: whether a row without ``scores`` is an error; otherwise its scores are empty.
 
     Raises:
         UserError: rows that cannot be used, all of them listed at once, or none at all.
@@ -82,19 +82,19 @@ def read_candidates(path: Path, *, need_gains: bool = True) -> Candidates:
         if isinstance(row, BadRow):
             bad.append(row)
             continue
-        key, texts, gains = map(row.values.get, KEYS)  # type: Any, Any, Any
-        without = not need_gains and KEYS[2] not in row.values
+        key, texts, scores = map(row.values.get, KEYS)  # type: Any, Any, Any
+        without = not need_scores and KEYS[2] not in row.values
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         missing = [repr(name) for name in (KEYS[:2] if without else KEYS) if name not in row.values]
         fault = f"no key {', '.join(missing)}" if missing else text_fault("'id'", key)
-        fault = fault or _list_fault(texts, [0.0] * len(texts) if without and isinstance(texts, list) else gains)
+        fault = fault or _list_fault(texts, [0.0] * len(texts) if without and isinstance(texts, list) else scores)
         if not fault and key in lines:
             fault = f"id {key!r} was already used in line {lines[key]}"
         if fault:
             bad.append(BadRow(row.file, row.line, fault))
             continue
-        found[key] = tuple(texts), () if without else tuple(map(float, gains))
+        found[key] = tuple(texts), () if without else tuple(map(float, scores))
         lines[key] = row.line
         for name, known in hashes.items():
             text, given = row.values.get(name), row.values.get(f"{name}_hash")
@@ -154,7 +154,7 @@ def check_candidates(
     ]
     if others:
         raise UserError(
-            f"{len(others):,} of {len(own):,} {noun} examples have other references than those with which the gains "
+            f"{len(others):,} of {len(own):,} {noun} examples have other references than those with which the scores "
             f"in {path} were computed: {_listed(others)}. Restore the data, or {again}"
         )
     unknown = sum(example.id not in candidates.sources for example in own)
@@ -184,21 +184,21 @@ def _listed(ids: Sequence[str]) -> str:
     return ", ".join(map(repr, ids[:SHOWN])) + (", …" if len(ids) > SHOWN else "")
 
 
-def _list_fault(texts: Any, gains: Any) -> str:
-    for name, value in zip(KEYS[1:], (texts, gains), strict=True):
+def _list_fault(texts: Any, scores: Any) -> str:
+    for name, value in zip(KEYS[1:], (texts, scores), strict=True):
         if not isinstance(value, list):
             return f"{name!r} should be a list, got {kind_of(value)}"
     if not texts:
         return "'candidates' is empty"
-    if len(texts) != len(gains):
-        return f"lengths differ: {len(texts)} candidates, {len(gains)} gains"
+    if len(texts) != len(scores):
+        return f"lengths differ: {len(texts)} candidates, {len(scores)} scores"
     if fault := next(filter(None, (text_fault(f"candidate {at}", text) for at, text in enumerate(texts, 1))), ""):
         return fault
-    for number, gain in enumerate(gains, 1):
-        if not isinstance(gain, (int, float)) or isinstance(gain, bool):
-            return f"gain {number} should be a number, got {kind_of(gain)}"
-        if not 0 <= gain <= 1:
-            return f"gain {number} should be between 0 and 1, got {str(gain)[:20]}"
+    for number, score in enumerate(scores, 1):
+        if not isinstance(score, (int, float)) or isinstance(score, bool):
+            return f"score {number} should be a number, got {kind_of(score)}"
+        if not 0 <= score <= 1:
+            return f"score {number} should be between 0 and 1, got {str(score)[:20]}"
     return ""
 
 
@@ -213,8 +213,8 @@ def _text_hash(texts: Sequence[str]) -> str:
 def candidates_fingerprint(found: Mapping[str, tuple[tuple[str, ...], tuple[float, ...]]]) -> str:
     """Hash the content to 16 hexadecimal digits. Lengths come first, so different candidates give different input."""
     digest = hashlib.sha256()
-    for key, (texts, gains) in found.items():
-        digest.update(struct.pack(f">Q{len(gains)}d", len(texts), *gains))
+    for key, (texts, scores) in found.items():
+        digest.update(struct.pack(f">Q{len(scores)}d", len(texts), *scores))
         for text in (key, *texts):
             content = text.encode()
             digest.update(len(content).to_bytes(8, "big") + content)

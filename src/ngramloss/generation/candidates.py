@@ -1,4 +1,4 @@
-"""a job, and how many candidates → several distinct texts of each source and the gain of each, for training on them."""
+"""a job, and how many candidates → several distinct texts of each source and their scores, for training on them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ngramloss.generation.baselines import is_baseline
 from ngramloss.generation.job import Job, data_facts, job, read_split
 from ngramloss.generation.load_job import load_model, versions, writer_facts, writer_of
 from ngramloss.generation.row_file import Author, Output
-from ngramloss.metrics import gains
-from ngramloss.metrics.gains import Gain
+from ngramloss.metrics import candidate_scores
+from ngramloss.metrics.candidate_scores import CandidateMetric
 from ngramloss.models.loading import load_config, own_device
 from ngramloss.output.console import logger
 from ngramloss.recipe import WORDS, Data, affecting
@@ -45,15 +45,15 @@ class CandidatePlan:
 
 
 class Summary(NamedTuple):
-    """What there is at the end. Gains are means over the sources."""
+    """What there is at the end. Scores are means over the sources."""
 
     sources: int
     candidates: float  # of each source, the mean
-    best: float  # the gain of an oracle that chooses the best candidate
+    best: float  # the score of an oracle that chooses the best candidate
     mean: float
     worst: float
-    first: float  # the gain of the first candidate, which the search prefers
-    ties: int  # sources of which all candidates have the same gain, so that nothing can be learned from them
+    first: float  # the score of the first candidate, which the search prefers
+    ties: int  # sources of which all candidates have the same score, so that nothing can be learned from them
     fewer: int  # sources with fewer candidates than were asked for
     missing: int  # candidates that they lack in all
 
@@ -97,7 +97,7 @@ def plan(
 
 
 def write_candidates(
-    works: Sequence[Job], chosen: CandidatePlan, gain: Gain, folder: Path, parts: Sequence[str] = ("",)
+    works: Sequence[Job], chosen: CandidatePlan, metric: CandidateMetric, folder: Path, parts: Sequence[str] = ("",)
 ) -> Summary | None:
     """Write candidates and their settings, or continue a stopped job; a summary in the first process, else None.
 
@@ -106,17 +106,17 @@ def write_candidates(
     """
     with row_file.claimed(folder) as run:
         output = Output(run, "candidates", "candidates", run.candidates, run.about_candidates)
-        _write(works, chosen, gain, output, parts)
+        _write(works, chosen, metric, output, parts)
         return summary(run.candidates, chosen.count) if row_file.rank() == 0 else None
 
 
-def write_candidates_like(about: Mapping[str, Any], work: Job, gain: Gain, folder: Path) -> Data:
+def write_candidates_like(about: Mapping[str, Any], work: Job, metric: CandidateMetric, folder: Path) -> Data:
     """Let the writer of earlier candidates write some of other documents, in the same way.
 
     Args:
         about: what :func:`ngramloss.data.candidates.about_of` says of the earlier ones.
         work: a job with the documents, whose model was trained on the earlier candidates.
-        gain: what each candidate scores.
+        metric: scores the candidates.
         folder: created if it does not exist.
 
     Returns:
@@ -154,7 +154,7 @@ def write_candidates_like(about: Mapping[str, Any], work: Job, gain: Gain, folde
         groups=groups,
         diversity=search["diversity_penalty"] if groups else None,
     )
-    write_candidates([writer], chosen, gain, folder)
+    write_candidates([writer], chosen, metric, folder)
     return writer.data
 
 
@@ -206,7 +206,9 @@ def _author(work: Job, chosen: CandidatePlan, output: Output, column: str) -> tu
     return facts, Author(writer.ids_of, write, budget)
 
 
-def _write(works: Sequence[Job], chosen: CandidatePlan, gain: Gain, output: Output, parts: Sequence[str]) -> None:
+def _write(
+    works: Sequence[Job], chosen: CandidatePlan, metric: CandidateMetric, output: Output, parts: Sequence[str]
+) -> None:
     work, several = works[0], len(works) > 1
     split = read_split(work)
     is_train = split.split == "train"
@@ -214,7 +216,7 @@ def _write(works: Sequence[Job], chosen: CandidatePlan, gain: Gain, output: Outp
     if parts[0] and not several:
         split = left_out.only_part(split, parts[0], work.model)
     examples = split.examples
-    for note in gains.check_gain(gain, examples):
+    for note in candidate_scores.check_metric(metric, examples):
         logger.info(note)
     left_out.check_left_out(examples, works, parts, seen)
 
@@ -223,13 +225,13 @@ def _write(works: Sequence[Job], chosen: CandidatePlan, gain: Gain, output: Outp
         return _author(works[number], chosen, output, split.column)
 
     every = [author(number)[0] for number in reversed(range(len(works)))][::-1]  # the first stays loaded
-    settings = {**every[0], "metric": gain.settings, **data_facts(work, split)}
+    settings = {**every[0], "metric": metric.settings, **data_facts(work, split)}
     if parts[0]:
         settings["leave_out"] = list(parts) if several else parts[0]
     if several:
         settings["runs"] = [each.model for each in works]
         settings["writers"] = [{key: value for key, value in facts.items() if key != "model"} for facts in every]
-    settings["versions"] = versions(settings) | gain.versions
+    settings["versions"] = versions(settings) | metric.versions
     if not row_file.begin(output, settings):
         return
     writers = {
@@ -243,14 +245,14 @@ def _write(works: Sequence[Job], chosen: CandidatePlan, gain: Gain, output: Outp
         row_file.write_share(output, examples, author(number)[1], unit=WORDS[work.task].sources, only=mine)
     if row_file.rank() == 0:
         rows = row_file.collected(output, [example.id for example in examples])
-        scores = gains.gains_of(gain, examples, [row["candidates"] for row in rows])
+        scores = candidate_scores.score_candidates(metric, examples, [row["candidates"] for row in rows])
         row_file.finish(
             output,
             [
                 {
                     "id": row["id"],
                     "candidates": row["candidates"],
-                    "gains": values,
+                    "scores": values,
                     "tokens": row["tokens"],
                     **text_hashes(example),
                     **({"writer": works[writers[example.id]].model} if several else {}),

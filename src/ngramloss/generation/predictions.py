@@ -16,7 +16,7 @@ from ngramloss.generation.baselines import Write, baseline_of, baseline_writer
 from ngramloss.generation.job import Job, data_facts
 from ngramloss.generation.load_job import load_model, versions, writer_facts, writer_of
 from ngramloss.generation.row_file import Author, Output
-from ngramloss.metrics.gains import Gain, check_utility, expected_gains
+from ngramloss.metrics.candidate_scores import CandidateMetric, check_utility, expected_scores
 from ngramloss.models.loading import own_device
 from ngramloss.models.teacher_forced import forced_predictions
 from ngramloss.output.console import logger
@@ -34,7 +34,7 @@ def write_predictions(
     work: Job,
     folder: Path,
     options: Options = Options(),  # noqa: B008
-    utility: Gain | None = None,
+    utility: CandidateMetric | None = None,
 ) -> Path:
     """Write predictions, references and the settings of the job into a folder, or continue a stopped job: their path.
 
@@ -108,7 +108,7 @@ def predictions_in(run: RunFolder) -> Output:
     return Output(run, "predictions", "prediction", run.predictions, run.generation)
 
 
-def _write_by_model(work: Job, options: Options, utility: Gain | None, split: Split, run: RunFolder) -> Path:
+def _write_by_model(work: Job, options: Options, utility: CandidateMetric | None, split: Split, run: RunFolder) -> Path:
     if utility and split.has_targets:
         _note(utility, split.examples)
     elif utility:  # tried on other texts before the model writes its own
@@ -144,7 +144,7 @@ def _author(
     )
 
 
-def _settings(work: Job, writer: Writer, utility: Gain | None = None) -> dict[str, Any]:
+def _settings(work: Job, writer: Writer, utility: CandidateMetric | None = None) -> dict[str, Any]:
     seed = {"seed": writer.search.seed} if writer.search.seed is not None else {}
     compared = {"utility": {**utility.settings, "versions": utility.versions}} if utility else {}
     return {**writer_facts(work, writer), "sentence_a_line": writer.has_lines, **seed, **compared}
@@ -159,7 +159,7 @@ def _write(
     author: Author,
     *,
     has_sentences: bool,
-    utility: Gain | None = None,
+    utility: CandidateMetric | None = None,
     finish: Callable[[], None] = lambda: None,
 ) -> Path:
     """Write settings (all but the data), references or else documents, and predictions, whose path is returned."""
@@ -201,16 +201,18 @@ def _write_seen(writer: Writer, run: RunFolder, examples: Sequence[Example]) -> 
     write_whole(run.seen, "".join(map(row_file.line, rows)))
 
 
-def _note(utility: Gain, examples: Sequence[Example]) -> None:
+def _note(utility: CandidateMetric, examples: Sequence[Example]) -> None:
     """Say what a metric does not read well in the targets of examples. Raises if it has no score for them."""
     for note in check_utility(utility, examples):
         logger.info(note)
 
 
-def _reranked(utility: Gain, examples: Sequence[Example], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _reranked(
+    utility: CandidateMetric, examples: Sequence[Example], rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Rows with the texts of each document in the order of how much they agree with its other texts."""
     groups = [list(map(Text, row["candidates"], row["counts"])) for row in rows]
-    values = expected_gains(utility, examples, [[text for text, _ in group] for group in groups])
+    values = expected_scores(utility, examples, [[text for text, _ in group] for group in groups])
     orders = [sorted(range(len(means)), key=lambda place: -means[place]) for means in values]
     return [
         {"id": row["id"], **_row([group[place] for place in order])}

@@ -111,5 +111,5 @@ def raise_unless_finite(stats: TokenStats, labels: Tensor, parts: Sequence[Part]
 _CAUSES = {
     "tokens": "some logit is -inf. Do not mask out tokens that may be labels; with smoothing, do not mask out any "
               "token.",
-    "candidates": "a candidate's log-probability, length or gain is NaN or infinite.",
+    "candidates": "a candidate's log-probability, length or score is NaN or infinite.",
 }

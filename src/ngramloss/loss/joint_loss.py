@@ -401,7 +401,7 @@ class JointLoss(torch.nn.Module):
             name = next(part.name for part in self.parts if part.reads == "candidates")
             raise UserError(f"{name} reads candidates, and there are none. `ngramloss train` takes those that "
                             "`ngramloss candidates` wrote, data.candidates; in Python, rows or batches have "
-                            "`candidates` and `gains`, and a loss takes candidates=CandidateStats(...).")
+                            "`candidates` and `scores`, and a loss takes candidates=CandidateStats(...).")
         if not self.needs_candidates:
             raise UserError(f"candidates were given, but no term of {str(self)!r} reads them: add rank, risk or "
                             "prefer to the objective, or leave the candidates out.")
@@ -446,7 +446,7 @@ MISSING = {
     "greedy": "the model's own greedy text, and these candidates do not say which one it is. " + _ONLINE
     + "`greedy` [B, K], which is true for it.",
     "baseline": "what the model's greedy text scores, and these candidates do not have it. " + _ONLINE
-    + "`baseline` [B] beside `gains`.",
+    + "`baseline` [B] beside `scores`.",
     "greedy_cross_logp": "the probabilities of the reference's tokens along the model's own greedy text: pass "
     "`greedy_cross_logp` [B, T, U] to CandidateStats.",
 }
@@ -479,7 +479,7 @@ def _row_values(part: Part, stats: TokenStats, labels: Tensor, candidates: Candi
     if part.reads == "tokens":
         return replay.fastest(part, stats)(stats, labels)
     assert candidates is not None
-    broken = candidates.logp.isnan() | candidates.length.isnan() | candidates.gain.isnan()   # [B, K]
+    broken = candidates.logp.isnan() | candidates.length.isnan() | candidates.score.isnan()   # [B, K]
     read = candidates if "greedy" in part.needs else candidates.samples()
     value = part.function(read, labels) if part.reads_labels else part.function(read)   # [B]
     return (value + torch.where(broken.any(-1), float("nan"), 0.0)).to(stats.lse.dtype)

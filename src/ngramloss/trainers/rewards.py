@@ -17,7 +17,7 @@ from typing import Any
 from ngramloss.data import Example
 from ngramloss.data.languages import normalised, token_pattern
 from ngramloss.errors import UserError
-from ngramloss.metrics.gains import Gain, gain_of, gains_of
+from ngramloss.metrics.candidate_scores import CandidateMetric, candidate_metric, score_candidates
 from ngramloss.metrics.registry import notes_on_references
 from ngramloss.metrics.rouge import NAMES as ROUGE
 
@@ -83,8 +83,8 @@ class Reward:
 
 def metric(name: str, *, reference: str = "reference", **options: Any) -> Reward:
     """What a completion scores by any metric whose scores are better if higher, from 0 to 1, also one of a plugin."""
-    gain = gain_of(name, options, key="metric")
-    return Reward(name, reference, partial(_gains, gain), partial(_notes, gain))
+    metric = candidate_metric(name, options, key="metric")
+    return Reward(name, reference, partial(_scores, metric), partial(_notes, metric))
 
 
 def rouge(score: str = "rouge", *, reference: str = "reference", **options: Any) -> Reward:
@@ -133,14 +133,14 @@ def credit(*n: int, reference: str = "reference") -> Reward:
 # Scores
 
 
-def _gains(gain: Gain, texts: Texts, references: References) -> list[float]:
+def _scores(metric: CandidateMetric, texts: Texts, references: References) -> list[float]:
     each = [[text] for text in texts]
-    found = gains_of(gain, _examples(references), each, processes=1)  # others would import the user's program
+    found = score_candidates(metric, _examples(references), each, processes=1)  # others would import the user's program
     return [value for (value,) in found]
 
 
-def _notes(gain: Gain, references: References) -> list[str]:
-    return notes_on_references(gain.metric, _examples(references), gain.options)
+def _notes(metric: CandidateMetric, references: References) -> list[str]:
+    return notes_on_references(metric.name, _examples(references), metric.options)
 
 
 def _examples(references: References) -> list[Example]:

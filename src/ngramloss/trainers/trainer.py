@@ -25,7 +25,7 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
     training and in evaluation. The log contains every term, match rates, documents per second and memory. Evaluation
     returns ``eval_loss`` (the objective), ``eval_ce`` and every other term as exact means over the data set.
 
-    For terms that compare candidates, such as ``rank``, training rows have ``candidates``, lists of ids, and ``gains``;
+    For terms that compare candidates, such as ``rank``, rows have ``candidates``, lists of ids, and ``scores``;
     :class:`Padder` makes batches of them. Rows for evaluation may have none; then only the other terms are evaluated.
 
     Args:

@@ -123,11 +123,11 @@ def _sentences(run: Run, prepared: Prepared) -> Iterator[str]:
             f"The objective compares {compared.texts:,} candidates of {compared.examples:,} training examples{scored}, "
             f"from {as_code(str(compared.file))}, fingerprint `{compared.fingerprint}`.{cut}"
         )
-    if run.gain is not None:
+    if run.online_metric is not None:
         given = [f"{name} {value}" for name, value in dataclasses.asdict(run.settings.online).items() if value]
         yield (
             "The objective compares texts that the model wrote while it was trained, with the weights that it had then "
-            f"({', '.join(given)}), scored with {', '.join(map(as_code, run.gain.scores))}."
+            f"({', '.join(given)}), scored with {', '.join(map(as_code, run.online_metric.scores))}."
         )
     if lm := prepared.language_model:
         yield (

@@ -62,7 +62,7 @@ ADVICE = {
     "dropout": "Give the model with the same dropout.",
     PLUGIN: "Restore the code of the plugin.",
     DAY: "The chat template writes the date: set NGRAMLOSS_TODAY to the old one, left of the arrow.",
-    "gains": "Pass the same function, with the same values around it.",
+    "scores": "Pass the same function, with the same values around it.",
     "metric": "Score the candidates with the same metric.",
     "sentencex": "Install the old version, left of the arrow.",
     "words": "Use the same tokenizer, in the same version.",
@@ -196,7 +196,7 @@ def python_made_of(
         own = bare(model).generation_config.to_dict()  # without what changes when it is saved and loaded
         kept = [name for name in own if name not in (*_OF_SAVING, "_from_model_config")]
         found |= {f"generation_config.{name}": own[name] for name in kept}
-        found["gains"] = _function_mark(own_texts.gains)
+        found["scores"] = _function_mark(own_texts.scores)
         found["tokenizer"] = _tokenizer_mark(tokenizer)
     return found
 

@@ -35,7 +35,7 @@ from ngramloss.training.validation import terms_on
 class ObjectiveTask(Task):
     """A Hugging Face model that is trained on an objective, which is attached to it.
 
-    Examples may have ``candidates`` with ``gains``, or ``lm_logp``, a number for each label; for a decoder-only model,
+    Examples may have ``candidates`` with ``scores``, or ``lm_logp``, a number for each label; for a decoder-only model,
     ``input_ids`` are the prompt, and ``labels`` what follows it. ``score``: a model → further numbers of a validation.
     """
 

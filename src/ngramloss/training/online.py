@@ -1,4 +1,4 @@
-"""a model in training and the sources of its next steps → texts that it writes of them now, their gains, and the steps.
+"""a model in training and the sources of its next steps → texts that it writes of them, their scores, and the steps.
 
 The ids are those that were drawn, so log-probabilities in training are those of the drawn texts.
 """
@@ -25,8 +25,8 @@ from ngramloss.data.batches.plan import Grid, Joined, Lengths, Plan, open_grid
 from ngramloss.data.batches.planned import CannotMakeStep, ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.errors import UserError
 from ngramloss.loss.joint_loss import JointLoss
-from ngramloss.metrics import gains
-from ngramloss.metrics.gains import Gain
+from ngramloss.metrics import candidate_scores
+from ngramloss.metrics.candidate_scores import CandidateMetric
 from ngramloss.models.precision import to_precision
 from ngramloss.output.console import logger
 from ngramloss.recipe import AUTO, Generation, Online, Recipe
@@ -46,34 +46,34 @@ from ngramloss.training.validation import unchanged
 
 FILE = "online.json"
 """The file of a checkpoint with the texts of the steps after it."""
-NO_GAINS = ("greedy", "token_logp")
-"""Terms that need one of these statistics read no gains."""
+NO_SCORES = ("greedy", "token_logp")
+"""Terms that need one of these statistics read no scores."""
 
-Gains = Callable[[Sequence[int], Sequence[Sequence[str]]], list[list[float]]]
-"""Numbers of rows, and texts of each → what each text gains, 0 to 1."""
+TextScores = Callable[[Sequence[int], Sequence[Sequence[str]]], list[list[float]]]
+"""Numbers of rows, and texts of each → the score of each text, 0 to 1."""
 
 
 class OwnTexts(NamedTuple):
-    """What the model writes while it is trained, and what that gains.
+    """What the model writes while it is trained, and how that is scored.
 
     Attributes:
         settings: how many texts, and how often.
-        gains: scores texts.
+        scores: a function that scores texts.
         generation: of which only the greatest length and the engine are used: texts are those of the model alone.
     """
 
     settings: Online
-    gains: Gains
+    scores: TextScores
     generation: Generation = Generation()
 
 
-def own_texts(settings: Recipe, gain: Gain, examples: Sequence[Example]) -> OwnTexts:
+def own_texts(settings: Recipe, metric: CandidateMetric, examples: Sequence[Example]) -> OwnTexts:
     """Those of a recipe. Tries the metric on a few references first."""
-    for note in gains.check_gain(gain, examples):
+    for note in candidate_scores.check_metric(metric, examples):
         logger.info(f"{METRIC}: {note} In a recipe, online.metric_options has such options.")
     return OwnTexts(
         settings.online,
-        lambda rows, texts: gains.gains_at_once(gain, [examples[row] for row in rows], texts),
+        lambda rows, texts: candidate_scores.scores_at_once(metric, [examples[row] for row in rows], texts),
         settings.generation,
     )
 
@@ -143,23 +143,23 @@ def _without_start(row: Sequence[int], search: Search) -> tuple[list[int], bool]
 def _raise_unless_finite(
     rows: Sequence[int], texts: Sequence[Sequence[str]], scores: Sequence[Sequence[float]]
 ) -> None:
-    """Raise if a text has no gain, or one that is NaN or infinite: one of them would spoil all weights."""
+    """Raise if a text has no score, or one that is NaN or infinite, which would spoil all weights."""
     for row, own, values in zip(rows, texts, scores, strict=True):
         if len(own) != len(values):
-            raise UserError(f"lengths differ: row {row} has {len(own)} texts and {len(values)} gains.")
+            raise UserError(f"lengths differ: row {row} has {len(own)} texts and {len(values)} scores.")
         for text, value in zip(own, values, strict=True):
             if not isfinite(value):
-                raise UserError(f"the gain of a text of row {row} is {value}: {text!r:.200}. Gains are from 0 to 1.")
+                raise UserError(f"the score of a text of row {row} is {value}: {text!r:.200}. Scores are from 0 to 1.")
 
 
 class _DrawnTexts(TypedDict):
     candidates: list[list[int]]
-    gains: list[float]
+    scores: list[float]
     unended: int
 
 
 class DrawnTexts(_DrawnTexts, total=False):
-    """The texts of a source, what they gain, how many have no end, and what the greedy text gains if that is needed."""
+    """The texts of a source and their scores, how many have no end, and the greedy text's score if that is needed."""
 
     baseline: float
 
@@ -190,9 +190,9 @@ class FreshTexts(Rows):
     ) -> None:
         settings, self.needs = own.settings, own_needs(loss_fn.terms)
         self.samples = settings.samples if self.needs.samples else 0
-        gained = [part for part in loss_fn.parts if part.reads == "candidates" and part.needs.isdisjoint(NO_GAINS)]
-        self.compares = bool(self.samples and gained)
-        """Whether a term compares what samples gain."""
+        reading = [part for part in loss_fn.parts if part.reads == "candidates" and part.needs.isdisjoint(NO_SCORES)]
+        self.compares = bool(self.samples and reading)
+        """Whether a term compares the scores of samples."""
         super().__init__(examples)
         self.own, self.model, self.tokenizer = own, model, tokenizer
         self.seed, self.here = seed, here
@@ -216,7 +216,7 @@ class FreshTexts(Rows):
         """Steps that were done when these texts were written."""
         self._warned: set[str] = set()
         self._sums: Any = Counter()
-        """What the next line of the log divides: gains, texts, seconds and so on."""
+        """What the next line of the log divides: scores, texts, seconds and so on."""
         self._log_what_is_written(loss_fn)
 
     # Examples of the planned steps
@@ -309,7 +309,7 @@ class FreshTexts(Rows):
         flat = iter(decoded(self.tokenizer, [ids for texts in found for ids, _ in texts]))
         read = [[next(flat) for _ in texts] for texts in found]
         try:
-            scores = self.own.gains(rows, read)
+            scores = self.own.scores(rows, read)
             _raise_unless_finite(rows, read, scores)
         except Exception as reason:  # of a metric or a function: any class
             return reason
@@ -321,7 +321,7 @@ class FreshTexts(Rows):
         first = int(self.greedy is not None and not self.needs.greedy_text)  # it is only a baseline
         made: DrawnTexts = {
             "candidates": [ids for ids, _ in texts[first:]],
-            "gains": [float(value) for value in values[first:]],
+            "scores": [float(value) for value in values[first:]],
             "unended": sum(not ended for _, ended in texts[first:]),
         }
         return made | {"baseline": float(values[0])} if self.needs.baseline else made
@@ -351,7 +351,7 @@ class FreshTexts(Rows):
             longest = max([0, *map(len, texts)])
             if not (
                 row < len(self)
-                and len(texts) == len(drawn["gains"]) == number
+                and len(texts) == len(drawn["scores"]) == number
                 and longest < self.search.max_length
                 and all(token in tokens for text in texts for token in text)
                 and ("baseline" in drawn) == self.needs.baseline
@@ -364,8 +364,8 @@ class FreshTexts(Rows):
     def _count(self, rows: Sequence[int], number: int) -> None:
         drawn = [self.drawn[row] for row in rows]
         self._sums.update(
-            gain=sum(sum(each["gains"]) for each in drawn),
-            trained=sum(len(each["gains"]) for each in drawn),
+            score=sum(sum(each["scores"]) for each in drawn),
+            trained=sum(len(each["scores"]) for each in drawn),
             unended=sum(each["unended"] for each in drawn),
             age=number - 1 - self.first,
             steps=1,
@@ -374,11 +374,11 @@ class FreshTexts(Rows):
     def values(self, spent: float) -> dict[str, float]:
         """Numbers of the steps since the last call, for the log. Every process calls this."""
         sums, self._sums = self._sums, Counter()
-        counted = [sums[name] for name in ("gain", "unended", "trained", "texts", "seconds")]
+        counted = [sums[name] for name in ("score", "unended", "trained", "texts", "seconds")]
         total = torch.tensor(counted, dtype=torch.float32, device=self.here.device)  # [5]
-        gain, unended, trained, texts, seconds = self.here.total(total).tolist()
+        score, unended, trained, texts, seconds = self.here.total(total).tolist()
         seconds /= self.here.count
-        found = {"gain": gain / max(trained, 1), "unended": unended / max(trained, 1)}
+        found = {"score": score / max(trained, 1), "unended": unended / max(trained, 1)}
         found["writing_share"] = min(seconds / max(spent, 1e-9), 1.0)
         if texts:
             found["texts_per_second"] = texts / max(seconds, 1e-9)
@@ -413,8 +413,8 @@ class FreshTexts(Rows):
         """Warn, one time each, if the texts of all processes teach nothing, or do not end. Every process calls this."""
         first = int(self.needs.greedy_text)
         baselines = [[each["baseline"]] if self.needs.baseline else [] for each in self.drawn.values()]
-        compared = [each["gains"][first:] + own for each, own in zip(self.drawn.values(), baselines, strict=True)]
-        written = sum(len(each["gains"]) for each in self.drawn.values())
+        compared = [each["scores"][first:] + own for each, own in zip(self.drawn.values(), baselines, strict=True)]
+        written = sum(len(each["scores"]) for each in self.drawn.values())
         ended = written - sum(each["unended"] for each in self.drawn.values())
         counts = [len(compared), sum(len({*group}) > 1 for group in compared), written, ended]
         every = self.here.total(torch.tensor(counts, dtype=torch.float32, device=self.here.device))  # [4]
@@ -422,8 +422,8 @@ class FreshTexts(Rows):
         after = f"{self.first} step{'s' * (self.first != 1)}"
         if self.compares and groups and not differ:
             self._warn(
-                "gains",
-                f"all texts of each source gain the same after {after}, so there is nothing to compare: policy and "
+                "scores",
+                f"all texts of each source score the same after {after}, so there is nothing to compare: policy and "
                 "risk learn nothing from them, and rank and prefer an order that is chance. If that stays, raise "
                 "online.temperature or online.samples, or choose another online.metric.",
             )

@@ -153,8 +153,8 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
         machine=machine,
     )
     if newest is not None:
-        gains = {run.gain.metric} if run.gain else set()
-        may_change = {f"{PLUGIN} metric {name}" for name in gains - {run.best.metric}}
+        online = {run.online_metric.name} if run.online_metric else set()
+        may_change = {f"{PLUGIN} metric {name}" for name in online - {run.best.metric}}
         raise_unless_same(newest, record_of(made_of, settings), folder=folder.path, may_change=may_change)
     return prepared, judged
 
@@ -353,6 +353,6 @@ def _made_of_files(run: Run, splits: Mapping[str, Split], config: Any, candidate
     if run.names(LM_LOGP):
         name = settings.data.language_model
         found["language model"] = language_model_mark(name, loading.load_config(Model(name=name)))
-    metrics = [run.best.metric, *([run.gain.metric] if run.gain else [])]
+    metrics = [run.best.metric, *([run.online_metric.name] if run.online_metric else [])]
     found |= {f"{PLUGIN} metric {name}": METRICS.source(name) for name in metrics if name and METRICS.origin(name)}
     return found | identity.objectives_made_of(settings.objective)

@@ -50,7 +50,7 @@ class PreparedCandidates:
     cut: int
     tokens: Path
     metric: str
-    """The scores that the gains are; empty if unknown."""
+    """The metric's scores whose mean they have; empty if unknown."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ngramloss.data import Split
     from ngramloss.data.tokens import Shape
-    from ngramloss.metrics.gains import Gain
+    from ngramloss.metrics.candidate_scores import CandidateMetric
     from ngramloss.training.online import OwnTexts
 
 METRIC = "online.metric"
@@ -33,7 +33,7 @@ ON_POLICY = ("policy", "credit")
 
 
 class Needs(NamedTuple):
-    """Which texts of the model an objective reads: samples to compare, the greedy text as first candidate, its gain."""
+    """Which texts of the model an objective reads: samples to compare, the greedy text first, its score."""
 
     samples: bool
     greedy_text: bool
@@ -58,7 +58,7 @@ class Run:
         settings: the recipe; with whole paths, if the run's folder is known.
         best: what selects the weights that become the model.
         writes: which texts the model writes while it is trained; None if it writes none.
-        gain: what scores them; None if it writes none, or if a function in Python scores them.
+        online_metric: scores them; None if it writes none, or if a function in Python scores them.
         system: what is trained instead of a model that writes texts: its name, entry, options and a plugin's code.
     """
 
@@ -66,7 +66,7 @@ class Run:
     terms: tuple[Term, ...]
     best: Best
     writes: Needs | None = None
-    gain: Gain | None = None
+    online_metric: CandidateMetric | None = None
     system: Any = None
 
     def names(self, what: str) -> list[str]:
@@ -136,11 +136,11 @@ class Run:
 def run_of(settings: Recipe) -> Run:
     """What a recipe of a model asks for. Raises if its settings contradict each other or name what is not there."""
     run = _checked(settings)
-    return run if run.writes is None else replace(run, gain=_gain(settings))
+    return run if run.writes is None else replace(run, online_metric=_online_metric(settings))
 
 
 def python_run(objective: str, train: Train, own: OwnTexts | None = None) -> Run:
-    """The same of a training in Python, which has its data, its models and its gains as objects."""
+    """The same of a training in Python, which has its data, its models and its scores as objects."""
     terms = [*selecting_terms(parse(objective)), LAST]
     if train.best not in terms:
         raise UserError(
@@ -190,12 +190,12 @@ def _checked(settings: Recipe) -> Run:
     return run
 
 
-def _gain(settings: Recipe) -> Gain:
-    """What scores the texts. Raises if it is not a gain, or needs a model of its own."""
-    from ngramloss.metrics import gains
+def _online_metric(settings: Recipe) -> CandidateMetric:
+    """What scores the texts. Raises if higher is not better, or if it needs a model of its own."""
+    from ngramloss.metrics import candidate_scores
 
-    name = settings.online.metric or gains.BY_TASK[settings.task]
-    metric = gains.metric_of(name, METRIC)
+    name = settings.online.metric or candidate_scores.BY_TASK[settings.task]
+    metric = candidate_scores.metric_of(name, METRIC)
     if has_own_model(metric):
         raise UserError(
             f"{METRIC}: {name} needs a model or a file of its own, which is not loaded beside the model in training. "
@@ -203,7 +203,7 @@ def _gain(settings: Recipe) -> Gain:
         )
     options = options_of(metric, settings.online.metric_options, "online.metric_options")
     lines = settings.data.language if has_several_sentences(settings.data.name) else None
-    return gains.gain_of(name, options, lines=lines, key=METRIC)
+    return candidate_scores.candidate_metric(name, options, lines=lines, key=METRIC)
 
 
 # What a recipe names besides

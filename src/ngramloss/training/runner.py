@@ -100,7 +100,7 @@ def _run(run: Run, run_folder: RunFolder, here: Processes, prepared: Prepared, b
         shown = dict.fromkeys([*task.terms, *run.system.entry.bests])
     else:
         task = _objective_task(run, here, prepared, besides or ())
-        shown = dict.fromkeys([*(name for term in run.terms for name in term.names), *["gain"] * bool(run.writes)])
+        shown = dict.fromkeys([*(name for term in run.terms for name in term.names), *["score"] * bool(run.writes)])
     if newest is not None:
         logger.info(f"continuing {run_folder.path} from step {began}.")
     elif run_folder.log.exists() and run_folder.log.stat().st_size:
@@ -158,7 +158,9 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
         validation=validation,
         score=score,
         teacher=teacher,
-        own_texts=own_texts(settings, run.gain, prepare.read_scored(settings, prepared)) if run.gain else None,
+        own_texts=own_texts(settings, run.online_metric, prepare.read_scored(settings, prepared))
+        if run.online_metric
+        else None,
     )
 
 

@@ -22,7 +22,7 @@ training, run the same command again.
 
 A file or folder that ngramloss wrote names its data; for another file, --data names them, and ids connect the two. The
 best candidates are of sources that their writer was not trained on: of two writers, each may write those of the other's
-half. Rows without gains get those of the task's usual metric."""
+half. Rows without scores get those of the task's usual metric."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -35,11 +35,11 @@ examples:
 
 APPLY = """\
 Choose a text of each source, and write it to predictions.jsonl with references.jsonl beside it, as `ngramloss generate`
-does. The table has the mean gains of the writer's first texts, of the chosen ones, of the best possible choice and of
+does. The table has the mean scores of the writer's first texts, of the chosen ones, of the best possible choice and of
 all candidates.
 
 RERANKER is the folder of a trained reranker; first, the writer's own first text; mbr, the candidate with the highest
-mean score against the other candidates (minimum Bayes risk); or best, the candidate with the highest gain, which no
+mean score against the other candidates (minimum Bayes risk); or best, the candidate with the highest score, which no
 reranker can exceed."""
 
 APPLY_EXAMPLES = """\
@@ -52,7 +52,7 @@ examples:
   ngramloss score first chosen best
 """
 
-GAINS = ("first", "chosen", "best", "mean")
+COLUMNS = ("first", "chosen", "best", "mean")
 """What the table has of a choice, besides the number of sources."""
 
 
@@ -81,7 +81,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--metric",
         metavar="NAME",
         default="",
-        help=f"metric of mbr, or one of its scores: {cli.ALL_METRICS} (default: that of the candidates' gains)",
+        help=f"metric of mbr, or one of its scores: {cli.ALL_METRICS} (default: that of the candidates' scores)",
     )
     apply.add_argument("--json", action="store_true", help="print JSON")
     cli.add_repeated(apply, "--set", "KEY=VALUE", "change a setting of data.*, or task")
@@ -180,5 +180,5 @@ def run_apply(options: argparse.Namespace) -> int:
 
 
 def _table(found: simcls.Chosen) -> str:
-    cells = [f"{found.sources:,}", *(f"{getattr(found, name):.4f}" for name in GAINS)]
-    return "\n".join([*ng.console.aligned([["sources", *GAINS], cells], left=()), f"gains: {found.metric}"])
+    cells = [f"{found.sources:,}", *(f"{getattr(found, name):.4f}" for name in COLUMNS)]
+    return "\n".join([*ng.console.aligned([["sources", *COLUMNS], cells], left=()), f"scores: {found.metric}"])

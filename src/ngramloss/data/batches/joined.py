@@ -44,7 +44,7 @@ class JoinedPadder:
 
     A batch has ``input_ids`` [R, L]; ``labels`` [S, T], one text a row, with −100 where there is none; and
     ``label_positions`` [S, T]: the index among the R·L positions of the one that predicts the label. With candidates it
-    also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``gains`` [B, K]. If they share their
+    also has ``candidates`` [B, K, T], ``candidate_positions`` [B, K, T] and ``scores`` [B, K]. If they share their
     prompt, it has ``position_ids`` and ``text_numbers``, [R, L] each; otherwise their rows follow those of references.
     Numbers beside the labels of rows, ``lm_logp`` or ``weights``, are in the shape of the labels.
     Only experts with a router need ``always_mask``. ``multiple`` and ``shared`` count where no size is given.
@@ -72,7 +72,7 @@ class JoinedPadder:
         mask[:, 0] = 1
         labels = np.full((B * K, T), IGNORE_INDEX)  # [S, T]
         places = own.reshape(-1, 1) * L + np.minimum(np.arange(T), L - 1)  # [S, T], spread over each row
-        gains = np.zeros((B, K - 1), np.float32)  # [B, K − 1]
+        scores = np.zeros((B, K - 1), np.float32)  # [B, K − 1]
         beside = {name: np.zeros((B * K, T), np.float32) for name in names_beside(rows, self.beside)}  # [S, T] each
         for b, (row, (text, turns)) in enumerate(zip(rows, parts, strict=True)):
             prompt = np.asarray(row["input_ids"], np.int64)
@@ -80,8 +80,8 @@ class JoinedPadder:
             if compared:
                 if len(turns) > 1:
                     raise UserError(SEVERAL_TURNS)
-                candidates, scores = candidates_of(row)
-                gains[b, : len(scores)] = scores
+                candidates, values = candidates_of(row)
+                scores[b, : len(values)] = values
                 texts += [(np.asarray(ids, np.int64), [range(len(ids))]) for ids in candidates]
             start = len(prompt)
             for k, (tokens, spans) in enumerate(texts):
@@ -118,7 +118,7 @@ class JoinedPadder:
             | {
                 "candidates": of_texts["labels"][:, 1:],  # [B, K − 1, T]
                 "candidate_positions": of_texts["label_positions"][:, 1:],  # [B, K − 1, T]
-                "gains": torch.from_numpy(gains),
+                "scores": torch.from_numpy(scores),
             }
             | of_own_texts(rows, self.own, B, K - 1)
         )

@@ -35,8 +35,8 @@ Item = TypeVar("Item")
 class Padder:
     """Collate rows into a batch: pad ids, pad labels with −100, derive ``decoder_input_ids`` from the labels.
 
-    If rows have ``candidates``, lists of ids, and ``gains``, the batch has ``candidates`` [B, K, T], with −100 where
-    there is none, ``candidate_inputs`` [B, K, T] and ``gains`` [B, K]. If they have numbers beside their labels,
+    If rows have ``candidates``, lists of ids, and ``scores``, the batch has ``candidates`` [B, K, T], with −100 where
+    there is none, ``candidate_inputs`` [B, K, T] and ``scores`` [B, K]. If they have numbers beside their labels,
     ``lm_logp`` or ``weights``, the batch has them in the shape of the labels, with 0 where there is none.
 
     Attributes:
@@ -95,13 +95,13 @@ class Padder:
     def _candidates(self, rows: Sequence[dict[str, Any]], size: Size) -> Batch:
         K = size.texts - 1
         labels = np.full((size.rows, K, size.target), IGNORE_INDEX)  # [B, K, T]
-        gains = np.zeros((size.rows, K), np.float32)  # [B, K]
+        scores = np.zeros((size.rows, K), np.float32)  # [B, K]
         for index, row in enumerate(rows):
-            texts, scores = candidates_of(row)
+            texts, values = candidates_of(row)
             labels[index], _ = padded(texts, IGNORE_INDEX, K, size.target)
-            gains[index, : len(texts)] = scores
+            scores[index, : len(texts)] = values
         ids = torch.from_numpy(labels)  # [B, K, T]
-        made = {"candidates": ids, "candidate_inputs": self._inputs(ids), "gains": torch.from_numpy(gains)}
+        made = {"candidates": ids, "candidate_inputs": self._inputs(ids), "scores": torch.from_numpy(scores)}
         ids[..., : int(self.forced)] = IGNORE_INDEX
         return made | of_own_texts(rows, self.own, size.rows, K)
 
@@ -114,7 +114,7 @@ class Padder:
 
 
 OWN_TEXTS = ("greedy", "baseline")
-"""What batches of the model's own texts may have: which is the greedy one, [B, K], and what it gains, [B]."""
+"""What batches of the model's own texts may have: which is the greedy one, [B, K], and what it scores, [B]."""
 
 
 def of_own_texts(rows: Sequence[Mapping[str, Any]], names: Collection[str], B: int, K: int) -> Batch:
@@ -130,11 +130,11 @@ def of_own_texts(rows: Sequence[Mapping[str, Any]], names: Collection[str], B: i
 
 
 def candidates_of(row: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[float]]:
-    """The ids of each candidate of a row, and their gains. Raises unless there are as many."""
-    texts, gains = row.get("candidates", ()), row.get("gains", ())
-    if len(texts) != len(gains):
-        raise UserError(f"lengths differ: a row has {len(texts)} candidates and {len(gains)} gains.")
-    return texts, gains
+    """The ids of each candidate of a row, and their scores. Raises unless there are as many."""
+    texts, scores = row.get("candidates", ()), row.get("scores", ())
+    if len(texts) != len(scores):
+        raise UserError(f"lengths differ: a row has {len(texts)} candidates and {len(scores)} scores.")
+    return texts, scores
 
 
 def names_beside(rows: Sequence[Mapping[str, Any]], expected: Collection[str] | None) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ngramloss.loss.explaining.sentence import Sentence
 from ngramloss.loss.objectives import window_counts
-from ngramloss.loss.objectives.candidates import by_gain, student
+from ngramloss.loss.objectives.candidates import by_score, student
 from ngramloss.loss.objectives.candidates.credit import credits
 from ngramloss.loss.objectives.candidates.policy import advantages
 from ngramloss.loss.objectives.candidates.rank import costs as rank_costs
@@ -185,9 +185,9 @@ def rank(sentence: Sentence, term: Term, n: int) -> Explanation:
 
 
 def risk(sentence: Sentence, term: Term, n: int) -> Explanation:
-    """sum over the outputs of their share of the probability^sharpness, times 1 − gain"""
+    """sum over the outputs of their share of the probability^sharpness, times 1 − score"""
     share = shares(sentence.samples, sharpness=_option(term, "sharpness"))  # [1, K]
-    return _ranked(sentence, {"share": share, "costs": share * (1 - sentence.samples.gain)})
+    return _ranked(sentence, {"share": share, "costs": share * (1 - sentence.samples.score)})
 
 
 def policy(sentence: Sentence, term: Term, n: int) -> Explanation:
@@ -249,9 +249,9 @@ def _windows(sentence: Sentence, side: str, n: int, columns: Columns) -> Explana
 
 
 def _ranked(sentence: Sentence, columns: Columns) -> Explanation:
-    """A row for each output, in the order of their gains."""
-    order = by_gain.ranked(sentence.samples, alpha=1).order[0]  # [K]
-    shown = {"gain": sentence.samples.gain, "log p": sentence.samples.logp, **columns}
+    """A row for each output, in the order of their scores."""
+    order = by_score.ranked(sentence.samples, alpha=1).order[0]  # [K]
+    shown = {"score": sentence.samples.score, "log p": sentence.samples.logp, **columns}
     placed = {
         name: column[:, order] if isinstance(column, Tensor) else [column[k] for k in order]
         for name, column in shown.items()

@@ -49,7 +49,7 @@ class Sentence(NamedTuple):
     @property
     def samples(self) -> CandidateStats:
         """The outputs alone."""
-        names, K = ("logp", "length", "gain", "tokens", "token_logp"), len(self.outputs)
+        names, K = ("logp", "length", "score", "tokens", "token_logp"), len(self.outputs)
         return self.written._replace(greedy=None, **{name: getattr(self.written, name)[:, :K] for name in names})
 
     def part(self, first: int, end: int) -> Sentence:
@@ -58,7 +58,7 @@ class Sentence(NamedTuple):
         return Sentence(*words, self.labels[:, first:end], self.logits[:, first:end], [words[1]], [])
 
     def candidates(self, loss_fn: JointLoss, logits: Tensor) -> CandidateStats | None:
-        """The outputs under a model with these logits, if the objective reads them; gains are ROUGE-1."""
+        """The outputs under a model with these logits, if the objective reads them; scores are ROUGE-1."""
         if not loss_fn.needs_candidates:
             return None
         if loss_fn.needs_samples and len(self.outputs) == 1:
@@ -73,13 +73,13 @@ class Sentence(NamedTuple):
         token_logp = per_token.gather(-1, tokens.clamp_min(0).unsqueeze(-1)).squeeze(-1).where(real, 0.0)  # [K, T']
         common = ((Counter(words) & Counter(self.reference)).total() for words in self.outputs)
         shares = [2 * n / (len(words) + len(self.reference)) for n, words in zip(common, self.outputs, strict=True)]
-        gain = torch.tensor(shares, dtype=logp.dtype)  # [K]
+        score = torch.tensor(shares, dtype=logp.dtype)  # [K]
         if loss_fn.needs_own_text:  # the candidate, once more, after all outputs
-            tokens, token_logp, gain = (torch.cat([values, values[:1]]) for values in (tokens, token_logp, gain))
+            tokens, token_logp, score = (torch.cat([values, values[:1]]) for values in (tokens, token_logp, score))
         own = torch.arange(len(tokens)) >= len(self.outputs)  # [K]
         length = (tokens != IGNORE_INDEX).sum(-1)  # [K]
         cross = logp[: tokens.shape[-1], self.labels[0]]  # [T', T]
-        found = (token_logp.sum(-1), length, gain, gain[0], own, tokens, token_logp, cross)
+        found = (token_logp.sum(-1), length, score, score[0], own, tokens, token_logp, cross)
         return CandidateStats(*(values[None] for values in found))
 
 

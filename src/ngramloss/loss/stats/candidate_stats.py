@@ -21,7 +21,7 @@ class CandidateStats(NamedTuple):
     """Log-probability of each candidate, the sum over its tokens, with gradient, [B, K]."""
     length: Tensor
     """Number of tokens of each candidate, 0 where there is none, [B, K]."""
-    gain: Tensor
+    score: Tensor
     """What each candidate scores against the reference, from 0 to 1, [B, K]."""
     baseline: Tensor | None = None
     """What the greedy text scores, for self-critical training, [B]."""
@@ -74,22 +74,22 @@ def own_rows(own: Tensor) -> Tensor:
 def checked_candidates(stats: CandidateStats) -> CandidateStats:
     """The candidates with ``logp`` in fp32 or better, the rest alike, and 0 where there is none.
 
-    ``gain`` keeps its own floating-point precision, because rounding could make ties. Raises for shapes and dtypes, not
+    ``score`` keeps its own floating-point precision, because rounding could tie. Raises for shapes and dtypes, not
     for values, which would have to wait for the device.
 
     >>> logp = torch.tensor([[-3.0, float("nan")]], dtype=torch.bfloat16)
     >>> stats = checked_candidates(CandidateStats(logp, torch.tensor([[4, 0]]), torch.tensor([[1, 1]])))
-    >>> stats.logp, stats.length, stats.gain
+    >>> stats.logp, stats.length, stats.score
     (tensor([[-3.,  0.]]), tensor([[4., 0.]]), tensor([[1., 0.]]))
     """
     if not isinstance(stats, CandidateStats):
-        raise TypeError(f"candidates must be CandidateStats(logp, length, gain), got {type(stats).__name__}.")
+        raise TypeError(f"candidates must be CandidateStats(logp, length, score), got {type(stats).__name__}.")
     _check_shapes(stats)
     present = stats.present                                              # [B, K]
     dtype = torch.promote_types(stats.logp.dtype, torch.float32)
-    gain = stats.gain if stats.gain.is_floating_point() else stats.gain.to(dtype)   # [B, K]
-    baseline = None if stats.baseline is None else stats.baseline.to(gain.dtype)   # [B]
-    checked = stats._replace(logp=stats.logp.to(dtype), length=stats.length.to(dtype), gain=gain, baseline=baseline)
+    score = stats.score if stats.score.is_floating_point() else stats.score.to(dtype)   # [B, K]
+    baseline = None if stats.baseline is None else stats.baseline.to(score.dtype)   # [B]
+    checked = stats._replace(logp=stats.logp.to(dtype), length=stats.length.to(dtype), score=score, baseline=baseline)
     if stats.tokens is not None and stats.token_logp is not None:
         tokens = stats.tokens.long()                                     # [B, K, T]
         token_logp = stats.token_logp.to(dtype).where(tokens != IGNORE_INDEX, 0.0)   # [B, K, T]
@@ -101,7 +101,7 @@ def checked_candidates(stats: CandidateStats) -> CandidateStats:
 
 def _without(stats: CandidateStats, absent: Tensor) -> CandidateStats:
     """The candidates without those marked, [B, K]: their numbers are 0, and they have no tokens."""
-    zeros = {"logp": stats.logp, "length": stats.length, "gain": stats.gain}
+    zeros = {"logp": stats.logp, "length": stats.length, "score": stats.score}
     left = stats._replace(**{name: value.masked_fill(absent, 0.0) for name, value in zeros.items()})
     if stats.tokens is None or stats.token_logp is None:
         return left
@@ -118,7 +118,7 @@ def _check_shapes(stats: CandidateStats) -> None:
                          f"shape {list(stats.logp.shape)}.")
     if not stats.logp.is_floating_point():
         raise TypeError(f"candidates: `logp` must be floating point, got {stats.logp.dtype}. It has log-probabilities.")
-    for name, given in (("length", stats.length), ("gain", stats.gain)):
+    for name, given in (("length", stats.length), ("score", stats.score)):
         if given.shape != stats.logp.shape:
             raise ValueError(f"candidates: `{name}` must be [B, K] like `logp`, {list(stats.logp.shape)}, got "
                              f"{list(given.shape)}.")

@@ -281,20 +281,20 @@ _BUILTIN = {
         needs=("teacher_kl",), variant_needs={"reverse": ("teacher_reverse_kl",)}, shown="",
     ),
     "rank": _of_candidates(
-        "candidates.rank", "BRIO: penalty where a worse candidate scores as high as a better one. Reads candidates.",
+        "candidates.rank", "BRIO: penalty where a worse candidate is as probable as a better one. Reads candidates.",
         options={
-            "margin": Setting(0.001, least=0, most=1000, help="how much higher a candidate should score than the next"),
+            "margin": Setting(0.001, least=0, most=1000, help="least difference of neighbours in log p / length^alpha"),
             "alpha": _length_exponent(2.0),
         },
     ),
     "risk": _of_candidates(
-        "candidates.risk", "Minimum risk training: one minus the expected gain of the candidates. Reads candidates.",
+        "candidates.risk", "Minimum risk training: one minus the expected score of the candidates. Reads candidates.",
         options={"sharpness": Setting(0.005, least=0, most=1000, help="exponent of the candidates' probabilities")},
     ),
     "prefer": _of_candidates(
         "candidates.prefer", "CPO, SimPO: contrast of the best candidate with the worst one. Reads candidates.",
         options={
-            "beta": Setting(0.1, above=0, most=1000, help="how much a difference of scores counts"),
+            "beta": Setting(0.1, above=0, most=1000, help="how much a difference of log p / length^alpha counts"),
             "alpha": _length_exponent(0.0),
             "margin": Setting(0.0, least=0, most=1000, help="by how much beta times the difference should exceed 0"),
         },
@@ -302,7 +302,7 @@ _BUILTIN = {
     "policy": _of_candidates(
         "candidates.policy", "Policy gradient: log-probability of each sample times its advantage. Reads candidates.",
         options={
-            "baseline": Setting("mean", choices=("mean", "others", "greedy"), help="what a gain is compared with"),
+            "baseline": Setting("mean", choices=("mean", "others", "greedy"), help="what a score is compared with"),
             "scale": Setting("none", choices=("none", "std"), help="what divides the difference"),
             "alpha": _length_exponent(0.0),
         },

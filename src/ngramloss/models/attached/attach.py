@@ -71,7 +71,7 @@ def attach(
     with ``remove_unused_columns=False``, and otherwise drops them silently.
 
     An objective with a term that compares candidates, such as ``rank``, needs two more inputs in training:
-    ``candidates``, label ids [B, K, T], and ``gains`` [B, K], what each candidate scores. A candidate without
+    ``candidates``, label ids [B, K, T], and ``scores`` [B, K], what each candidate scores. A candidate without
     labels is absent. All tokens of a candidate count in its log-probability and its length, special ones too. The
     encoder runs once for a source. Candidates are further rows of the decoder, which is what other outputs of the
     decoder show; their logits are computed in blocks, and not kept. Inside ``torch.compile`` of the whole model they

@@ -21,7 +21,7 @@ from ngramloss.models.attached.decoder_inputs import decoder_inputs
 from ngramloss.models.attached.heads import OutputHead, has_encoder
 from ngramloss.models.attached.segments import POSITIONS
 
-KEYS = ("candidates", "candidate_inputs", "candidate_positions", "gains", "greedy", "baseline")
+KEYS = ("candidates", "candidate_inputs", "candidate_positions", "scores", "greedy", "baseline")
 """What a batch with candidates has besides the inputs of a model."""
 FOR_ONE_TEXT = ("decoder_attention_mask", "decoder_inputs_embeds", "decoder_position_ids")
 """Inputs of a decoder that are not known for the candidates."""
@@ -43,7 +43,7 @@ class CandidateRows(NamedTuple):
     """Ids, −100 where they do not count. A candidate without ids is absent, [B, K, T']."""
     inputs: Tensor | None
     """What the decoder of an encoder-decoder reads to predict them, [B, K, T']."""
-    gains: Tensor
+    scores: Tensor
     """What each candidate scores against the reference, [B, K]."""
     positions: Tensor | None
     """Indices of the positions of a decoder-only model that predict them, [B, K, T']."""
@@ -79,7 +79,7 @@ class CandidateRows(NamedTuple):
         labels, token_logp = self.labels.to(device), label_logp.view(self.labels.shape)  # [B, K, T'] each
         baseline, greedy = (None if x is None else x.to(device) for x in (self.baseline, self.greedy))  # [B], [B, K]
         stats = CandidateStats(
-            token_logp.sum(-1), (labels != IGNORE_INDEX).sum(-1), self.gains.to(device), baseline, greedy
+            token_logp.sum(-1), (labels != IGNORE_INDEX).sum(-1), self.scores.to(device), baseline, greedy
         )
         return stats._replace(tokens=labels, token_logp=token_logp) if "token_logp" in needs else stats
 
@@ -87,20 +87,20 @@ class CandidateRows(NamedTuple):
 def candidate_rows(model: Any, inputs: dict[str, Any]) -> CandidateRows | None:
     """Take the candidates out of a model's inputs, which lose their keys; None if it has none."""
     references = inputs["labels"]  # [B, T]
-    labels, ready, positions, gains, greedy, baseline = (inputs.pop(name, None) for name in KEYS)
+    labels, ready, positions, scores, greedy, baseline = (inputs.pop(name, None) for name in KEYS)
     if labels is None:
-        if any(value is not None for value in (ready, positions, gains, greedy, baseline)):
-            raise UserError("the inputs have `gains` or other inputs of candidates, but `candidates` are missing.")
+        if any(value is not None for value in (ready, positions, scores, greedy, baseline)):
+            raise UserError("the inputs have `scores` or other inputs of candidates, but `candidates` are missing.")
         return None
     if labels.ndim != 3 or len(labels) != len(references):
         raise UserError(
             f"candidates must be label ids [B, K, T] with B = {len(references)}, -100 where they do not "
             f"count, got a tensor of shape {list(labels.shape)}."
         )
-    if gains is None or gains.shape != labels.shape[:2]:
-        actual = "none" if gains is None else f"a tensor of shape {list(gains.shape)}"
+    if scores is None or scores.shape != labels.shape[:2]:
+        actual = "none" if scores is None else f"a tensor of shape {list(scores.shape)}"
         raise UserError(
-            f"candidates need `gains` [B, K] = {list(labels.shape[:2])}, what each scores against the "
+            f"candidates need `scores` [B, K] = {list(labels.shape[:2])}, what each scores against the "
             f"reference, got {actual}."
         )
     if greedy is not None and (greedy.shape != labels.shape[:2] or greedy.dtype != torch.bool):
@@ -126,7 +126,7 @@ def candidate_rows(model: Any, inputs: dict[str, Any]) -> CandidateRows | None:
                 f"`candidate_positions` in the shape of the candidates, {list(labels.shape)}. `ngramloss train` and "
                 "ng.train make such batches."
             )
-        return CandidateRows(labels, None, gains, positions, greedy, baseline)
+        return CandidateRows(labels, None, scores, positions, greedy, baseline)
     own = inputs.get("decoder_input_ids")  # [B, T]
     if own is not None and own.shape != references.shape:
         raise UserError(
@@ -134,7 +134,7 @@ def candidate_rows(model: Any, inputs: dict[str, Any]) -> CandidateRows | None:
         )
     if ready is None:
         ready = decoder_inputs(model, labels.flatten(0, 1)).view(labels.shape)  # [B, K, T']
-    return CandidateRows(labels, ready, gains, None, greedy, baseline)
+    return CandidateRows(labels, ready, scores, None, greedy, baseline)
 
 
 def decoder_that_repeats(model: Any) -> Module:

@@ -141,7 +141,9 @@ def why_not_shared(model: Any, *, longest_row: int, longest_text: int) -> str:
     try:
         with evaluating(model.modules()), _whole_precision(inner):
             found, expected = (
-                _logp(model, JoinedPadder(0, shared=shared)([row | {"candidates": texts, "gains": [0.0] * len(texts)}]))
+                _logp(
+                    model, JoinedPadder(0, shared=shared)([row | {"candidates": texts, "scores": [0.0] * len(texts)}])
+                )
                 for shared, texts in ((True, [*between, last]), (False, [last]))
             )  # [2, SHORT, V] each
     except Exception as reason:  # a model may fail in any way with inputs that it does not expect

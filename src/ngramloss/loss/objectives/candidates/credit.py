@@ -41,8 +41,8 @@ def credit(stats: CandidateStats, labels: Tensor, *, n: tuple[int, ...]) -> Tens
 
     Example:
         >>> reference, tokens = torch.tensor([[5, 6, 7]]), torch.tensor([[[5, 6, 5]]])
-        >>> logp, gain = torch.tensor([[[-1.0, -1.0, -4.0]]]), torch.zeros(1, 1)
-        >>> stats = CandidateStats(logp.sum(-1), torch.tensor([[3.0]]), gain, tokens=tokens, token_logp=logp)
+        >>> logp, score = torch.tensor([[[-1.0, -1.0, -4.0]]]), torch.zeros(1, 1)
+        >>> stats = CandidateStats(logp.sum(-1), torch.tensor([[3.0]]), score, tokens=tokens, token_logp=logp)
         >>> credits(stats, reference, n=(1,)).credit                     # the reference has 5 once
         tensor([[[1., 1., 0.]]])
         >>> credit(stats, reference, n=(1,))                             # −(⅓ · −1 + ⅓ · −1 − ⅔ · −4) / 3

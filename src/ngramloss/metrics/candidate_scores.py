@@ -1,4 +1,4 @@
-"""the name of a metric, and candidates of sources → the gain of each candidate: its score, from 0 to 1."""
+"""the name of a metric, and candidates of sources → the score of each candidate, from 0 to 1."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ngramloss.settings import nearest
 from ngramloss.version import installed
 
 BY_TASK = {"summarisation": "rouge", "translation": "bleu"}
-"""Task → the metric that makes gains unless another is chosen."""
+"""Task → the metric of candidates unless another is chosen."""
 MEANS = {"rouge": ("rouge1", "rouge2", "rougeLsum")}
-"""Metric → the scores whose mean is the gain. Of other metrics it is one score."""
+"""Metric → those of its scores whose mean is a candidate's score. Other metrics have one score."""
 IN_PARTS = ("rouge", "bleu", "chrf")
 """Metrics that score each text on its own and in Python or Rust alone, so that processes can share the texts."""
 PART = 256  # sources that a process scores at a time
@@ -43,11 +43,11 @@ LONGEST_SHOWN = 200  # characters of a text in a message
 TOLERANCE = 1e-6  # how far rounding may take a score beyond 0 or 100
 
 
-class Gain(NamedTuple):
-    """What makes the gain of a candidate."""
+class CandidateMetric(NamedTuple):
+    """How candidates are scored."""
 
-    metric: str  # a name in ``METRICS``
-    scores: tuple[str, ...]  # the mean of these scores, which have 0 to 100, divided by 100, is the gain
+    name: str  # a metric in ``METRICS``
+    scores: tuple[str, ...]  # a candidate's score is their mean, divided by 100
     options: dict[str, Any]  # of the metric
     lines: str | None = None
     """Sentences, one per line, are split by the splitter of this language before scoring; None: texts as they are."""
@@ -55,11 +55,11 @@ class Gain(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is saved with the gains."""
-        own = METRICS.source(self.metric)
+        """What is saved with the scores."""
+        own = METRICS.source(self.name)
         options = {name: str(value) for name, value in self.options.items()}
         return {
-            "name": self.metric,
+            "name": self.name,
             "scores": list(self.scores),
             "options": options,
             "sentence_a_line": self.lines or False,
@@ -69,7 +69,7 @@ class Gain(NamedTuple):
     @property
     def versions(self) -> dict[str, str]:
         """The versions of the packages that compute it."""
-        found = {package: installed(package) for package in METRICS[self.metric].packages}
+        found = {package: installed(package) for package in METRICS[self.name].packages}
         return {package: version for package, version in found.items() if version is not None}
 
 
@@ -87,8 +87,10 @@ def metric_of(name: str, key: str = "--metric") -> str:
     return owners[name]
 
 
-def gain_of(name: str, options: Mapping[str, Any], *, lines: str | None = None, key: str = "--metric") -> Gain:
-    """The gain by a metric (``rouge``) or by one of its scores (``rouge2``), or a UserError that names ``key``."""
+def candidate_metric(
+    name: str, options: Mapping[str, Any], *, lines: str | None = None, key: str = "--metric"
+) -> CandidateMetric:
+    """Scores by a metric (``rouge``) or by one of its scores (``rouge2``), or a UserError that names ``key``."""
     metric = metric_of(name, key)
     scores = MEANS.get(name) or (name,)
     if metric == name and not set(scores) <= set(scores_of(metric)):
@@ -97,44 +99,46 @@ def gain_of(name: str, options: Mapping[str, Any], *, lines: str | None = None, 
         raise UserError(f"{key} {name} is not a single score. {which}")
     for score in scores:
         if scores_of(metric)[score].better != "higher":
-            raise UserError(f"{key} {name}: higher values of {score} are not better, so it is not a gain. {_OTHER}")
+            raise UserError(
+                f"{key} {name}: higher values of {score} are not better, so candidates cannot be scored by it. {_OTHER}"
+            )
     if needed := METRICS[metric].packages_needed:
         raise UserError(f"{key} {name} {needed}.")
     checked = checked_options(metric, options)
     if lacking := missing_options(metric, checked):
         given = ", ".join(f"--set {metric}.{option}=…" for option in lacking)
         raise UserError(f"{key} {name} needs {given}; docs/metrics.md says what to give.")
-    return Gain(metric, scores, checked, lines, key)
+    return CandidateMetric(metric, scores, checked, lines, key)
 
 
 _OTHER = "Use rouge, bleu or chrf."
 
 
-def check_gain(gain: Gain, examples: Sequence[Example]) -> list[str]:
+def check_metric(metric: CandidateMetric, examples: Sequence[Example]) -> list[str]:
     """Try a metric on a few references, or raise; returns sentences about texts that it does not read well."""
     tried = examples[:TRIED]
-    gains_of(gain, tried, [[example.target] for example in tried])
-    return notes_on_references(gain.metric, examples[:READ], gain.options)
+    score_candidates(metric, tried, [[example.target] for example in tried])
+    return notes_on_references(metric.name, examples[:READ], metric.options)
 
 
-def gains_of(
-    gain: Gain,
+def score_candidates(
+    metric: CandidateMetric,
     examples: Sequence[Example],
     texts: Sequence[Sequence[str]],
     *,
     processes: int | None = None,
     unit: str = "examples",
 ) -> list[list[float]]:
-    """The gain of each candidate of each example, 0 to 1; several references count as in the metric.
+    """The score of each candidate of each example, 0 to 1; several references count as in the metric.
 
     ``processes`` is how many share the texts; None: one for each processor, if there are many texts. Raises if the
     metric lacks something, or a candidate has no score between 0 and 100.
     """
-    workers = _workers(gain, sum(map(len, texts)), processes)
-    size = PART if gain.metric in IN_PARTS else max(len(texts), 1)
+    workers = _workers(metric, sum(map(len, texts)), processes)
+    size = PART if metric.name in IN_PARTS else max(len(texts), 1)
     starts = range(0, len(texts), size)
     parts = (
-        (gain, list(examples[start : start + size]), [list(each) for each in texts[start : start + size]])
+        (metric, list(examples[start : start + size]), [list(each) for each in texts[start : start + size]])
         for start in starts
     )
     found: list[list[float]] = []
@@ -142,48 +146,53 @@ def gains_of(
         for part in _each(parts, workers):
             found += part
             progress.update(len(part))
-    _raise_unless_gains(gain, examples, texts, found)
+    _raise_unless_scores(metric, examples, texts, found)
     return found
 
 
-def gains_at_once(gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> list[list[float]]:
-    """As :func:`gains_of`, for few texts, here and without progress; an error names the first text that raises it."""
+def scores_at_once(
+    metric: CandidateMetric, examples: Sequence[Example], texts: Sequence[Sequence[str]]
+) -> list[list[float]]:
+    """As :func:`score_candidates`, here and without progress; an error names the first text that raises it."""
     try:
-        found = _part((gain, list(examples), [list(each) for each in texts]))
+        found = _part((metric, list(examples), [list(each) for each in texts]))
     except Exception as reason:
-        if METRICS.origin(gain.metric):
-            _raise_with_text(gain, examples, texts, reason)
+        if METRICS.origin(metric.name):
+            _raise_with_text(metric, examples, texts, reason)
         raise
-    _raise_unless_gains(gain, examples, texts, found)
+    _raise_unless_scores(metric, examples, texts, found)
     return found
 
 
 def _raise_with_text(
-    gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]], reason: Exception
+    metric: CandidateMetric, examples: Sequence[Example], texts: Sequence[Sequence[str]], reason: Exception
 ) -> None:
     """Raise an error that names the first text which cannot be scored alone, if there is one."""
     for example, text in ((example, text) for example, group in zip(examples, texts, strict=True) for text in group):
         try:
-            _part((gain, [example], [[text]]))
+            _part((metric, [example], [[text]]))
         except Exception as alone:
             what = str(alone) if isinstance(alone, UserError) else f"{type(alone).__name__}: {alone}"
             raise UserError(
-                f"{gain.key} {gain.metric} cannot score a text of {example.id!r}, {_shown(text)}: {what.rstrip('.')}. "
-                f"{CORRECT}"
+                f"{metric.key} {metric.name} cannot score a text of {example.id!r}, {_shown(text)}: "
+                f"{what.rstrip('.')}. {CORRECT}"
             ) from reason
 
 
-def _raise_unless_gains(
-    gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]], found: Sequence[Sequence[float]]
+def _raise_unless_scores(
+    metric: CandidateMetric,
+    examples: Sequence[Example],
+    texts: Sequence[Sequence[str]],
+    found: Sequence[Sequence[float]],
 ) -> None:
     """Raise if a candidate has no score between 0 and 100."""
     for example, own, values in zip(examples, texts, found, strict=True):
         for number, (text, value) in enumerate(zip(own, values, strict=True), 1):
             if isnan(value) or not 0 <= value <= 1:
                 what = "no score" if isnan(value) else f"a score of {100 * value:g}, not between 0 and 100,"
-                advice = CORRECT if METRICS.origin(gain.metric) else "Use another metric."
+                advice = CORRECT if METRICS.origin(metric.name) else "Use another metric."
                 raise UserError(
-                    f"{gain.key} {gain.metric} has {what} for candidate {number} of {example.id!r}, {_shown(text)}. "
+                    f"{metric.key} {metric.name} has {what} for candidate {number} of {example.id!r}, {_shown(text)}. "
                     f"{advice}"
                 )
 
@@ -192,13 +201,13 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…")
 
 
-def _workers(gain: Gain, texts: int, processes: int | None) -> int:
-    if gain.metric not in IN_PARTS or not isinstance(METRICS[gain.metric].function, str):
+def _workers(metric: CandidateMetric, texts: int, processes: int | None) -> int:
+    if metric.name not in IN_PARTS or not isinstance(METRICS[metric.name].function, str):
         return 1  # a plugin's function is not known to other processes
     return processes or (1 if texts < IN_PROCESS else processors())
 
 
-Part = tuple[Gain, list[Example], list[list[str]]]
+Part = tuple[CandidateMetric, list[Example], list[list[str]]]
 
 
 def _each(parts: Iterator[Part], workers: int) -> Iterator[list[list[float]]]:
@@ -210,39 +219,43 @@ def _each(parts: Iterator[Part], workers: int) -> Iterator[list[list[float]]]:
 
 
 def _part(part: Part) -> list[list[float]]:
-    """The gains of some examples. What depends on the script of references depends on those of each example alone."""
-    gain, examples, texts = part
-    alone = gain.metric in IN_PARTS
+    """The scores of some examples. What depends on the script of references depends on those of each example alone."""
+    metric, examples, texts = part
+    alone = metric.name in IN_PARTS
     languages = [language_of(references_of(example)) if alone else "" for example in examples]
     found: dict[int, list[float]] = {}
     for language in dict.fromkeys(languages):
         alike = [row for row, own in enumerate(languages) if own == language]
         of_alike = ([examples[row] for row in alike], [texts[row] for row in alike])
-        found |= zip(alike, _gains_of_language(gain, *of_alike), strict=True)
+        found |= zip(alike, _scores_of_language(metric, *of_alike), strict=True)
     return [found[row] for row in range(len(examples))]
 
 
-def _gains_of_language(gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> list[list[float]]:
-    """The gains of examples of one language. Equal texts of an example are scored once, if each is scored alone."""
-    each = [list(dict.fromkeys(own)) if gain.metric in IN_PARTS else own for own in texts]
+def _scores_of_language(
+    metric: CandidateMetric, examples: Sequence[Example], texts: Sequence[Sequence[str]]
+) -> list[list[float]]:
+    """The scores of examples of one language. Equal texts of an example are scored once, if each is scored alone."""
+    each = [list(dict.fromkeys(own)) if metric.name in IN_PARTS else own for own in texts]
     owners = [example for example, own in zip(examples, each, strict=True) for _ in own]
     scored = [
-        text if gain.lines is None else "\n".join(sentences(text, language=gain.lines)) for own in each for text in own
+        text if metric.lines is None else "\n".join(sentences(text, language=metric.lines))
+        for own in each
+        for text in own
     ]
     try:
-        scores = scores_on(gain.metric, owners, scored, gain.options)
+        scores = scores_on(metric.name, owners, scored, metric.options)
     except Absent as reason:
-        raise UserError(f"{gain.key} {gain.metric}: {reason}") from None
-    if lacking := [name for name in gain.scores if name not in scores.values]:
+        raise UserError(f"{metric.key} {metric.name}: {reason}") from None
+    if lacking := [name for name in metric.scores if name not in scores.values]:
         raise UserError(
-            f"{gain.key} {gain.metric} has no {', '.join(lacking)} of each document with these options. {_OTHER}"
+            f"{metric.key} {metric.name} has no {', '.join(lacking)} of each document with these options. {_OTHER}"
         )
-    columns = [scores.values[name] for name in gain.scores]
+    columns = [scores.values[name] for name in metric.scores]
     means = iter([_unit(fsum(values) / len(columns)) for values in zip(*columns, strict=True)])
-    gained = [[next(means) for _ in own] for own in each]
-    if gain.metric not in IN_PARTS:
-        return gained
-    by_text = [dict(zip(own, values, strict=True)) for own, values in zip(each, gained, strict=True)]
+    means_of_texts = [[next(means) for _ in own] for own in each]
+    if metric.name not in IN_PARTS:
+        return means_of_texts
+    by_text = [dict(zip(own, values, strict=True)) for own, values in zip(each, means_of_texts, strict=True)]
     return [[known[text] for text in own] for known, own in zip(by_text, texts, strict=True)]
 
 
@@ -254,34 +267,36 @@ def _unit(score: float) -> float:
 # Texts against each other
 
 
-def check_utility(gain: Gain, examples: Sequence[Example]) -> list[str]:
-    """Raise if a metric cannot compare texts (K² − K scores for K of them); returns sentences as :func:`check_gain`."""
-    if "model" in METRICS[gain.metric].options:
+def check_utility(metric: CandidateMetric, examples: Sequence[Example]) -> list[str]:
+    """Raise if a metric cannot compare texts (K² − K scores for K texts); returns sentences as :func:`check_metric`."""
+    if "model" in METRICS[metric.name].options:
         raise UserError(
-            f"--metric {gain.metric} has a model of its own, and comparing every text of a source with every "
+            f"--metric {metric.name} has a model of its own, and comparing every text of a source with every "
             "other needs a score for each pair. Use rouge, bleu or chrf."
         )
-    return check_gain(gain, examples)
+    return check_metric(metric, examples)
 
 
-def expected_gains(gain: Gain, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> list[list[float]]:
-    """The mean gain of each text with its source's other texts as references, one at a time; 0 for a single text.
+def expected_scores(
+    metric: CandidateMetric, examples: Sequence[Example], texts: Sequence[Sequence[str]]
+) -> list[list[float]]:
+    """The mean score of each text with its source's other texts as references, one at a time; 0 for a single text.
 
-    A text that occurs c times is c texts, and a reference of its copies: so for samples the mean estimates the gain
+    A text that occurs c times is c texts, and a reference of its copies: so for samples the mean estimates the score
     that the model itself expects of a text (Eikema and Aziz, 2020).
     """
-    groups = [_in_lines(group, gain.lines) for group in texts]
+    groups = [_in_lines(group, metric.lines) for group in texts]
     counts = [Counter(group) for group in groups]
     references = [
         Example(example.id, example.source, text) for example, own in zip(examples, counts, strict=True) for text in own
     ]
     judged = [[text for text in own if text != other or own[other] > 1] for own in counts for other in own]
-    found = zip(judged, gains_of(gain._replace(lines=None), references, judged, unit="texts"), strict=True)
+    found = zip(judged, score_candidates(metric._replace(lines=None), references, judged, unit="texts"), strict=True)
     means = []
     for own in counts:
         sums: dict[str, list[float]] = {text: [] for text in own}
-        for other, (judged_texts, gains) in zip(own, found, strict=False):
-            for text, value in zip(judged_texts, gains, strict=True):
+        for other, (judged_texts, scores) in zip(own, found, strict=False):
+            for text, value in zip(judged_texts, scores, strict=True):
                 sums[text].append(value * (own[other] - (text == other)))
         means.append({text: fsum(values) / max(own.total() - 1, 1) for text, values in sums.items()})
     return [[of[text] for text in group] for group, of in zip(groups, means, strict=True)]
