@@ -44,7 +44,7 @@ set = ["train.max_steps=3"]
 [[set]]
 name = "pairs"
 primary = "bleu"
-decoding = "greedy"
+decoding = "beam2"
 set = ["task=translation"]
 """
 WORDS = re.findall(r"\w+", "the cat sat on a mat and it rained all day while prices rose by three per cent in town")

@@ -97,12 +97,30 @@ def test_a_set_may_have_values_of_its_own_to_try(path):
     assert study.recipe(tried[0]).train.learning_rate == 3e-5
 
 
+def test_a_decoding_may_sample_and_a_set_have_metrics_of_its_own(path, instant, capsys):
+    sampled = ("beam2 = [", 'sample = ["temperature=0.7", "top_p=0.9", "seed=3"]\nbeam2 = [')
+    changed(
+        path,
+        sampled,
+        ('set = ["task=', 'metrics = ["rouge"]\nset = ["task='),
+        ("confirm = 2", 'confirm = 2\nmetrics = ["chrf"]'),
+    )
+    study = plan.read(path)
+    assert [data.more_metrics for data in study.sets] == [("chrf",), ("chrf", "rouge")]
+    whole(capsys)
+    options = [" ".join(words) for words in instant.started if words[0] == "generate"]
+    sampled = [text for text in options if "--sample" in text]
+    assert len(sampled) == len(options) / 3
+    assert all("-sample --sample --temperature 0.7 --top-p 0.9 --seed 3 --split" in text for text in sampled)
+    assert any("--set generation.num_beams=2 --split" in text for text in options)
+
+
 @pytest.mark.slow
 def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
     changed(path, ('"task=translation"]', '"task=translation"]\nscreening = [2]'))
     study = plan.read(path)
     assert [data.screening for data in study.sets] == [(1, 2), (2,)]
-    assert "pairs, BLEU of greedy: tune 4 of 4, screen 4 of 4, confirm 9 of 9" in whole(capsys) + said(capsys)
+    assert "pairs, BLEU of beam2: tune 4 of 4, screen 4 of 4, confirm 9 of 9" in whole(capsys) + said(capsys)
     trained = [words[3].split("/")[-3:-1] for words in instant.started if words[0] == "train"]
     of_bag = [(own, name.rpartition("seed")[2]) for own, name in trained if name.startswith("bag2")]
     assert {("news", "1"), ("news", "2"), ("pairs", "2")} <= {*of_bag}
@@ -143,7 +161,8 @@ def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
         ('primary = "bleu"', 'primary = "bleu"\nmetric_options = ["rouge.tokens=auto"]', r"set pairs: metric_options: takes METRIC\.OPTION=VALUE for a metric of the set, bleu, chrf, shape, got 'rouge"),
         ('primary = "bleu"', 'primary = "bleu"\nmetric_options = ["bleu.tokenise=zh"]', r"set pairs: metric_options: bleu\.tokenise: unknown option\. Did you mean"),
         ('primary = "bleu"', 'primary = "bertscore"', r"set pairs: metric_options: bertscore needs model\. Give it: metric_options = \[.bertscore\.model=…"),
-        ('decoding = "greedy"', 'decoding = "gredy"', r"set pairs: decoding: must be one of greedy, beam2, got 'gredy'"),
+        ('decoding = "beam2"\nset = ["task', 'decoding = "greedy"\nset = ["task', r"set: the primary scores are of beam2 and greedy"),
+        ('decoding = "beam2"\nset = ["task', 'decoding = "gredy"\nset = ["task', r"set pairs: decoding: must be one of greedy, beam2, got 'gredy'"),
         ('name = "pairs"', 'name = "news"', r"set: two sets are called 'news'"),
         ('name = "pairs"', 'name = "../x"', r"set \.\./x: name: must be letters, digits"),
         ('"task=translation"', '"train.sed=3"', r"(?s)set pairs: recipe demo .*train\.sed: unknown key.*train\.seed"),
@@ -159,6 +178,10 @@ def test_a_set_may_be_screened_with_some_of_the_seeds(path, instant, capsys):
         ('objectives = ["ce", "ce + matches(2)"]\nothers', 'objectives = ["ce + matches(2)"]\nothers', r"must contain the baseline, 'ce'"),
         ('others = "ce + matches(2)"', 'others = "ce + bag(2)"', r"tune\.others: must be one of tune\.objectives"),
         ('"generation.num_beams=2"', '"train.seed=2"', r"decodings\.beam2: must be a list of settings in generation"),
+        ('"generation.num_beams=2"', '"temprature=0.7"', r"decodings\.beam2: must be a list of .*, and of samples temperature, top_p, seed"),
+        ('"generation.num_beams=2"', '"temperature=0"', r"decodings\.beam2\.temperature: must be above 0, got 0"),
+        ('"generation.num_beams=2"', '"seed=one"', r"decodings\.beam2 is not TOML"),
+        ('primary = "bleu"', 'primary = "bleu"\nmetrics = ["bertscor"]', r"set pairs: metrics: there is no metric 'bertscor'\. Did you mean 'bertscore'"),
         ("beam2 = [", "train = [", r"decodings\.train: must be a name of letters.*and not train"),
         ("[[set]]\nname = \"news\"", "[[st]]\nname = \"news\"", r"st: unknown key\. Did you mean 'set'"),
         ("title", "[[[", r"mine\.toml is not TOML"),
@@ -376,7 +399,7 @@ def test_without_screening_seeds_all_rows_are_tested(path, instant, capsys):
     text = whole(capsys)
     assert (study.screening, study.confirm) == ((), 3)
     assert "screened" not in text
-    for name in ("news: compared on test data, R-2 of beam2, 3 seeds", "pairs: compared on test data, BLEU of greedy"):
+    for name in ("news: compared on test data, R-2 of beam2, 3 seeds", "pairs: compared on test data, BLEU of beam2"):
         rows = text.partition(name)[2].split("\n\n")[1].splitlines()[1:]
         assert [row.split("  ")[0] for row in rows] == list(study.objectives)
     assert "corrected for 6 comparisons" in text
@@ -511,7 +534,7 @@ def test_every_result_is_a_small_file_of_its_own_with_signatures_and_the_documen
     assert (one["docs_per_second"], one["parallel"]) == (50.0, 1)
     greedy = json.loads(Path("mine/news/ce-learning_rate0.001-seed1.validation.greedy.json").read_text())
     assert greedy["documents"] == []
-    counts = json.loads(Path("mine/pairs/ce-learning_rate0.001-seed1.validation.greedy.json").read_text())["documents"]
+    counts = json.loads(Path("mine/pairs/ce-learning_rate0.001-seed1.validation.beam2.json").read_text())["documents"]
     assert (len(counts), len(counts[0])) == (8, 10)  # what BLEU is made of
 
 

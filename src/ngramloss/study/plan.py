@@ -37,11 +37,13 @@ _TOP = {"title": _TEXT, "recipe": Setting(""), "objectives": Setting(kind=list),
 _TOP |= {"always": _LIST, "metrics": _LIST}
 _SECTIONS = ("seeds", "decodings", "tune", "budget", "set")
 _SET = {"name": _TEXT, "recipe": Setting(""), "primary": _TEXT, "decoding": _TEXT, "limit": Setting(0, least=0)}
-_SET |= {"set": _LIST, "metric_options": _LIST}
+_SET |= {"set": _LIST, "metrics": _LIST, "metric_options": _LIST}
 _OWN_GRID, _OWN_SEEDS = "tune", "screening"
 """What a set may have instead of the study's: values to try, and some of the screening seeds."""
 _ROW = {"name": Setting(""), "objective": _TEXT, "set": _LIST, "epochs": Setting(1.0, above=0)}
 _TUNE = {"objectives": Setting(kind=list), "others": _TEXT, "seed": Setting(kind=int, least=0)}
+_SAMPLES = {"temperature": Setting(1.0, above=0), "top_p": Setting(1.0, above=0, most=1), "seed": Setting(0, least=0)}
+"""What a decoding that samples has besides ``generation.*``: options of ``ngramloss generate``."""
 _BUDGET = {"minutes": Setting(0.0, least=0), "trainings": Setting(0, least=0)}
 
 
@@ -284,10 +286,7 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
     always = _objectives("always", top.get("always", []), mistakes, named)
     stray = [row for row in always if row not in objectives[1:]]
     mistakes += [f"always: {row!r} is not one of the objectives after the first." for row in stray]
-    for name in top.get("metrics", []):
-        if name not in METRICS:
-            hint = nearest(str(name), METRICS, 0.5)
-            mistakes.append(f"metrics: there is no metric {name!r}. {hint}See ngramloss list metrics.")
+    mistakes += _unknown_metrics("metrics", top.get("metrics", []))
     left = len(objectives) - 1 - len(always)
     if not screening:
         named_in_vain = [key for key in ("confirm", "always") if key in content]
@@ -308,6 +307,10 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
     sets = [_data_set(entry, study, top, path, mistakes) for entry in given]
     names = [data.name for data in sets if data]
     mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]
+    tested = dict.fromkeys(data.decoding for data in sets if data)
+    if len(tested) > 1:
+        both = f"set: the primary scores are of {' and '.join(tested)}, but Holm's correction is for one question"
+        mistakes.append(f"{both}. Give all sets the same decoding, or make a study of each.")
     return replace(study, sets=tuple(data for data in sets if data))
 
 
@@ -353,11 +356,35 @@ def _decodings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
         if name == "train" or not _NAME.fullmatch(name):
             mistakes.append(f"decodings.{name}: must be a name of letters, digits, '.', '+' and '-', and not train.")
             continue
-        if not listed or not all(text.startswith("generation.") for text in settings):
-            mistakes.append(f"decodings.{name}: must be a list of settings in generation.*, got {settings!r}.")
+        if not listed or not all(text.startswith("generation.") or key_of(text) in _SAMPLES for text in settings):
+            kinds = f"settings in generation.*, and of samples {', '.join(_SAMPLES)}"
+            mistakes.append(f"decodings.{name}: must be a list of {kinds}, got {settings!r}.")
+            continue
+        sampled = "\n".join(text for text in settings if key_of(text) in _SAMPLES)
+        try:
+            for key, value in parse_toml(sampled.encode(), f"decodings.{name}").items():
+                _SAMPLES[key].check(f"decodings.{name}.{key}", value)
+        except UserError as mistake:
+            mistakes.append(str(mistake))
             continue
         decodings[name] = tuple(settings)
     return decodings
+
+
+def searched(decoding: Sequence[str]) -> list[str]:
+    """The settings of a decoding in ``generation.*``."""
+    return [text for text in decoding if text.startswith("generation.")]
+
+
+def generate_options(decoding: Sequence[str]) -> list[str]:
+    """The options of ``ngramloss generate`` for a decoding.
+
+    >>> generate_options(["generation.num_beams=1", "top_p=0.9"])
+    ['--set', 'generation.num_beams=1', '--sample', '--top-p', '0.9']
+    """
+    sampled = [text.partition("=") for text in decoding if key_of(text) in _SAMPLES]
+    words = [word for text in searched(decoding) for word in ("--set", text)] + ["--sample"] * bool(sampled)
+    return words + [word for key, _, value in sampled for word in (f"--{key.strip().replace('_', '-')}", value.strip())]
 
 
 def _named_rows(given: Sequence[Any], mistakes: list[str]) -> dict[str, NamedRow]:
@@ -467,6 +494,7 @@ def _data_set(
     known_seeds = isinstance(own_seeds, list) and all(seed in screening for seed in own_seeds)
     if not known_seeds or len(own_seeds) < bool(screening):
         mistakes.append(f"{where}screening: must be a list of some of the seeds in seeds.screening, got {own_seeds!r}.")
+    mistakes += _unknown_metrics(f"{where}metrics", entry["metrics"])
     if entry["decoding"] not in decodings:
         mistakes.append(f"{where}decoding: must be one of {', '.join(decodings)}, got {entry['decoding']!r}.")
     owner = next((name for name in METRICS if entry["primary"] in scores_of(name)), "")
@@ -485,20 +513,27 @@ def _data_set(
         own = str(beside) if own not in recipe.builtin() and beside.is_file() else own
         base = recipe.load(own, [*entry["set"], f"objective={rows[0].objective}"])
         tried = [row.settings(base) for row in rows] + [[*point] for point in grid]
-        for settings in [*tried, *decodings.values()]:
+        for settings in [*tried, *(searched(decoding) for decoding in decodings.values())]:
             run_of(recipe.changed(base, settings))
     except UserError as mistake:
         mistakes.append(f"{where}{mistake}")
         return None
     if len(mistakes) > before:
         return None
-    more_metrics = tuple(top["metrics"])
+    more_metrics = (*top["metrics"], *entry["metrics"])
     metrics = dict.fromkeys([owner, *METRICS_OF[base.task], *more_metrics])
     screened = tuple(seed for seed in screening if seed in own_seeds)
     written = entry["primary"], entry["decoding"], tuple(metrics), entry["limit"]
     data = DataSet(entry["name"], base, *written, grid, screened, more_metrics, tuple(entry["metric_options"]))
     mistakes += [f"{where}{mistake}" for mistake in _wrong_options(data)]
     return None if len(mistakes) > before else data
+
+
+def _unknown_metrics(where: str, names: Sequence[Any]) -> list[str]:
+    unknown = [str(name) for name in names if name not in METRICS]
+    hints = [nearest(name, METRICS, 0.5) for name in unknown]
+    told = "{}: there is no metric {!r}. {}See ngramloss list metrics."
+    return [told.format(where, name, hint) for name, hint in zip(unknown, hints, strict=True)]
 
 
 def _wrong_options(data: DataSet) -> Iterator[str]:

@@ -23,7 +23,7 @@ from ngramloss.output.console import fixed, logger
 from ngramloss.output.progress import Progress
 from ngramloss.storage.files import lock_folder, remove, write_whole
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.study.plan import TEST, Study, Training, check_data
+from ngramloss.study.plan import TEST, Study, Training, check_data, generate_options
 from ngramloss.study.processes import start_process
 from ngramloss.study.results import (
     ALWAYS,
@@ -300,8 +300,12 @@ class Loop:
             if known is not None and not known.failed:
                 continue
             texts = RunFolder(study.text_folder(training, decoding, ways.runs))
-            options = [word for change in changes for word in ("--set", change)]
-            options += ["--split", training.split, *(["--limit", str(limit)] if limit else [])]
+            options = [
+                *generate_options(changes),
+                "--split",
+                training.split,
+                *(["--limit", str(limit)] if limit else []),
+            ]
             file, log = place / f"{training.split}-{decoding}.json", place / f"{decoding}.log"
             if texts.has_predictions:
                 texts.raise_unless_written_by(run, texts.generation, texts.predictions, _AGAIN)
