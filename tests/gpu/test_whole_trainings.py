@@ -256,12 +256,15 @@ def test_weights_that_are_thawed_are_captured_again(replays):
     assert torch.equal(kept[0].cpu(), first)
 
 
-def test_a_schedule_of_terms_reaches_captured_steps(replays):
-    log, *_ = trained(objective="ce + matches(2)@from(0.5)", data=16, learning_rate=0.0)
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_schedule_of_terms_reaches_captured_steps(replays, ends):
+    objective = f"ce{'@until(0.5)' * ends} + matches(2)@from(0.5)"
+    log, *_ = trained(objective=objective, data=16, learning_rate=0.0)
     assert replays
     for line in log:
-        weight = 0.0 if line["step"] <= 6 else 1.0
-        assert line["loss"] == pytest.approx(line["ce"] + weight * line["matches(2)"], rel=1e-3), line["step"]
+        late = line["step"] > 6
+        expected = line["ce"] * (not (late and ends)) + line["matches(2)"] * late
+        assert line["loss"] == pytest.approx(expected, rel=1e-3), line["step"]
 
 
 def test_validation_between_captured_steps_changes_nothing(replays):

@@ -316,7 +316,7 @@ def test_the_terms_compile_into_one_graph():
         "ce + rank@from(0.5) + risk@ramp(0.1,0.3)",
         "policy",
         "ce + policy(baseline=others,scale=std)",
-        "policy(baseline=greedy,alpha=1)@from(0.5)",
+        "ce@until(0.5) + policy(baseline=greedy,alpha=1)@from(0.5)",
         "0.5*credit(1,2,3,4)",
         "precision(2):student",
         "0.1*ce + 0.9*bag(2):student@ramp(0.1,0.3)",

@@ -179,8 +179,10 @@ def test_other_outputs_are_given_where_they_are_read_and_nowhere_else(capsys):
     ]:
         assert main([*pair, *wrong]) == 2
         assert sentence in capsys.readouterr().err
-    assert main([*pair, "--others", *OTHERS, "--objective", "rank@from(0.5)"]) == 0
-    assert "-0.0000" not in capsys.readouterr().out
+    assert main([*pair, "--others", *OTHERS, "--objective", "2*ce@until(0.5) + rank@from(0.5)"]) == 0
+    out = capsys.readouterr().out
+    assert "-0.0000" not in out
+    assert "2*ce@until(0.5) + rank@from(0.5) = 0·" in out, "with the weights of the end"
 
 
 def test_an_objective_of_ones_own_shows_the_candidates_it_compares(monkeypatch):

@@ -493,6 +493,17 @@ def test_the_weights_of_scheduled_terms_follow_the_step(here, tmp_path):
     assert len(weights) > 2
 
 
+def test_validation_has_the_final_weights_of_scheduled_terms(here):
+    task = task_of(
+        here, "objective=ce@until(0.5) + 0.5*matches(2)@from(0.5)", "system=pointer_generator(coverage_from=1)"
+    )
+    task.objective.progress = 0.25
+    task.model.eval()
+    found = task.score()
+    assert found["loss"] == pytest.approx(0.5 * found["matches(2)"])
+    assert task.objective.progress == 0.25
+
+
 def test_generate_needs_no_targets(undisturbed, here, tmp_path):
     for name, options in (("with", []), ("without", ["--target", "none"])):
         assert cli.main(["generate", "undisturbed", "--out", str(tmp_path / name), *options]) == 0

@@ -75,7 +75,7 @@ def test_a_term_that_compares_candidates_has_no_value_in_validation():
 
 
 def test_without_terms_that_compare_candidates_there_may_be_no_loss_to_choose_by():
-    for objective in ("rank", "0*ce + 10*rank(alpha=1)"):
+    for objective in ("rank", "0*ce + 10*rank(alpha=1)", "ce@until(0.5) + rank@from(0.5)"):
         assert "validation has no loss. Choose ce" in complaint("loss", f"objective={objective}")
     assert chosen("loss", "objective=0.1*ce + rank").name == "loss"
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 from contextlib import nullcontext
 from dataclasses import replace
@@ -471,10 +472,30 @@ def test_validation_changes_no_training():
     assert_same_weights(checked.model.state_dict(), quiet.model.state_dict(), 0)
 
 
-def test_validation_has_the_full_weights_of_scheduled_terms():
-    got = trained(objective="ce + 0.5*matches(2)@ramp(0.2,0.6)", validation=rows(7, seed=2), eval_every=1, max_steps=2)
+@pytest.mark.parametrize(("schedule", "ce"), [("", 1), ("@until(0.5)", 0)])
+def test_validation_has_the_final_weights_of_scheduled_terms(schedule, ce):
+    objective = f"ce{schedule} + 0.5*matches(2)@ramp(0.2,0.6)"
+    got = trained(objective=objective, validation=rows(7, seed=2), eval_every=1, max_steps=2)
     for line in got.log:
-        assert line["eval_loss"] == pytest.approx(line["eval_ce"] + 0.5 * line["eval_matches(2)"], abs=1e-4)
+        assert line["eval_loss"] == pytest.approx(ce * line["eval_ce"] + 0.5 * line["eval_matches(2)"], abs=1e-4)
+
+
+@pytest.mark.parametrize("stopped", [2, 3, 4])
+def test_a_training_that_was_killed_switches_objectives_where_it_would_have(tmp_path, stopped):
+    objective = "ce(smoothing=0.1)@until(0.5) + matches(2)@from(0.5)"
+    whole, alone = trained(objective=objective), trained(objective="ce(smoothing=0.1) + 0*matches(2)")
+    assert [line["weight/matches(2)"] for line in whole.log] == [0, 0, 0, 1, 1, 1]
+    for line, other in zip(whole.log[:4], alone.log[:4], strict=True):
+        name = "ce(smoothing=0.1)" if line["step"] <= 3 else "matches(2)"
+        assert line["loss"] == line[name] == other[name]
+    assert whole.log[4]["ce"] != alone.log[4]["ce"]
+    trained(tmp_path, objective=objective)
+    for path in tmp_path.iterdir():
+        if checkpoints.step(path) > stopped:
+            shutil.rmtree(path)
+    again = trained(tmp_path, objective=objective)
+    assert again.outcome.continued_from == stopped
+    assert_same_weights(again.model.state_dict(), whole.model.state_dict(), 0)
 
 
 def validated(monkeypatch, folder, values, *, higher=False, **changes):
@@ -832,6 +853,15 @@ def test_a_schedule_changes_weights_in_captured_steps_without_capturing_again(wi
     for line in got.log:
         assert line["loss"] == pytest.approx(line["ce"] + line["weight/matches(2)"] * line["matches(2)"], abs=1e-4)
     assert without_graphs[0].captures == len(without_graphs[0].graphs)
+
+
+def test_a_term_ends_in_captured_steps_as_in_others(request):
+    objective = "ce@until(0.5) + matches(2)@from(0.5)"
+    eager = trained(objective=objective)
+    request.getfixturevalue("without_graphs")
+    captured = trained(objective=objective)
+    assert_same_log(captured.log, eager.log, ("loss", "ce", "matches(2)", "weight/ce"), 1e-5)
+    assert_same_weights(captured.model.state_dict(), eager.model.state_dict(), 1e-6)
 
 
 def test_weights_that_are_thawed_or_moved_are_captured_again(without_graphs):

@@ -30,7 +30,7 @@ from ngramloss.loss.stats import (
 )
 from ngramloss.loss.terms.parser import parse
 from ngramloss.loss.terms.registry import CANDIDATE_STATISTICS, START, TEACHER_STATISTICS, TWIN_STATISTICS
-from ngramloss.loss.terms.term import Part, Term, check_names, refuse_unweighted, teacher_temperature
+from ngramloss.loss.terms.term import Part, Term, check_names, check_schedules, refuse_unweighted, teacher_temperature
 from ngramloss.loss.weights import refresh_weights, share_now, weights_on_device
 from ngramloss.settings import nearest
 
@@ -97,12 +97,15 @@ class JointLoss(torch.nn.Module):
         if reduction not in ("mean", "none"):
             raise UserError(f"reduction must be 'mean' or 'none', got {reduction!r}. For a sum over tokens and "
                             "sequences, pass num_tokens=1 and num_sequences=1.")
-        self.terms = _terms(objective)
         self.check, self.backend, self.memory, self.reduction = check, backend, memory, reduction
-        self.parts: tuple[Part, ...] = tuple(part for term in self.terms for part in term.parts)
-        check_names(self.terms)
         self.progress: float | None = None
         """The share of optimiser steps done, from 0 to 1. Terms with a schedule read it; a trainer sets it."""
+        self._take(_terms(objective))
+
+    def _take(self, terms: tuple[Term, ...]) -> None:
+        self.terms = terms
+        self.parts: tuple[Part, ...] = tuple(part for term in self.terms for part in term.parts)
+        check_names(self.terms)
         self.needs = frozenset(need for term in self.terms for need in term.needs) - CANDIDATE_STATISTICS
         self.temperature = teacher_temperature(self.terms)
         """What the logits of model and teacher are divided by before they are compared."""
@@ -358,8 +361,9 @@ class JointLoss(torch.nn.Module):
         terms = [term for term in self.terms if keeps(term)]
         if len(terms) == len(self.terms):
             return self
-        rest = JointLoss(terms or "0*ce", check=self.check, backend=self.backend, memory=self.memory,
-                         reduction=self.reduction)
+        rest = JointLoss("0*ce", check=self.check, backend=self.backend, memory=self.memory, reduction=self.reduction)
+        if terms:  # they may have moments without an active term
+            rest._take(tuple(terms))
         rest.progress = self.progress
         return rest
 
@@ -488,11 +492,10 @@ def _row_values(part: Part, stats: TokenStats, labels: Tensor, candidates: Candi
 def _terms(objective: str | Iterable[Term] | Term) -> tuple[Term, ...]:
     if isinstance(objective, str):
         return tuple(parse(objective))
-    if isinstance(objective, Term):
-        return (objective,)
-    terms = tuple(objective) if isinstance(objective, Iterable) else ()
+    terms = (objective,) if isinstance(objective, Term) else tuple(objective) if isinstance(objective, Iterable) else ()
     if not terms or not all(isinstance(term, Term) for term in terms):
         raise TypeError(f"objective must be a string such as 'ce + matches(2)' or Terms, got {objective!r}.")
+    check_schedules(terms)
     return terms
 
 

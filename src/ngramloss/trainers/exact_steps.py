@@ -127,7 +127,7 @@ class ExactSteps(Trainer):
         settings["metric_key_prefix"] = metric_key_prefix
         output: Any = super().evaluation_loop(*args, **settings)
         if means := self._training_log.take_evaluation():
-            loss = sum(part.weight * means[part.name] for part in self.loss_fn.parts if part.name in means)
+            loss = sum(part.final_weight * means[part.name] for part in self.loss_fn.parts if part.name in means)
             exact = {"loss": loss} | means
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in exact.items()})
         return output

@@ -129,7 +129,11 @@ def best_of(settings: Recipe) -> Best:
             f"train.best: {name} compares {missing}, which validation does not have. Choose one of "
             f"{', '.join(terms)}, or a score of generated texts such as rouge2."
         )
-    if name == "loss" and compared and not any(term.weight for term in parsed if not absent[term]):
+    if (
+        name == "loss"
+        and compared
+        and not any(part.final_weight for term in parsed if not absent[term] for part in term.parts)
+    ):
         missing = " and ".join(sorted({each for needs in absent.values() for each in needs}))
         raise UserError(
             f"train.best: without the terms that compare {missing}, validation has no loss. Choose ce, or "

@@ -152,9 +152,14 @@ class SystemTask(Task):
         return {f"eval_{name}": value for name, value in found.items()}
 
     def score(self) -> dict[str, float]:
-        """The loss and scores on the validation rows."""
-        device = next(self.model.parameters()).device
-        return self.scores(batches(self.rows["validation"], self.pad, device, most=self.scored))
+        """The loss and scores on the validation rows, with the weights that terms have at the end of the training."""
+        device, objective = next(self.model.parameters()).device, self.objective
+        if objective is not None:
+            before, objective.progress = objective.progress, 1.0
+        found = self.scores(batches(self.rows["validation"], self.pad, device, most=self.scored))
+        if objective is not None:
+            objective.progress = before
+        return found
 
 
 def batches(

@@ -96,7 +96,7 @@ def terms_on(model: Any, rows: Any, settings: Train, here: Processes, padder: Pa
             sums += torch.stack([torch.stack([parts[part.name] for part in loss_fn.parts]) * counts, counts])
     values, counts = here.total(sums).tolist()
     means = {part.name: value / max(count, 1) for part, value, count in zip(loss_fn.parts, values, counts, strict=True)}
-    found = {"loss": sum(part.weight * means[part.name] for part in loss_fn.parts), **means}
+    found = {"loss": sum(part.final_weight * means[part.name] for part in loss_fn.parts), **means}
     spent = time.perf_counter() - began
     speed = {"runtime": spent, "samples_per_second": len(rows) / spent}
     return {f"eval_{name}": value for name, value in {**found, **speed}.items()}

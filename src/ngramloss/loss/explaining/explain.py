@@ -102,8 +102,8 @@ def _term_blocks(sentence: Sentence, loss_fn: JointLoss, parts: Mapping[str, Ten
 def _total(loss_fn: JointLoss, loss: Tensor, parts: Mapping[str, Tensor]) -> str:
     """The joint loss as the sum of its terms."""
     weighted = " + ".join(
-        decimal(value.item()) if part.weight == 1 else f"{part.weight:g}·{decimal(value.item())}"
-        for part, value in zip(loss_fn.parts, parts.values(), strict=True)
+        decimal(value.item()) if weight == 1 else f"{weight:g}·{decimal(value.item())}"
+        for weight, value in zip(loss_fn.weights, parts.values(), strict=True)
     )
     whole = decimal(loss.item())
     return f"{loss_fn} = {weighted}" + (f" = {whole}" if weighted != whole else "")

@@ -7,7 +7,7 @@ from typing import NamedTuple, NoReturn
 
 from ngramloss.errors import UserError
 from ngramloss.loss.terms.registry import MOST_N
-from ngramloss.loss.terms.term import Term
+from ngramloss.loss.terms.term import Term, check_schedules
 from ngramloss.loss.terms.weight_schedule import Schedule
 
 _TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>\S))")
@@ -21,7 +21,9 @@ class _Token(NamedTuple):
 
 def parse(written: str) -> list[Term]:
     """A sum of terms ``weight*name(n, …, option=value):variant@schedule``, of which only the name is needed."""
-    return _Reader(written).terms()
+    terms = _Reader(written).terms()
+    check_schedules(terms)
+    return terms
 
 
 class _Reader:
@@ -61,20 +63,20 @@ class _Reader:
             self.refuse(at, str(mistake))
 
     def schedule(self) -> Schedule:
-        at, name = self.tokens[0].at, self.word("'from' or 'ramp'")
-        count = {"from": 1, "ramp": 2}.get(name)
+        at, name = self.tokens[0].at, self.word("'from', 'until' or 'ramp'")
+        count = {"from": 1, "until": 1, "ramp": 2}.get(name)
         if count is None:
-            self.refuse(at, f"unknown schedule {name!r}. Write @from(0.5) or @ramp(0.1,0.3).")
+            self.refuse(at, f"unknown schedule {name!r}. Write @from(0.5), @until(0.5) or @ramp(0.1,0.3).")
         self.take("(") or self.expected("'(' after a schedule")
         shares = [self.share()]
         while self.take(","):
             shares.append(self.share())
         self.take(")") or self.expected("',' or ')'")
         if len(shares) != count:
-            self.refuse(at, f"@{name} takes {count} share{'s' * (count > 1)}, got {len(shares)}. Write @from(0.5) or "
-                            "@ramp(0.1,0.3).")
+            self.refuse(at, f"@{name} takes {count} share{'s' * (count > 1)}, got {len(shares)}. Write @from(0.5), "
+                            "@until(0.5) or @ramp(0.1,0.3).")
         try:
-            return Schedule(shares[0], shares[-1])
+            return Schedule(shares[0], shares[-1], name == "until")
         except UserError as mistake:
             self.refuse(at, str(mistake))
 

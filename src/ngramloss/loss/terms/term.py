@@ -45,6 +45,11 @@ class Part:
     needs: frozenset[str] = frozenset()  # the optional statistics that it reads
     reads_labels: bool = True  # whether the function takes the labels. Functions of candidates without n do not
 
+    @property
+    def final_weight(self) -> float:
+        """The weight at the end of the training, which validation uses."""
+        return self.weight * (self.schedule.share(1.0) if self.schedule else 1.0)
+
 
 def checked_value(name: str, formula: Callable[..., Tensor], stats: Any, *labels: Tensor, **options: Any) -> Tensor:
     """What a formula that is not ours returns, [B]. Raises for a shape that could be broadcast to a wrong loss."""
@@ -224,6 +229,20 @@ def check_names(terms: Sequence[Term]) -> list[str]:
     teacher_temperature(terms)
     temperature_of({need for term in terms for need in term.needs})
     return names
+
+
+def check_schedules(terms: Sequence[Term]) -> None:
+    """Raise if the schedules leave a moment of the training in which no term has a weight."""
+    scheduled = [(term.schedule, term.weight) for term in terms if term.schedule]
+    if not scheduled or any(term.weight for term in terms if not term.schedule):
+        return
+    # Weights only grow, except where a term ends: there, or at the beginning, the fewest are active.
+    moment = max((schedule.end for schedule, weight in scheduled if schedule.until and weight), default=0.0)
+    if not any(weight * schedule.share(moment) for schedule, weight in scheduled):
+        when = {0.0: "at the beginning of the training", 1.0: "at the end of the training"}
+        raise UserError(f"no term of {' + '.join(map(str, terms))!r} has a weight "
+                        f"{when.get(moment, f'when {moment:.12g} of all steps are done')}. Let another term begin by "
+                        "then, or leave a schedule out.")
 
 
 def teacher_temperature(terms: Sequence[Term]) -> float:
