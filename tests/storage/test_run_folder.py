@@ -467,7 +467,7 @@ def test_no_prediction_is_written_through_a_link(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.parametrize("name", [*NAMES, "predictions.partial-0.jsonl", "process-1.alive"])
+@pytest.mark.parametrize("name", [*NAMES, "predictions.partial-0.jsonl"])
 def test_only_the_model_of_a_run_may_be_elsewhere(name, tmp_path):
     (outside := tmp_path / "outside").mkdir()
     (folder := tmp_path / "run").mkdir()
@@ -478,9 +478,9 @@ def test_only_the_model_of_a_run_may_be_elsewhere(name, tmp_path):
         assert run.model.is_dir()
         return
     with pytest.raises(UserError, match=rf"{name} leads out of {folder}, to {outside}\. Replace the link by a copy"):
-        run.share(0) if "partial" in name else run.beat(1) if "alive" in name else getattr(run, attribute)
+        run.share(0) if "partial" in name else getattr(run, attribute)
     (tmp_path / "elsewhere").symlink_to(tmp_path / "run")
     (folder / name).unlink()
     (folder / name).symlink_to("inside")
     run = RunFolder(tmp_path / "elsewhere")  # a whole run may be a link
-    assert run.share(0) if "partial" in name else run.beat(1) if "alive" in name else getattr(run, attribute)
+    assert run.share(0) if "partial" in name else getattr(run, attribute)

@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from commands import SABOTAGE, assert_equal_runs, environment, finished, log, started, train, wait_for, weights
-from forks import fork, fork_ranks
+from forks import fork_ranks
 from models import TINY_MODEL
 from safetensors.torch import load_file
 
@@ -588,58 +588,6 @@ def test_two_processes_of_torchrun_train_one_run(place, one_process, tmp_path, f
     codes, err = fork_ranks(refuse, two, environment=environment())
     assert codes == [0, 0]
     assert "is already finished" in err
-
-
-DIES = """
-import os, signal, sys
-from ngramloss import cli
-from ngramloss.storage import heartbeat
-from ngramloss.training import prepare
-heartbeat.EVERY, heartbeat.SILENCE = 0.2, 3.0
-whole = prepare.tokenise
-def tokenise(*args, **options):
-    if os.environ["RANK"] == "0" and sys.argv[1] == "dies":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(*args, **options)
-prepare.tokenise = tokenise
-sys.exit(cli.main(sys.argv[2:]))
-"""
-
-
-def test_a_first_process_that_died_is_named_by_the_others(place, tmp_path):
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    together = {
-        **environment(),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    both = [
-        fork(
-            DIES,
-            ["dies", *command(place, tmp_path / "a")],
-            environment={**together, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in (0, 1)
-    ]
-    assert both[0].wait() == -signal.SIGKILL
-    assert both[1].wait() == 1
-    assert (
-        "error: the first process (rank 0) gave no sign of life for 3 seconds before the data were prepared: it ended, or works in another folder. "
-        "Start all processes again."
-    ) in both[1].communicate()[1]
-    codes, err = fork_ranks(
-        DIES,
-        ["lives", *command(place, tmp_path / "a", "--set", "train.max_steps=2", "--set", "train.warmup_steps=0")],
-        environment=environment(),
-    )
-    assert codes == [0, 0], err[-2000:]
-    assert not list((tmp_path / "a").glob("*.alive"))
 
 
 def test_a_batch_that_processes_cannot_share_and_a_model_that_does_not_fit_are_refused(place, tmp_path):

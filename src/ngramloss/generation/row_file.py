@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from ngramloss.recipe import AUTO
 from ngramloss.search.batches import Budget, batches
 from ngramloss.search.registry import ENGINES
 from ngramloss.search.search import Options
-from ngramloss.storage import heartbeat
 from ngramloss.storage.files import appended, object_or_empty, whole_rows, write_whole
 from ngramloss.storage.run_folder import NAMES, RunFolder
 
@@ -76,7 +74,7 @@ def claimed(folder: Path) -> Iterator[RunFolder]:
     created = rank() == 0 and not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with heartbeat.heartbeat(run.beat(rank())) if rank() else run.lock(option="--out"):
+        with nullcontext() if rank() else run.lock(option="--out"):
             yield run
     except BaseException:
         if created and not any(folder.iterdir()):  # the error occurred before anything was written
@@ -173,23 +171,11 @@ def write_share(
 
 
 def collected(output: Output, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """All rows in the order of the ids when all are done; a TimeoutError if a process gives no sign of life."""
-    count = processes()
-    listeners = {rank: heartbeat.Listener(output.run.beat(rank)) for rank in range(1, count)}
-    while True:
-        began = time.monotonic()
-        if len(done := done_rows(output)) >= len(ids):
-            break
-        left = Counter(index % count for index, key in enumerate(ids) if key not in done)
-        dead = [rank for rank, listener in listeners.items() if listener.is_dead and left[rank]]
-        if dead and len(done_rows(output)) < len(ids):  # not done since they were counted
-            missing = sum(left[rank] for rank in dead)
-            raise TimeoutError(
-                f"process {', '.join(map(str, dead))} of 0 to {count - 1} gave no sign of life for "
-                f"{heartbeat.SILENCE:g} seconds and has {missing} documents left: it ended, or was never started. Run "
-                "the same command again with all processes; documents that are done are kept."
-            )
+    """All rows in the order of the ids, when all processes have written theirs; torchrun ends this one if one dies."""
+    began = time.monotonic()
+    while len(done := done_rows(output)) < len(ids):
         time.sleep(max(0.5, 5 * (time.monotonic() - began)))  # large files take long to read
+        began = time.monotonic()
     return [done[key] for key in ids]
 
 

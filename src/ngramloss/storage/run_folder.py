@@ -67,10 +67,6 @@ class RunFolder:
         """These files of all processes of an unfinished job."""
         return [inside(self.path, path.name) for path in sorted(self.path.glob(f"{noun}.partial-*.jsonl"))]
 
-    def beat(self, rank: int) -> Path:
-        """The file that one of several processes touches while it works."""
-        return inside(self.path, f"process-{rank}.alive")
-
     @property
     def made_of(self) -> dict[str, Any]:
         """What the training was made of, as its first checkpoint says; empty if there is none."""
@@ -203,7 +199,6 @@ def read_about(path: Path) -> dict[str, Any]:
 NAMES = tuple(part.name for part in vars(RunFolder).values() if isinstance(part, _Part))
 _UNFINISHED = re.compile(
     rf"({'|'.join(map(re.escape, NAMES))}|(?:predictions|candidates)\.partial-\d+\.jsonl)\.partial-[0-9a-f]{{16}}"
-    r"|process-\d+\.alive"
 )
 
 

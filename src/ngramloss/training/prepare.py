@@ -6,7 +6,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,9 +33,7 @@ from ngramloss.models.prompts import shape_of, warn_without_bos
 from ngramloss.models.remote_code import remote_code_allowed
 from ngramloss.output.console import logger
 from ngramloss.recipe import SOURCE, Model, Recipe, Train
-from ngramloss.storage import heartbeat as heart
 from ngramloss.storage.files import object_or_empty, write_whole
-from ngramloss.storage.heartbeat import Listener, heartbeat
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import identity
 from ngramloss.training.identity import DAY, PLUGIN, raise_unless_same, record_of
@@ -63,26 +60,19 @@ def prepare_once(
     if not here.first:
         besides = elsewhere()
         return _wait_for_prepared(folder), besides
-    with heartbeat(folder.beat(0)) if here.count > 1 else nullcontext():
-        try:
-            prepared, besides = make()
-        except BaseException as reason:
-            if here.count > 1:
-                write_whole(folder.prepared, json.dumps({"error": str(reason)}))
-            raise
-        write_whole(folder.prepared, prepared.to_json())
+    try:
+        prepared, besides = make()
+    except BaseException as reason:
+        if here.count > 1:
+            write_whole(folder.prepared, json.dumps({"error": str(reason)}))
+        raise
+    write_whole(folder.prepared, prepared.to_json())
     return prepared, besides
 
 
 def _wait_for_prepared(folder: RunFolder) -> Prepared:
     """Wait for the first process, which may read and tokenise for longer than a collective operation waits."""
-    first = Listener(folder.beat(0))
-    while not folder.prepared.exists():
-        if first.is_dead and not folder.prepared.exists():
-            raise TimeoutError(
-                f"the first process (rank 0) gave no sign of life for {heart.SILENCE:g} seconds before the data were "
-                "prepared: it ended, or works in another folder. Start all processes again."
-            )
+    while not folder.prepared.exists():  # torchrun ends this process if the first one dies
         time.sleep(0.2)
     return Prepared.read(folder.prepared)
 
