@@ -1,21 +1,16 @@
 """Texts become tokens once, lose nothing below the limit, and are padded as models expect."""
 
 import gc
-import json
 import os
 import pickle
-import shutil
-import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiny_tokenizers
-from forks import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanes import few
 
 from ngramloss.data import Example, fingerprint, tokens
 from ngramloss.data.sentences import sentences
@@ -244,7 +239,7 @@ def test_many_examples_are_tokenised_in_chunks_and_counted(tmp_path, monkeypatch
 
 def test_the_same_content_is_tokenised_once(tmp_path, monkeypatch):
     first = made(tmp_path)
-    monkeypatch.setattr(tokens, "_write_part", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(tokens, "sources", lambda *_: pytest.fail("tokenised again"))
     again = made(tmp_path)
     assert again.folder == first.folder
     assert again[0]["input_ids"].tolist() == first[0]["input_ids"].tolist()
@@ -418,7 +413,7 @@ def test_another_version_of_sentencex_makes_the_tokens_anew(tmp_path, monkeypatc
     ]
 
 
-def test_a_failure_leaves_no_part_of_a_part_behind(tmp_path, monkeypatch):
+def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no power")
 
@@ -426,11 +421,8 @@ def test_a_failure_leaves_no_part_of_a_part_behind(tmp_path, monkeypatch):
         patch.setattr(tokens.np, "cumsum", fail)
         with pytest.raises(RuntimeError, match="no power"):
             made(tmp_path)
-    (parts,) = (tmp_path / "tokens").iterdir()
-    assert parts.suffix == ".parts"
-    assert list(parts.glob("made/*")) == []
+    assert list((tmp_path / "tokens").iterdir()) == []
     assert len(made(tmp_path)) == 3
-    assert os.listdir(tmp_path / "tokens") == [parts.stem]
 
 
 @pytest.mark.parametrize("name", ["input_ids.npy", "labels.npy", "labels.ends.npy"])
@@ -497,9 +489,7 @@ def content(folder):
 
 
 @pytest.mark.parametrize("splitter", ["pysbd", "sentencex"])
-@pytest.mark.parametrize("part", [3, 100])
-def test_files_are_byte_for_byte_those_of_the_plain_way(tmp_path, monkeypatch, tokenizer, splitter, part):
-    monkeypatch.setattr(tokens, "PART", part)
+def test_files_are_byte_for_byte_those_of_the_plain_way(tmp_path, monkeypatch, tokenizer, splitter):
     monkeypatch.setattr(tokens, "CHUNK", 2)
     cuts = []
     for max_source, max_target in ((40, 12), (400, 40)):
@@ -521,147 +511,6 @@ def test_a_tokenizer_that_cuts_from_the_left_keeps_doing_so(tmp_path):
     tokenizer.truncation_side = "left"
     labels = made(tmp_path, MANY, tokenizer, Shape(max_target=6))[9]["labels"].tolist()
     assert labels == tokenizer(MANY[9].target, truncation=True, max_length=6)["input_ids"]
-
-
-# Parts
-
-PREPARE = """
-import json, logging, os, signal, sys, time
-from pathlib import Path
-import tiny_tokenizers
-from crashes import trace
-from ngramloss.data import Example, tokens
-examples = [Example(*row) for row in json.loads(sys.argv[4])]
-cache, kill_at, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-tokens.PART, tokens.CHUNK = 3, 1
-count, counted = 0, []
-def act(event, path):
-    global count
-    count += 1
-    if count == kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-def update(self, number):
-    counted.append(number)
-    time.sleep(pause)
-write_part = tokens._write_part
-def named(rows, *others):
-    print(f"filled {rows.start}-{rows.stop}")
-    write_part(rows, *others)
-tokens._write_part = named
-tokenizer = tiny_tokenizers.ours()
-trace(cache, act)
-tokens.Progress.update = update
-logging.basicConfig(stream=sys.stdout, level="INFO", format="said %(message)s")
-tokens.tokenise(examples, "x", tokenizer, tokens.Shape(), cache=cache)
-print("operations", count, "counted", sum(counted))
-"""
-
-
-def prepare(cache, kill_at=0, pause=0.0):
-    rows = json.dumps([example[:3] for example in MANY])
-    return fork(
-        PREPARE,
-        [str(cache), str(kill_at), str(pause), rows],
-        environment={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-    )
-
-
-def prepared(cache, kill_at=0):
-    """The exit code and the lines of output of a preparation."""
-    process = prepare(cache, kill_at)
-    out, err = process.communicate()
-    assert process.returncode in (0, -signal.SIGKILL), err
-    return process.returncode, out.splitlines()
-
-
-def everything(cache):
-    return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*") if path.is_file()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", few([1], [1, 7]))
-def test_after_a_kill_at_any_moment_the_next_start_continues_and_ends_with_the_same_bytes(tmp_path, first):
-    code, out = prepared(tmp_path / "whole")
-    assert code == 0
-    assert out[:4] == ["filled 0-3", "filled 3-6", "filled 6-9", "filled 9-10"]
-    (_, operations, _, counted) = out[-1].split()
-    assert int(counted) == len(MANY)
-    assert int(operations) > 60
-    expected = everything(tmp_path / "whole")
-    assert len(expected) == 7
-    redone = []
-    for kill_at in range(first, int(operations) + 1, 12):
-        cache = tmp_path / str(kill_at)
-        code, _ = prepared(cache, kill_at)
-        assert code == -signal.SIGKILL
-        finished = [path.name for path in cache.glob("tokens/*.parts/made/*") if "partial" not in path.name]
-        whole = (cache / "tokens" / next(iter(expected)).split("/")[1]).exists()  # killed while it tidied
-        code, again = prepared(cache)
-        assert code == 0
-        refilled = [line.split()[1] for line in again if line.startswith("filled")]
-        assert not set(refilled) & set(finished)
-        assert again[-1].endswith(f" counted {0 if whole else 10}")
-        redone.append(len(refilled))
-        assert everything(cache) == expected
-    assert redone == sorted(redone, reverse=True)
-    assert set(redone) == {4, 3, 2, 1, 0}
-
-
-@pytest.mark.slow
-def test_two_preparations_at_once_do_the_work_once(tmp_path):
-    cache = tmp_path / "both"
-    assert prepared(tmp_path / "whole")[0] == 0
-    both = [prepare(cache, pause=0.1), prepare(cache, pause=0.1)]
-    outputs = sorted((process.communicate()[0] for process in both), key=len)
-    assert [process.returncode for process in both] == [0, 0]
-    assert everything(cache) == everything(tmp_path / "whole")
-    assert sum(out.count("filled") for out in outputs) == 4
-    folder = next((cache / "tokens").iterdir())
-    assert f"said another process is making the token cache {folder}; waiting for it." in "".join(outputs)
-
-
-def test_a_damaged_part_is_named_and_made_again(tmp_path, monkeypatch, counted, messages):
-    monkeypatch.setattr(tokens, "PART", 3)
-    expected = content(made(tmp_path / "whole", MANY).folder)
-
-    def fail(*_):
-        raise RuntimeError("no power")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tokens, "join_parts", fail)
-        with pytest.raises(RuntimeError, match="no power"):
-            made(tmp_path, MANY)
-    (parts,) = (tmp_path / "tokens").iterdir()
-    assert sorted(path.name for path in parts.glob("made/*")) == ["0-3", "3-6", "6-9", "9-10"]
-    damaged = parts / "made" / "3-6" / "labels.npy"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
-    filled = []
-    counted.clear()
-    write_part = tokens._write_part
-    monkeypatch.setattr(
-        tokens, "_write_part", lambda rows, *others: (filled.append([*rows]), write_part(rows, *others))
-    )
-    again = tokenise(MANY, fingerprint(MANY), tiny_tokenizers.ours(), ROOMY, cache=tmp_path)
-    assert filled == [[3, 4, 5]]
-    assert counted == [3, 3, 3, 1]
-    assert messages == [
-        f"the part 3-6 of the token cache {damaged.parent} is damaged (labels.npy was changed); rebuilding it."
-    ]
-    assert content(again.folder) == expected
-    assert os.listdir(tmp_path / "tokens") == [again.folder.name]
-
-
-def test_where_folders_cannot_be_locked_the_first_to_finish_wins(tmp_path, monkeypatch):
-    first = made(tmp_path / "other", MANY)
-
-    def overtaken(parts, folder):
-        shutil.copytree(first.folder, tmp_path / "tokens" / first.folder.name)  # another process finished, and tidied
-        shutil.rmtree(parts[0].parent.parent)
-        raise FileNotFoundError(parts[0])
-
-    monkeypatch.setattr(tokens, "join_parts", overtaken)
-    assert content(made(tmp_path, MANY).folder) == content(first.folder)
-    assert os.listdir(tmp_path / "tokens") == [first.folder.name]
 
 
 def test_the_collector_is_as_it_was_after_a_preparation(tmp_path):

@@ -664,12 +664,12 @@ def test_the_same_candidates_are_tokenised_once_and_others_apart(tmp_path, monke
     assert len(set(folders)) == 3
 
 
-@pytest.mark.parametrize("part", [1, 3])
-def test_candidates_in_parts_are_those_in_one_piece(tmp_path, monkeypatch, part):
-    """A part may have no candidate at all."""
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_candidates_in_chunks_are_those_in_one_piece(tmp_path, monkeypatch, chunk):
+    """A chunk may have no candidate at all."""
     whole_ = prepared(tmp_path / "whole")
-    monkeypatch.setattr("ngramloss.data.tokens.PART", part)
-    made = prepared(tmp_path / "parts")
+    monkeypatch.setattr("ngramloss.data.tokens.CHUNK", chunk)
+    made = prepared(tmp_path / "chunks")
     assert made.counts.tolist() == whole_.counts.tolist()
     for row in range(4):
         assert [ids.tolist() for ids in made[row][0]] == [ids.tolist() for ids in whole_[row][0]]

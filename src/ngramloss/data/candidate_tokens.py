@@ -19,11 +19,11 @@ from ngramloss.data.tokens import (
     Ids,
     Shape,
     Tokens,
+    cached_arrays,
     cached_at,
     flat_ids,
     targets,
     tokenizer_fingerprint,
-    write_in_parts,
 )
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger
@@ -139,7 +139,7 @@ def tokenise_candidates(
             "cut": (np.array(short, np.uint8), counts),
         }
 
-    made = CandidateTokens(write_in_parts(folder, examples, arrays, what="token cache of candidates"))
+    made = CandidateTokens(cached_arrays(folder, examples, arrays, what="token cache of candidates"))
     if missing := len(examples) - found:
         logger.info(
             f"{missing:,} of {len(examples):,} training examples have no candidates; only the other terms of the "

@@ -21,7 +21,7 @@ from ngramloss.data.token_ids import bare_ids, special_tokens
 from ngramloss.errors import UserError
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data
-from ngramloss.storage.checksums import cached_in_parts
+from ngramloss.storage.checksums import cached_folder
 from ngramloss.storage.files import cache_folder
 from ngramloss.storage.files import fingerprint as files_fingerprint
 from ngramloss.version import installed
@@ -31,8 +31,6 @@ FORMAT = 3
 """Part of the cache key: increased when the same settings give other tokens."""
 CHUNK = 1000
 """Examples that are tokenised at a time."""
-PART = 10_000
-"""Examples in a part. After a kill, those of finished parts are not tokenised again."""
 NAMES = ("input_ids", "labels")
 SETTINGS = (
     "truncation_side",
@@ -133,7 +131,7 @@ class Tokens(Dataset[dict[str, Any]]):
 def tokenise(
     examples: Sequence[Example], fingerprint: str, tokenizer: Any, shape: Shape, *, cache: Path | None = None
 ) -> Tokens:
-    """Tokenise the examples in parts, or read the tokens from the cache if it has them, undamaged."""
+    """Tokenise the examples, or read the tokens from the cache if it has them, undamaged."""
     if not examples:
         raise UserError("there are no examples to tokenise, expected at least one.")
     what = [FORMAT, fingerprint, tokenizer_fingerprint(tokenizer), asdict(shape)]
@@ -159,7 +157,7 @@ def tokenise(
         cut = np.array(short, np.uint8).T.flatten()  # whether the source and the target of each example were cut
         return {**found, CUT: (cut, [2] * len(chunk))}
 
-    return Tokens(write_in_parts(folder, examples, arrays, what="token cache"))
+    return Tokens(cached_arrays(folder, examples, arrays, what="token cache"))
 
 
 def cached_at(kind: str, made_of: Sequence[Any], cache: Path | None = None) -> Path:
@@ -176,60 +174,26 @@ Arrays = dict[str, tuple[NDArray[Any], list[int]]]
 """Name → numbers of some examples, and how many of them are in each group, such as a text."""
 
 
-def write_in_parts(
+def cached_arrays(
     folder: Path, examples: Sequence[Example], arrays: Callable[[Sequence[Example]], Arrays], *, what: str
 ) -> Path:
-    """The folder in the cache with the arrays of all examples and the ends of groups, written part by part."""
-    bounds = [(start, min(start + PART, len(examples))) for start in range(0, len(examples), PART)]
-    parts = {f"{start}-{stop}": range(start, stop) for start, stop in bounds}
-    written = set()
-    with Progress("tokenising", total=len(examples), unit="examples") as progress:
+    """The folder in the cache with the arrays of all examples and the ends of groups."""
 
-        def fill(name: str, path: Path) -> None:
-            written.add(name)
-            _write_part(parts[name], path, examples, arrays, progress)
+    def fill(new: Path) -> None:
+        pieces: dict[str, list[NDArray[Any]]] = {}  # arrays: lists would need ten times the memory
+        lengths: dict[str, list[int]] = {}
+        with Progress("tokenising", total=len(examples), unit="examples") as progress:
+            for start in range(0, len(examples), CHUNK):
+                chunk = examples[start : start + CHUNK]
+                for name, (numbers, groups) in arrays(chunk).items():
+                    pieces.setdefault(name, []).append(numbers)
+                    lengths.setdefault(name, []).extend(groups)
+                progress.update(len(chunk))
+        for name in pieces:
+            np.save(new / f"{name}.npy", np.concatenate(pieces[name]))
+            np.save(new / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
 
-        def count_if_found(name: str) -> None:
-            if name not in written:
-                progress.update(len(parts[name]))
-
-        return cached_in_parts(folder, list(parts), fill, join_parts, made=count_if_found, what=what)
-
-
-def _write_part(
-    rows: range,
-    folder: Path,
-    examples: Sequence[Example],
-    arrays: Callable[[Sequence[Example]], Arrays],
-    progress: Progress,
-) -> None:
-    pieces: dict[str, list[NDArray[Any]]] = {}  # arrays: lists would need ten times the memory
-    lengths: dict[str, list[int]] = {}
-    for start in range(rows.start, rows.stop, CHUNK):
-        chunk = examples[start : min(start + CHUNK, rows.stop)]
-        for name, (numbers, groups) in arrays(chunk).items():
-            pieces.setdefault(name, []).append(numbers)
-            lengths.setdefault(name, []).extend(groups)
-        progress.update(len(chunk))
-    for name in pieces:
-        np.save(folder / f"{name}.npy", np.concatenate(pieces[name]))
-        np.save(folder / f"{name}.ends.npy", np.cumsum(lengths[name], dtype=np.int64))
-
-
-def join_parts(parts: list[Path], folder: Path) -> None:
-    """Write the arrays of all parts into a folder, without holding more than one part in memory."""
-    for name in sorted(path.name.removesuffix(".ends.npy") for path in parts[0].glob("*.ends.npy")):
-        total, ends = 0, []
-        for part in parts:
-            ends.append(np.load(part / f"{name}.ends.npy") + total)
-            total += len(np.load(part / f"{name}.npy", mmap_mode="r"))
-        np.save(folder / f"{name}.ends.npy", np.concatenate(ends))
-        with (folder / f"{name}.npy").open("wb") as file:
-            dtype = np.load(parts[0] / f"{name}.npy", mmap_mode="r").dtype
-            header = {"descr": dtype.str, "fortran_order": False, "shape": (total,)}
-            np.lib.format.write_array_header_1_0(file, header)
-            for part in parts:
-                file.write(np.load(part / f"{name}.npy").data)
+    return cached_folder(folder, fill, what=what)
 
 
 def prompt_ids(texts: Sequence[str], tokenizer: Any, shape: Shape, *, cut: list[bool] | None = None) -> list[list[int]]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,44 +69,6 @@ def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str) -> P
         with whole_folder(folder) as new:
             fill(new)
             seal(new)
-    return folder
-
-
-def cached_in_parts(
-    folder: Path,
-    parts: Sequence[str],
-    fill: Callable[[str, Path], None],
-    join: Callable[[list[Path], Path], None],
-    *,
-    made: Callable[[str], None],
-    what: str,
-) -> Path:
-    """As :func:`cached_folder`, for content that takes long to make: after a kill, finished parts are not made again.
-
-    ``fill`` writes a part into a new folder, then ``made`` is called; ``join`` writes the content from all folders.
-    """
-    _remove_damaged(folder, what)
-    beside = folder.with_name(f"{folder.name}.parts")
-    if not folder.exists() or beside.exists():  # after a kill, both may exist
-        beside.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(lock_folder(beside, wait=False))
-            except BlockingIOError:
-                logger.info(f"another process is making the {what} {folder}; waiting for it.")
-                stack.enter_context(lock_folder(beside, wait=True))
-            if not folder.exists():  # otherwise another process has made it
-                inner = beside / "made"  # the folder around a damaged part is locked, too
-                folders = [inner / name for name in parts]
-                try:
-                    for name, part in zip(parts, folders, strict=True):
-                        cached_folder(part, partial(fill, name), what=f"part {name} of the {what}")
-                        made(name)
-                    cached_folder(inner / "whole", partial(join, folders), what=f"joined {what}").rename(folder)
-                except OSError:
-                    if not folder.is_dir():  # otherwise another process has made it, where folders cannot be locked
-                        raise
-            shutil.rmtree(beside, ignore_errors=True)
     return folder
 
 
