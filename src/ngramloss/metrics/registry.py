@@ -251,21 +251,6 @@ _BUILTIN = {
         },
         notes=f"{_HERE}.factcc:notes",
     ),
-    "logprob": _of_model(
-        "ngramloss.metrics.logprob:logprob",
-        reads=("documents", "predictions"),
-        about="Mean log-probability of a text's tokens under a model, given its document; as in BARTScore.",
-        scores={"logprob": Score("Log-prob", "mean log-probability of a token, given the document", decimals=3)},
-        options={
-            "model": Setting(kind=str, help="folder or hub id of an encoder-decoder or a decoder-only model"),
-            "prompt": Setting("", help="template with {source} for a decoder-only model, or chat"),
-            "prefix": Setting("", help="text before each document, for an encoder-decoder such as T5"),
-            "max_source": Setting(1024, least=4, help="most tokens of a document or prompt"),
-            "max_target": Setting(256, least=2, help="most tokens of a text"),
-            "batch_size": Setting(8, least=1, most=2**16, help="documents per batch"),
-            "device": _DEVICE,
-        },
-    ),
     "facts": Metric(
         f"{_HERE}.newswire_facts:facts",
         reads=("ids", "predictions"),
