@@ -1,7 +1,7 @@
 """a benchmark's rows → each measured several times, as a table and as JSON of one form (docs/performance.md).
 
 A benchmark is a module with ``SUMMARY``, ``TEXT`` and ``EXAMPLES`` for its help, ``add_options(parser)``, and
-``plan(options, folder)``, which returns a :class:`Plan`. With ``AXIS`` it can also be drawn.
+``plan(options, folder)``, which returns a :class:`Plan`.
 """
 
 from __future__ import annotations
@@ -77,26 +77,16 @@ class Plan(NamedTuple):
 
     title: str
     columns: Sequence[Column]
-    """The first that a group has is shown with its spread, and drawn."""
+    """The first that a group has is shown with its spread."""
     rows: Iterable[Row]
     """A generator may set up before each row, and clean up behind it."""
     compare: Callable[[list[Measured]], list[str] | None] = lambda _: None
     """Adds what depends on several rows, besides ratios. May return notes."""
     failed: Callable[[list[Measured]], bool] = all_failed
     """Whether the command fails."""
-    drawn: Callable[[Measured], bool] = bool
-    """Which rows a chart has."""
 
 
-def run(
-    benchmark: ModuleType,
-    options: argparse.Namespace,
-    command: str,
-    *,
-    out: Path | None,
-    plot: Path | None,
-    shown: bool,
-) -> int:
+def run(benchmark: ModuleType, options: argparse.Namespace, command: str, *, out: Path | None, shown: bool) -> int:
     """Run a benchmark: print its table, or with ``shown`` its JSON, and write its files. Returns the exit code."""
     with TemporaryDirectory() as folder:
         plan = benchmark.plan(options, Path(folder))
@@ -130,10 +120,6 @@ def run(
         )
     if out:
         write_json(out, content)
-    if plot:
-        main, groups = plan.columns[0], _groups(measured)
-        drawn = {group: {row.name: row.median(main.name) for row in rows if plan.drawn(row)} for group, rows in groups}
-        draw(drawn or {"": {}}, plot, title=plan.title, axis=benchmark.AXIS, decimals=main.decimals)
     return int(plan.failed(measured))
 
 
@@ -199,7 +185,7 @@ def spread(values: Sequence[float]) -> float | None:
     return high - low
 
 
-# As text, JSON and a chart
+# As text and JSON
 
 
 def as_text(columns: Sequence[Column], measured: Sequence[Measured]) -> str:
@@ -250,29 +236,6 @@ def write_json(path: Path, content: object) -> None:
     """Write JSON."""
     with ng.files.writing(path):
         path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def draw(groups: Mapping[str, Mapping[str, float]], path: Path, *, title: str, axis: str, decimals: int) -> None:
-    """Draw bars, a panel for each group. Names that contain ``ngramloss`` have another colour."""
-    from matplotlib.figure import Figure
-
-    tallest = max(map(len, groups.values()))
-    figure = Figure(figsize=(7 * len(groups), min(6, 1.5 + 0.45 * tallest)))
-    panels = figure.subplots(1, len(groups), squeeze=False)[0]
-    for panel, (group, rows) in zip(panels, groups.items(), strict=True):
-        colours = ["#c8541f" if "ngramloss" in name else "#8a8f98" for name in rows]
-        bars = panel.barh([*rows], [*rows.values()], color=colours)
-        panel.bar_label(bars, [f"{number:,.{decimals}f}" for number in rows.values()], padding=3, fontsize=8)
-        panel.invert_yaxis()
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.set_title(group, fontsize=10)
-        panel.set_xlabel(axis)
-        panel.tick_params(axis="y", labelsize=8)
-        panel.margins(x=0.15)
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    with ng.files.writing(path):
-        figure.savefig(path, dpi=110)
 
 
 def check_objectives(objectives: Sequence[str], *, has: str = "") -> None:

@@ -21,14 +21,13 @@ tokens, and all texts have the same length, because random weights would not end
 EXAMPLES = """\
 examples:
   ngramloss bench generate
-  ngramloss bench generate --beams 4 --length 62 --source 400 --batch-size 8 -o generate.json --plot generate.png
+  ngramloss bench generate --beams 4 --length 62 --source 400 --batch-size 8 -o generate.json
   ngramloss bench generate --model path/or/hub-id --engines ctranslate2-int8
   ngramloss bench generate --beams 6 --source 512 --batch-size 32 128 --engines graph      # on a GPU
   ngramloss bench generate --model smollm2-135m --source 256 --length 48 --batch-size 64 --engines graph
   ngramloss bench generate --model bart-tiny --source 50 --length 20      # quick
 """
 HF = "Hugging Face (hf)"
-AXIS = "documents per second"
 SAME = "same texts %"
 COLUMNS = [
     Column("docs/s"),

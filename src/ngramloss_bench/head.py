@@ -23,7 +23,7 @@ and other libraries are timed in the same run."""
 EXAMPLES = """\
 examples:
   ngramloss bench head
-  ngramloss bench head --sizes bart-16 bart-64 -o head.json --plot head.png
+  ngramloss bench head --sizes bart-16 bart-64 -o head.json
   ngramloss bench head --objectives ce "ce + soft(1)" "ce + unlikelihood"
   ngramloss bench head --sizes bart-64 --objectives ce "ce + rdrop"      # 2 × 32 rows, for every line
   ngramloss bench head --sizes bart-16 --loops        # the paper's own loops too: slow
@@ -93,7 +93,7 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
             raise UserError(f"unknown size {size!r}. Choose from {', '.join(SIZES)}.")
     options.dtype = options.dtype or ("bfloat16" if on_gpu else "float32")
     sizes = "\n".join(f"{size}: {SIZES[size]}" for size in options.sizes)
-    return Plan(f"{AXIS}, {options.dtype}\n{sizes}", COLUMNS, rows(options), compare, drawn=_drawn)
+    return Plan(f"{AXIS}, {options.dtype}\n{sizes}", COLUMNS, rows(options), compare)
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
@@ -124,10 +124,6 @@ def compare(measured: list[Measured]) -> None:
             f"warning: {impossible[0]!r} took less time than the lower bound, so the machine was busy with something "
             "else and no time in this table can be trusted. Measure again when it is free."
         )
-
-
-def _drawn(row: Measured) -> bool:
-    return "loops" not in row.name and "plain" not in row.name
 
 
 def _drop_gradients(*tensors: Tensor) -> None:

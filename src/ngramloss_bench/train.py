@@ -24,12 +24,11 @@ are your own data. For a decoder-only model, a target follows its source in one 
 EXAMPLES = """\
 examples:
   ngramloss bench train
-  ngramloss bench train --lengths cnndm --compile -o train.json --plot train.png
+  ngramloss bench train --lengths cnndm --compile -o train.json
   ngramloss bench train --model smollm2-135m --lengths dialogsum --batch-size 32 --accumulate 1      # decoder-only
   ngramloss bench train --model path/or/hub-id --data train.jsonl --profile trace.json
   ngramloss bench train --device cpu --model bart-tiny --lengths multi30k --warm-up 5 --steps 20      # quick
 """
-AXIS = "documents per second in training"
 
 
 class Contestant(NamedTuple):

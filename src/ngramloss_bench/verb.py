@@ -25,8 +25,6 @@ def add(bench: argparse.ArgumentParser) -> None:
         cli.describe(parser, benchmark.TEXT, benchmark.EXAMPLES, partial(_run, benchmark))
         benchmark.add_options(parser)
         parser.add_argument("-o", "--out", metavar="FILE", help="write settings and all measurements as JSON")
-        if hasattr(benchmark, "AXIS"):
-            parser.add_argument("--plot", metavar="FILE", help="draw a bar chart")
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
         cli.add_device(parser)
 
@@ -34,11 +32,11 @@ def add(bench: argparse.ArgumentParser) -> None:
 def _run(benchmark: ModuleType, options: argparse.Namespace) -> int:
     settings = vars(options)
     read = [settings.get("data")]
-    out, plot = cli.output_file(settings.pop("out"), read), cli.picture_file(settings.pop("plot", None), read)
+    out = cli.output_file(settings.pop("out"), read)
     cli.output_file(settings.get("profile"), read)
     command, shown = shlex.join(["ngramloss", *settings.pop("arguments")]), settings.pop("json")
     del settings["run_verb"]
     options.device = cli.chosen_device(options)
     if "precision" in settings:
         options.precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
-    return run(benchmark, options, command, out=out, plot=plot, shown=shown)
+    return run(benchmark, options, command, out=out, shown=shown)

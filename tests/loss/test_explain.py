@@ -265,19 +265,12 @@ def test_a_model_that_is_sure_gets_numbers(capsys):
     assert shown.splitlines()[1].split() == ["at", "word", "role", "probability", "ce", "matches(2)"]
 
 
-def test_the_comparison_is_drawn(tmp_path, capsys):
+def test_words_that_are_cut_off_and_unknown_objectives_are_said(capsys):
     pair = ["explain", "--reference", "the cat sat", "--candidate", "the cat lay down"]
-    assert main([*pair, "--compare", "ce", "ce + matches(2)", "--plot", str(tmp_path / "push.png")]) == 0
-    assert (tmp_path / "push.png").stat().st_size > 5000
+    assert main([*pair, "--compare", "ce", "ce + matches(2)"]) == 0
     assert "truncated" in capsys.readouterr().out
-    for wrong, sentence in [
-        (["--plot", str(tmp_path / "a.png")], "Add --compare"),
-        (["--compare", "ce", "--plot", str(tmp_path / "no" / "a.png")], "there is no folder"),
-        (["--compare", "ce", "--plot", str(tmp_path / "a.doc")], "its name must end with"),
-        (["--compare", "ce", "cheese"], "cheese"),
-    ]:
-        assert main([*pair, *wrong]) != 0
-        assert sentence in capsys.readouterr().err
+    assert main([*pair, "--compare", "ce", "cheese"]) == 2
+    assert "cheese" in capsys.readouterr().err
 
 
 def test_documents_of_a_packed_row_are_explained_one_by_one_and_the_row_has_their_loss():

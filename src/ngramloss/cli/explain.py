@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ngramloss.cli.options import describe, picture_file
+from ngramloss.cli.options import describe
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 
@@ -23,7 +23,7 @@ examples:
   ngramloss explain --reference "a b c" --candidate "b c a" --objective "ce + 0.5*matches(2) + bag(2):original"
   ngramloss explain --reference "we met in may" --candidate "we met on may" --others "we met" "in june" --objective rank
   ngramloss explain --reference "a b c" "b c d" --candidate "b c c" "b c d" --objective "ce + matches(2)"
-  ngramloss explain --reference "the cat sat" --candidate "the cat lay" --compare "ce" "ce + matches(2)" --plot push.png
+  ngramloss explain --reference "the cat sat" --candidate "the cat lay" --compare "ce" "ce + matches(2)"
 """
 
 
@@ -59,7 +59,6 @@ def add(explain: argparse.ArgumentParser) -> None:
         metavar="OBJECTIVE",
         help="show the gradient that each of these objectives puts on every word, side by side",
     )
-    explain.add_argument("--plot", metavar="FILE", help="with --compare: draw the gradients")
     explain.add_argument(
         "--confidence",
         type=float,
@@ -79,8 +78,6 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--reference and --candidate belong together. Give both, or none for an example.")
     if options.compare:
         return _compare(options)
-    if options.plot:
-        raise UserError("--plot draws what --compare shows. Add --compare with one or more objectives.")
     from ngramloss.loss.explaining.explain import explain
 
     print_result(explain(options.reference, options.candidate, options.objective, options.confidence, options.others))
@@ -92,11 +89,8 @@ def _compare(options: argparse.Namespace) -> int:
 
     if len(options.reference) > 1 or len(options.candidate) > 1:
         raise UserError("--compare takes one reference and one candidate. Quote each of them.")
-    plot = picture_file(options.plot)
     rows, notes = compare_gradients.pushes(
         options.reference[0], options.candidate[0], options.compare, options.confidence, options.others
     )
-    if plot is not None:
-        compare_gradients.plot(rows, options.compare, plot)
     print_result(compare_gradients.as_text(rows, options.compare, notes))
     return 0

@@ -234,19 +234,6 @@ def output_file(given: str | None, inputs: Sequence[str | None] = ()) -> Path | 
     return path
 
 
-def picture_file(given: str | None, inputs: Sequence[str | None] = ()) -> Path | None:
-    """The path of a picture, checked like :func:`output_file`. Raise if matplotlib is missing or cannot write it."""
-    path = output_file(given, inputs)
-    if path is None:
-        return None
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix.removeprefix(".").lower() not in known:
-        raise UserError(f"cannot draw {path}: its name must end with one of {', '.join(f'.{kind}' for kind in known)}.")
-    return path
-
-
 def metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, dict[str, object]]:
     """``--set METRIC.OPTION=VALUE`` as metric → option → value, checked."""
     from ngramloss.metrics.registry import METRICS, checked_options

@@ -1,9 +1,8 @@
-"""a sentence pair and several objectives → how each would change every word's logit, as a table and a picture."""
+"""a sentence pair and several objectives → how each would change every word's logit, as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,9 +10,6 @@ from torch import Tensor
 from ngramloss.loss.explaining.sentence import raise_if_not_compared, read
 from ngramloss.loss.joint_loss import JointLoss
 from ngramloss.output.console import aligned
-from ngramloss.storage.files import writing
-
-REFERENCE, WRONG = "#2f6db0", "#c0392b"
 
 
 class Push(NamedTuple):
@@ -79,30 +75,6 @@ def as_text(rows: Sequence[Push], objectives: Sequence[str], notes: Sequence[str
     ]
     title = "one step of training: + raises the logit of a word, − lowers it"
     return "\n".join([title, *aligned(table, left=(1, 2)), *notes])
-
-
-def plot(rows: Sequence[Push], objectives: Sequence[str], path: Path) -> None:
-    """Draw a panel for each objective, with a bar for each word; wrong predictions are red."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    figure = Figure(figsize=(max(5.0, 0.55 * len(rows) + 1.5), 1.9 * len(objectives) + 0.6))
-    axes = figure.subplots(len(objectives), 1, sharex=True, sharey=True, squeeze=False)
-    places = range(len(rows))
-    colours = [WRONG if push.role == "predicted" else REFERENCE for push in rows]
-    for number, (axis, objective) in enumerate(zip(axes[:, 0], objectives, strict=True)):
-        axis.bar(places, [push.by[number] for push in rows], color=colours)
-        axis.axhline(0, color="#444444", linewidth=0.8)
-        axis.set_title(objective, loc="left", fontsize=10)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
-    axes[-1, 0].set_xticks(list(places), [push.word for push in rows], fontsize=8)
-    meanings = [Patch(color=REFERENCE, label="word of the reference"), Patch(color=WRONG, label="wrong prediction")]
-    figure.legend(handles=meanings, loc="upper right", ncols=2, fontsize=8, frameon=False)
-    figure.supylabel("− gradient of the logit", fontsize=9)
-    figure.tight_layout()
-    with writing(path):
-        figure.savefig(path, dpi=110)
 
 
 def _signed(value: float) -> str:
