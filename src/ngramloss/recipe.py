@@ -239,11 +239,6 @@ class Online:
     """Of the samples: below 1, probable tokens become more probable."""
     top_p: float = setting(1.0, "weights", above=0, most=1)
     """Sample only from the most probable tokens whose probabilities sum to this."""
-    groups: int = setting(0, "weights", least=0, most=2**10)
-    """Search with this many groups of beams that avoid each other's tokens, ``samples`` beams in all, instead of
-    sampling; 0 samples."""
-    diversity: float = setting(1.0, "weights", least=0)
-    """Of groups: what a token's log-probability loses for each beam of an earlier group that takes it."""
     metric: str = setting("", "weights")
     """What scores a text: a metric or one of its scores, such as ``rouge``, ``rouge2``, ``bleu``, ``chrf`` or one of a
     plugin; empty: ``rouge``, for translations ``bleu``."""
@@ -635,8 +630,7 @@ def _broken_rules_of_averages(train: Train) -> Iterator[str]:
 
 
 def _broken_rules_of_online(recipe: Recipe) -> Iterator[str]:
-    online, engines = recipe.online, (AUTO, *LazyFunction("ngramloss.search.registry:engines_with_groups")())
-    draws_plainly = (online.temperature, online.top_p) == (1.0, 1.0)
+    online = recipe.online
     if online.samples and recipe.data.candidates:
         yield (
             "online.samples: the model writes its candidates while it is trained, and data.candidates names a file of "
@@ -644,21 +638,8 @@ def _broken_rules_of_online(recipe: Recipe) -> Iterator[str]:
         )
     if online.samples and recipe.system:
         yield f"online.samples: {recipe.system} is a system of its own, without this section. Leave one of them out."
-    if online.groups == 1:
-        yield "online.groups: one group is a plain beam search. Use 2 or more, or 0 for samples."
-    if online.groups and (not online.samples or online.samples % online.groups):
-        yield (
-            f"online.samples: must be a multiple of the {online.groups} groups of online.groups, got {online.samples}."
-        )
-    if online.groups and not draws_plainly:
-        yield "online.temperature: this and online.top_p are of samples, and online.groups searches. Leave one out."
-    if not online.samples and not draws_plainly:
+    if not online.samples and (online.temperature, online.top_p) != (1.0, 1.0):
         yield "online.temperature: this and online.top_p are of samples, and online.samples is 0. Set that, too."
-    if online.groups and recipe.generation.engine not in engines:
-        needed, engine = " or ".join(engines), recipe.generation.engine
-        yield f"online.groups: groups of beams need generation.engine = {needed}, got {engine}."
-    if not online.groups and online.diversity != Online().diversity:
-        yield "online.diversity: is of groups of beams, and online.groups is 0. Set that, too."
 
 
 def _toml(value: Any) -> str:

@@ -439,8 +439,6 @@ SETTINGS = {
     "online.refresh": (2, "training", *OWN),
     "online.temperature": (0.5, "training", *OWN),
     "online.top_p": (0.5, "training", *OWN),
-    "online.groups": (2, "training", *OWN),
-    "online.diversity": (0.5, "training", *OWN, "online.groups=2"),
     "online.metric": ("chrf", "training", *OWN),
     "online.metric_options": (["rouge.stemmer=false"], "training", *OWN),
     "train.epochs": (2.0, "training"),

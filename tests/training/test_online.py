@@ -327,20 +327,6 @@ def test_texts_are_those_of_the_model_alone_whatever_the_recipe_forbids():
     assert drawn(again) == drawn(texts)
 
 
-def test_groups_of_beams_may_write_instead():
-    texts = fresh(samples=4, groups=2, diversity=2.0)
-    assert texts.sampler.engine.name == "graph"
-    assert (texts.sampler.search.groups, texts.sampler.search.num_beams) == (2, 4)
-    found = drawn(texts)
-    assert {len(group) for group in found.values()} == {4}
-    assert drawn(texts, done=7) == found, "a search has no random numbers"
-
-
-def test_what_a_model_cannot_write_by_groups_is_a_sentence():
-    with pytest.raises(UserError, match="online: groups of beams need the engine graph"):
-        fresh("led", samples=4, groups=2)
-
-
 # Steps
 
 
@@ -575,11 +561,6 @@ def test_the_beginning_says_what_is_written_and_how_old_it_becomes(messages):
     )
     fresh(samples=1)
     assert messages[-1].startswith("at every step the model writes 1 sample of each source, ")
-    assert fresh(samples=4, groups=2).sampler.search.early_stopping is True
-    assert messages[-1] == (
-        "at every step the model writes 4 texts by 2 groups of beams of each source, with at most 7 tokens, by the "
-        "engine graph in fp32."
-    )
 
 
 def test_an_engine_that_converts_weights_does_not_write_and_that_is_said(messages):
@@ -819,7 +800,7 @@ def test_a_recipe_trains_on_what_the_model_writes(place, capsys, architecture):
     assert not (place / "run" / "model" / FILE).exists()
     assert (
         "texts that the model wrote while it was trained, with the weights that it had then (samples 2, refresh 3, "
-        "temperature 1.0, top_p 1.0, diversity 1.0, metric chrf), scored with `chrf`."
+        "temperature 1.0, top_p 1.0, metric chrf), scored with `chrf`."
     ) in (place / "run" / "card.md").read_text()
 
 
@@ -894,16 +875,8 @@ REFUSED = [
         "online.metric_options: takes rouge.OPTION=VALUE, options of the metric rouge, got 'bleu.x=1'.",
     ),
     (["train.fsdp=true"], "a model whose weights are sharded (train.fsdp) cannot write"),
-    (["online.groups=1"], "online.groups: one group is a plain beam search"),
-    (["online.groups=3"], "online.samples: must be a multiple of the 3 groups of online.groups, got 2."),
-    (
-        ["online.groups=2", "generation.engine=hf"],
-        "online.groups: groups of beams need generation.engine = auto or graph, got hf.",
-    ),
-    (["online.groups=2", "online.top_p=0.9"], "online.temperature: this and online.top_p are of samples"),
     (["online.temperature=0"], "online.temperature: must be above 0, got 0"),
     (["online.samples=0", "online.top_p=0.9"], "online.top_p are of samples, and online.samples is 0. Set that"),
-    (["online.diversity=0.5"], "online.diversity: is of groups of beams, and online.groups is 0. Set that"),
     (["system=simcls"], "online.samples: simcls is a system of its own"),
     (
         ["online.samples=0"],
@@ -957,12 +930,11 @@ def test_settings_of_texts_that_nobody_writes_are_said_to_be_without_effect(plac
 
 def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place, messages):
     of_a_file = "data.candidates=some.jsonl", "online.samples=0"
-    for settings in (["online.temperature=0.7"], ["online.groups=2"], of_a_file):
+    for settings in (["online.temperature=0.7"], of_a_file):
         checked("objective=ce + policy", *settings)
     assert messages == [
         "policy is right for samples of the model as it is, and online.temperature = 0.7 and online.top_p = 1 draw "
         "from another distribution. Leave both at 1.",
-        "policy is right for samples of the model as it is, and online.groups = 2 writes beams. Leave it at 0.",
         "policy is right for samples of the model as it is, and those of a file were written by an older one. Let it "
         "write: set online.samples.",
     ]

@@ -123,7 +123,7 @@ def _writer(model: Any, options: Options, generation: Generation) -> _Writer:
     name = generation.engine
     named = name in ENGINES and ENGINES[name].in_torch
     try:
-        load = engines.load if named or search.groups > 1 else engines.load_in_training
+        load = engines.load if named else engines.load_in_training
         engine = load(name, model, search)
     except UserError as mistake:
         raise UserError(f"online: {mistake}") from None
@@ -202,10 +202,7 @@ class FreshTexts(Rows):
         self.greedy: _Writer | None = None
         with unchanged(model):
             if self.samples:
-                count, groups, diversity = self.samples, settings.groups, settings.diversity
-                options = Options(count, True, settings.temperature, settings.top_p)
-                if groups:
-                    options = Options(count, groups=groups, diversity=diversity, beams=count)
+                options = Options(self.samples, True, settings.temperature, settings.top_p)
                 self.sampler = _writer(self.copy or model, options, own.generation)
             if self.needs.greedy_text or self.needs.baseline:
                 self.greedy = _writer(self.copy or model, Options(beams=1), own.generation)
@@ -389,9 +386,8 @@ class FreshTexts(Rows):
     def _log_what_is_written(self, loss: JointLoss) -> None:
         """Say what is written, with what, and how old it becomes."""
         settings = self.own.settings
-        one = "sample" + "s" * (self.samples != 1)
-        by = f"texts by {settings.groups} groups of beams" if settings.groups else one
-        texts = [f"{self.samples} {by}"] * (self.samples > 0) + ["the greedy text"] * (self.greedy is not None)
+        drawn = [f"{self.samples} sample{'s' * (self.samples != 1)}"] * (self.samples > 0)
+        texts = drawn + ["the greedy text"] * (self.greedy is not None)
         often = "at every step" if settings.refresh == 1 else f"every {settings.refresh} steps"
         last = "1 step" if settings.refresh == 2 else f"{settings.refresh - 1} steps"
         old = f" Steps train on texts that are up to {last} old." * (settings.refresh > 1)

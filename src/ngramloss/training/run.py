@@ -286,9 +286,7 @@ def _note_own_texts(run: Run) -> None:
 def warn_unless_exact(run: Run) -> None:
     """Warn if a term needs samples of the model as it is, and the settings ask for other texts."""
     online = run.settings.online
-    if online.groups:
-        warn_of_others(run.terms, f"online.groups = {online.groups} writes beams. Leave it at 0")
-    elif (online.temperature, online.top_p) != (1.0, 1.0):
+    if (online.temperature, online.top_p) != (1.0, 1.0):
         warn_of_others(
             run.terms,
             f"online.temperature = {online.temperature:g} and online.top_p = {online.top_p:g} draw from another "
