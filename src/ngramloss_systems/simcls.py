@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ngramloss as ng
+from ngramloss_systems.agreement import check_utility, expected_scores
 from ngramloss_systems.candidate_sets import (
     CandidateSet,
     check_apart,
@@ -324,11 +325,11 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, met
     facts: dict[str, Any] = {"candidates": of_split.candidates.fingerprint, METRIC: of_split.metric}
     if chooser == MBR:
         utility = ng.candidate_scores.candidate_metric(metric, {}) if metric else _saved_metric(of_split.metric, task)
-        for note in ng.candidate_scores.check_utility(utility, of_split.examples):
+        for note in check_utility(utility, of_split.examples):
             ng.console.logger.info(note)
         ng.console.logger.info(f"texts are compared by {metric_text(utility.settings)}.")
         facts |= {"utility": {**utility.settings, "versions": utility.versions}}
-        picked = [_highest(values) for values in ng.candidate_scores.expected_scores(utility, of_split.examples, texts)]
+        picked = [_highest(values) for values in expected_scores(utility, of_split.examples, texts)]
     elif chooser in CHOOSERS:
         picked = [0 if chooser == FIRST else _highest(values) for values in known]
     else:

@@ -120,26 +120,6 @@ def test_several_source_columns_are_joined_without_targets_too(tmp_path):
     assert rows(tmp_path / "o" / "references.jsonl") == [{"id": "1", "document": "A b.\n\nWho?"}]
 
 
-def test_texts_agree_with_each_other_without_targets_and_notes_are_of_the_texts(
-    run, new, tmp_path, monkeypatch, capsys
-):
-    from ngramloss.generation import predictions
-
-    tried, whole = [], predictions.check_utility
-    monkeypatch.setattr(
-        predictions,
-        "check_utility",
-        lambda metric, examples: [*whole(metric, examples), tried.append(examples) or f"note {len(tried)}"],
-    )
-    options = ("--sample", "--num-return", 3, "--rerank", "mbr", "--metric", "chrf", "--limit", 2)
-    assert generate(run, "--data", new, *options, "--out", tmp_path / "o") == 0
-    assert [example.target for example in tried[0]] == [row["document"] for row in PLAIN[:2]]
-    texts = [row["candidates"] for row in rows(tmp_path / "o" / "predictions.jsonl")]
-    assert all(example.target in group for example, group in zip(tried[1], texts, strict=True))
-    told = capsys.readouterr().err
-    assert ("note 1" in told, "note 2" in told) == (False, True)
-
-
 # Which column is meant
 
 

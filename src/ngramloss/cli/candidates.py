@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from ngramloss.cli.generate import DIVERSITY, add_job, job_of, metric_of_options, of_metrics, output_folder, settings
-from ngramloss.cli.options import ALL_METRICS, add_number, describe
+from ngramloss.cli.generate import DIVERSITY, add_job, job_of, output_folder, settings
+from ngramloss.cli.options import ALL_METRICS, add_number, describe, metric_options
 from ngramloss.errors import UserError
 from ngramloss.output.console import logger, print_result
 from ngramloss.search.search import HOW
 
 if TYPE_CHECKING:
     from ngramloss.generation.candidates import Summary
+    from ngramloss.generation.job import Job
+    from ngramloss.metrics.candidate_scores import CandidateMetric
 
 CANDIDATES = """\
 Write several distinct texts of every source of a split, and what each scores: candidates.jsonl, with the settings in
@@ -81,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.training.system_registry import system_of
 
     given = settings(options)
-    own = of_metrics(given)
+    own = [setting for setting in given if not setting.startswith(("generation.", "data.", "task=", "system="))]
     others = [setting for setting in given if setting not in own]
     works = [job_of(options, model, others, verb="candidates") for model in (options.model, *options.others)]
     for work in works:
@@ -106,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
     )
     for each in works:
         check_model(each, "candidates", groups=chosen.search.groups)
-    metric = metric_of_options(work, options.metric, own, verb="candidates")
+    metric = _metric(work, options.metric, own)
     folder = output_folder(options, "RUN_OR_MODEL")
     found = candidates.write_candidates(works, chosen, metric, folder, parts)
     if found is None:
@@ -126,6 +129,22 @@ def run(options: argparse.Namespace) -> int:
         json.dumps({"file": str(path), **found._asdict()}, indent=1) if options.json else f"{path}\n{_table(found)}"
     )
     return 0
+
+
+def _metric(work: Job, name: str | None, own: Sequence[str]) -> CandidateMetric:
+    """What scores texts, from the name of a metric, or the task's usual one, and ``--set METRIC.OPTION=VALUE``."""
+    from ngramloss.metrics import candidate_scores
+
+    name = name or candidate_scores.BY_TASK[work.task]
+    metric = candidate_scores.metric_of(name)
+    for setting in own:
+        if not setting.startswith(f"{metric}."):
+            raise UserError(
+                "candidates accepts --set only for generation.*, data.*, task and options of the metric, "
+                f"{metric}.*, got {setting!r}."
+            )
+    chosen: dict[str, Any] = metric_options(own, [metric]).get(metric, {})
+    return candidate_scores.candidate_metric(name, chosen, lines=work.data.language if work.has_lines else None)
 
 
 def _table(found: Summary) -> str:

@@ -7,24 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramloss.cli.options import (
-    ALL_METRICS,
-    add_columns,
-    add_number,
-    add_repeated,
-    add_trust,
-    describe,
-    metric_options,
-    recipe_settings,
-)
+from ngramloss.cli.options import add_columns, add_number, add_repeated, add_trust, describe, recipe_settings
 from ngramloss.errors import UserError
 from ngramloss.output.console import print_result
 from ngramloss.search.registry import STANDARD, engine_choices, engines_with_groups
-from ngramloss.search.search import MBR, RERANK, Options, check_options
+from ngramloss.search.search import PROBABILITY, Options, check_options
 
 if TYPE_CHECKING:
     from ngramloss.generation.job import Job
-    from ngramloss.metrics.candidate_scores import CandidateMetric
     from ngramloss.training.system_registry import Written
 
 GENERATE = """\
@@ -48,7 +38,6 @@ examples:
   ngramloss generate runs/mine --sample --num-return 8 --top-p 0.95 --seed 1 --out samples
   ngramloss generate runs/mine --set generation.num_beams=8 --groups 4 --num-return 8 --out diverse
   ngramloss generate runs/mine --set generation.num_beams=8 --rerank probability --out reranked
-  ngramloss generate runs/mine --sample --num-return 16 --rerank mbr --metric chrf --out mbr
   ngramloss generate facebook/m2m100_418M --data my/pairs --preset translation --out m2m100 \\
     --set data.source_language=en --set data.target_language=de
 """
@@ -77,16 +66,9 @@ def add(generate: argparse.ArgumentParser) -> None:
     generate.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0 with --groups)")
     generate.add_argument(
         "--rerank",
-        choices=RERANK,
-        help="order the texts of a document, and so choose its prediction: by the model's log-probability of the text "
-        "divided by its length to the power of generation.length_penalty, or by its mean score against the other texts "
-        "(minimum Bayes risk)",
-    )
-    generate.add_argument(
-        "--metric",
-        metavar="NAME",
-        help=f"metric of --rerank mbr, or one of its scores: {ALL_METRICS} (default: rouge, the mean of ROUGE-1, 2 and "
-        "Lsum; for translation bleu, sentence BLEU)",
+        choices=[PROBABILITY],
+        help="order the texts of a document, and so choose its prediction, by the model's log-probability of the text "
+        "divided by its length to the power of generation.length_penalty",
     )
     generate.add_argument("--sample", action="store_true", help="sample tokens instead of searching with beams")
 
@@ -106,9 +88,9 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         choices=["cnndm", "xsum", "translation", "brio-cnndm", "brio-xsum"],
         help="use the search settings of this recipe; those of cnndm and xsum are the paper's",
     )
-    of_metric = "an option of the metric" + (" of --rerank mbr" if model == "MODEL" else "")
+    of_metric = "" if model == "MODEL" else ", or an option of the metric"
     settings = "change a setting in generation.* or data.*, or task; for a run of gsum also system"
-    add_repeated(verb, "--set", "KEY=VALUE", f"{settings}, or {of_metric}; repeatable")
+    add_repeated(verb, "--set", "KEY=VALUE", f"{settings}{of_metric}; repeatable")
     verb.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     verb.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")
     choices = engine_choices()
@@ -158,11 +140,8 @@ def run(options: argparse.Namespace) -> int:
         options.rerank or "",
     )
     check_options(asked)
-    given, by_agreement = settings(options), asked.rerank == MBR
-    own = of_metrics(given) if by_agreement else []
-    if options.metric and not by_agreement:
-        raise UserError("--metric is what --rerank mbr compares texts by; add --rerank mbr, or leave it out.")
-    work = job_of(options, options.model, [setting for setting in given if setting not in own], like=options.like)
+    given = settings(options)
+    work = job_of(options, options.model, given, like=options.like)
     folder = output_folder(options, "MODEL")
     if system := system_of(work.model):
         if why := _beyond(system, options, asked, given, work):
@@ -170,10 +149,7 @@ def run(options: argparse.Namespace) -> int:
         print_result(system.entry.function("generate")(work, folder))
         return 0
     check_model(work, "generate", groups=options.groups)
-    utility = None
-    if by_agreement:  # the texts have a line for each sentence already, if they should
-        utility = metric_of_options(work, options.metric, own, verb="generate")._replace(lines=None)
-    print_result(predictions.write_predictions(work, folder, asked, utility))
+    print_result(predictions.write_predictions(work, folder, asked))
     return 0
 
 
@@ -200,11 +176,6 @@ def settings(options: argparse.Namespace) -> list[str]:
     return [*recipe_settings(options), *([f"generation.engine={options.engine}"] if options.engine else [])]
 
 
-def of_metrics(given: Sequence[str]) -> list[str]:
-    """The settings that can only be a metric's: they are neither of the data nor of the search, nor the task."""
-    return [setting for setting in given if not setting.startswith(("generation.", "data.", "task=", "system="))]
-
-
 def job_of(options: argparse.Namespace, model: str, overrides: Sequence[str], **more: Any) -> Job:
     """What the options of :func:`add_job` ask of a model; ``more`` are further arguments of a job."""
     from ngramloss.generation.job import job
@@ -219,19 +190,3 @@ def job_of(options: argparse.Namespace, model: str, overrides: Sequence[str], **
         batch_size=options.batch_size or 0,
         **more,
     )
-
-
-def metric_of_options(work: Job, name: str | None, own: Sequence[str], *, verb: str) -> CandidateMetric:
-    """What scores texts, from the name of a metric, or the task's usual one, and ``--set METRIC.OPTION=VALUE``."""
-    from ngramloss.metrics import candidate_scores
-
-    name = name or candidate_scores.BY_TASK[work.task]
-    metric = candidate_scores.metric_of(name)
-    for setting in own:
-        if not setting.startswith(f"{metric}."):
-            raise UserError(
-                f"{verb} accepts --set only for generation.*, data.*, task and options of the metric, {metric}.*, got "
-                f"{setting!r}."
-            )
-    chosen: dict[str, Any] = metric_options(own, [metric]).get(metric, {})
-    return candidate_scores.candidate_metric(name, chosen, lines=work.data.language if work.has_lines else None)

@@ -66,7 +66,7 @@ def writer_of(
     if options.rerank == PROBABILITY and model.config.model_type in NOT_CAUSAL:
         raise UserError(
             f"--rerank probability cannot order texts of {type(model).__name__}, which gives a text another "
-            "probability if padding follows it. Leave it out, or use --rerank mbr."
+            "probability if padding follows it. Leave it out."
         )
     search = search_of(model, work.generation, options, only=work.only)
     if search.sample and search.seed is None:

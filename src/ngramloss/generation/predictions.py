@@ -16,13 +16,12 @@ from ngramloss.generation.baselines import Write, baseline_of, baseline_writer
 from ngramloss.generation.job import Job, data_facts
 from ngramloss.generation.load_job import load_model, versions, writer_facts, writer_of
 from ngramloss.generation.row_file import Author, Output
-from ngramloss.metrics.candidate_scores import CandidateMetric, check_utility, expected_scores
 from ngramloss.models.loading import own_device
 from ngramloss.models.teacher_forced import forced_predictions
 from ngramloss.output.console import logger
 from ngramloss.recipe import WORDS
 from ngramloss.search.batches import Budget
-from ngramloss.search.search import MBR, Options
+from ngramloss.search.search import Options
 from ngramloss.search.writer import Text, Writer
 from ngramloss.storage.files import write_whole
 from ngramloss.storage.run_folder import RunFolder
@@ -34,19 +33,17 @@ def write_predictions(
     work: Job,
     folder: Path,
     options: Options = Options(),  # noqa: B008
-    utility: CandidateMetric | None = None,
 ) -> Path:
     """Write predictions, references and the settings of the job into a folder, or continue a stopped job: their path.
 
     Under torchrun each process writes its share of the documents. No id is written twice, and a second job in the same
-    folder at the same time is refused. ``utility`` compares texts of a document that are reranked by ``MBR``.
+    folder at the same time is refused.
     """
-    assert (options.rerank == MBR) == (utility is not None)
     baseline = baseline_of(work.model)
     write = baseline_writer(work.model, work.data.name, work.split, work.data.language)
     if baseline is None or write is None:
         with row_file.claimed(folder) as run:
-            return _write_by_model(work, options, utility, work.read_sources(), run)
+            return _write_by_model(work, options, work.read_sources(), run)
     if options != Options():
         raise UserError(f"{work.model} is a baseline, which writes one text of each document and samples nothing.")
     language = {} if work.data.language == AUTO else {"language": work.data.language}
@@ -108,17 +105,13 @@ def predictions_in(run: RunFolder) -> Output:
     return Output(run, "predictions", "prediction", run.predictions, run.generation)
 
 
-def _write_by_model(work: Job, options: Options, utility: CandidateMetric | None, split: Split, run: RunFolder) -> Path:
-    if utility and split.has_targets:
-        _note(utility, split.examples)
-    elif utility:  # tried on other texts before the model writes its own
-        check_utility(utility, [example._replace(target=example.source) for example in split.examples])
+def _write_by_model(work: Job, options: Options, split: Split, run: RunFolder) -> Path:
     model, tokenizer = load_model(work, device=own_device())
     engine = row_file.engine_that_began(predictions_in(run), work.engine, options)
     writer = writer_of(work, model, tokenizer, options, engine=engine, has_lines=work.has_lines, column=split.column)
     if writer.engine.note:
         logger.info(writer.engine.note)
-    settings, author = _settings(work, writer, utility), _author(writer, counts=utility is not None)
+    settings, author = _settings(work, writer), _author(writer)
     seen = split.examples[:SEEN] if work.is_run and split.has_targets else ()
     return _write(
         work,
@@ -128,26 +121,22 @@ def _write_by_model(work: Job, options: Options, utility: CandidateMetric | None
         split.examples,
         author,
         has_sentences=work.has_lines,
-        utility=utility,
         finish=lambda: _write_seen(writer, run, seen) if seen else None,
     )
 
 
-def _author(
-    writer: Writer, more: Callable[[Sequence[Example]], dict[str, Any]] = lambda examples: {}, *, counts: bool = False
-) -> Author:
-    """A writer, and what else its model reads; see :func:`_row` for ``counts``."""
+def _author(writer: Writer, more: Callable[[Sequence[Example]], dict[str, Any]] = lambda examples: {}) -> Author:
+    """A writer, and what else its model reads."""
     return Author(
         writer.ids_of,
-        lambda examples, ids: [_row(texts, counts=counts) for texts in writer.write(ids, **more(examples))],
+        lambda examples, ids: [_row(texts) for texts in writer.write(ids, **more(examples))],
         writer.budget,
     )
 
 
-def _settings(work: Job, writer: Writer, utility: CandidateMetric | None = None) -> dict[str, Any]:
+def _settings(work: Job, writer: Writer) -> dict[str, Any]:
     seed = {"seed": writer.search.seed} if writer.search.seed is not None else {}
-    compared = {"utility": {**utility.settings, "versions": utility.versions}} if utility else {}
-    return {**writer_facts(work, writer), "sentence_a_line": writer.has_lines, **seed, **compared}
+    return {**writer_facts(work, writer), "sentence_a_line": writer.has_lines, **seed}
 
 
 def _write(
@@ -159,7 +148,6 @@ def _write(
     author: Author,
     *,
     has_sentences: bool,
-    utility: CandidateMetric | None = None,
     finish: Callable[[], None] = lambda: None,
 ) -> Path:
     """Write settings (all but the data), references or else documents, and predictions, whose path is returned."""
@@ -167,8 +155,7 @@ def _write(
     references = "".join(
         row_file.line({"id": each.id, **_reference(each), "document": each.source}) for each in split.readable
     )
-    # What is reranked is not kept as it was written.
-    if not row_file.begin(output, settings, references="" if utility else references):
+    if not row_file.begin(output, settings, references=references):
         return run.predictions
     if has_sentences:
         sources = [example.source for example in split.examples[:LOOKED_AT]]
@@ -180,11 +167,7 @@ def _write(
     row_file.write_share(output, examples, author, unit=WORDS[work.task].sources)
     if row_file.rank() == 0:
         finish()
-        rows = row_file.collected(output, [example.id for example in split.examples])
-        if utility and not split.has_targets:
-            pairs = zip(split.examples, rows, strict=True)
-            _note(utility, [example._replace(target=row["prediction"]) for example, row in pairs])
-        row_file.finish(output, rows if utility is None else _reranked(utility, split.examples, rows))
+        row_file.finish(output, row_file.collected(output, [example.id for example in split.examples]))
     return run.predictions
 
 
@@ -201,29 +184,9 @@ def _write_seen(writer: Writer, run: RunFolder, examples: Sequence[Example]) -> 
     write_whole(run.seen, "".join(map(row_file.line, rows)))
 
 
-def _note(utility: CandidateMetric, examples: Sequence[Example]) -> None:
-    """Say what a metric does not read well in the targets of examples. Raises if it has no score for them."""
-    for note in check_utility(utility, examples):
-        logger.info(note)
-
-
-def _reranked(
-    utility: CandidateMetric, examples: Sequence[Example], rows: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Rows with the texts of each document in the order of how much they agree with its other texts."""
-    groups = [list(map(Text, row["candidates"], row["counts"])) for row in rows]
-    values = expected_scores(utility, examples, [[text for text, _ in group] for group in groups])
-    orders = [sorted(range(len(means)), key=lambda place: -means[place]) for means in values]
-    return [
-        {"id": row["id"], **_row([group[place] for place in order])}
-        for row, group, order in zip(rows, groups, orders, strict=True)
-    ]
-
-
-def _row(texts: Sequence[Text], *, counts: bool = False) -> dict[str, Any]:
-    """The row of a document, its best text first; with the number of tokens of each text, if they are reranked."""
+def _row(texts: Sequence[Text]) -> dict[str, Any]:
+    """The row of a document, its best text first."""
     best = texts[0]
     tokens = {"tokens": best.tokens} if best.tokens else {}  # baselines have no tokens
     candidates = {"candidates": [text for text, _ in texts]} if len(texts) > 1 else {}
-    more = {"counts": [number for _, number in texts]} if counts else {}
-    return {"prediction": best.text, **tokens, **candidates, **more}
+    return {"prediction": best.text, **tokens, **candidates}

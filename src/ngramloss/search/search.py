@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from ngramloss.errors import UserError
 
-PROBABILITY, MBR = RERANK = ("probability", "mbr")
-"""What may order the texts of a document instead of the search: the model, or how much the texts agree."""
+PROBABILITY = "probability"
+"""What may order the texts of a document instead of the search: the model's log-probability of whole texts."""
 BEAMS, SAMPLING = ("length_penalty", "early_stopping"), ("temperature", "top_k", "top_p", "typical_p", "min_p")
 """Settings that have no effect on a search without beams, and without samples."""
 HOW = {
@@ -32,7 +32,7 @@ class Options(NamedTuple):
     seed: int = 0  # of the random numbers
     groups: int = 1  # of beams that avoid each other's tokens
     diversity: float = 0.0  # what a token's log-probability loses for each beam of an earlier group that takes it
-    rerank: str = ""  # what orders the texts, one of ``RERANK``; empty: the search
+    rerank: str = ""  # what orders the texts, ``PROBABILITY``; empty: the search
     beams: int | None = None
     """Of the search, which then never samples; 0: the recipe's, or more for more texts; None: the recipe decides."""
 
@@ -67,7 +67,7 @@ class Search:
     renormalize: bool = _named("renormalize_logits", False)
     """Whether the probabilities of the tokens that are still allowed are made to sum to 1."""
     texts: int = _named("num_return_sequences", 1)  # texts for each document
-    rerank: str = _named("rerank", None)  # what orders the texts of a document instead of the search, one of ``RERANK``
+    rerank: str = _named("rerank", None)  # what orders the texts of a document instead of the search, ``PROBABILITY``
     start: int | None  # the token that texts start with; None: the last token of each prompt
     ends: tuple[int, ...]  # the tokens that end a text; usually one
     pad: int

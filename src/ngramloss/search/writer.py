@@ -50,7 +50,7 @@ class Writer:
     def write(self, ids: Sequence[Ids], **more: Any) -> list[list[Text]]:
         """The texts of each source of a batch, best first; ``more``: tensors by name, which only ``hf`` takes."""
         hypotheses = self.engine.write(ids, **more)
-        if self.search.rerank == PROBABILITY:  # by mbr, texts are reranked when all are there
+        if self.search.rerank == PROBABILITY:
             hypotheses = _by_probability(self.model, self.search, ids, hypotheses)
         first = int(loading.is_causal(self.model.config))  # a text behind a prompt starts with the prompt's last token
         rows = [[row[first:] for row in rows] for rows in hypotheses]

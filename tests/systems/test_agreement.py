@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ngramloss import METRICS, Metric, Scores, cli
 from ngramloss.data import Example
 from ngramloss.errors import UserError
-from ngramloss.metrics.candidate_scores import candidate_metric, check_utility, expected_scores, score_candidates
-from ngramloss.metrics.overlap import bleu, chrf
+from ngramloss.metrics.candidate_scores import candidate_metric, score_candidates
+from ngramloss_systems.agreement import check_utility, expected_scores
 
 WORDS = ["cats", "dogs", "sat", "ran", "."]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
@@ -85,18 +85,6 @@ def test_a_metric_with_a_model_of_its_own_is_refused():
         check_utility(metric, [Example("a", "", "")])
 
 
-@pytest.mark.parametrize(("metric", "kind", "options"), [(bleu, "BLEU", {"effective_order": True}), (chrf, "CHRF", {})])
-@settings(max_examples=25, deadline=None)
-@given(rows=st.lists(st.tuples(TEXTS, st.lists(TEXTS, min_size=1, max_size=3)), min_size=1, max_size=4))
-def test_the_score_of_a_document_is_sacrebleus_sentence_score(metric, kind, options, rows):
-    from sacrebleu import metrics
-
-    rows += [(text, rows[0][1]) for text, _ in rows]  # candidates of one source have the same references
-    sentence = getattr(metrics, kind)(**options)
-    (found,) = metric([golds for _, golds in rows], [text for text, _ in rows]).values.values()
-    assert found == [sentence.sentence_score(text, golds).score for text, golds in rows]
-
-
 # The commands
 
 
@@ -114,81 +102,8 @@ def rows_in(folder, name="predictions.jsonl"):
     return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
 
 
-def generate(*arguments):
-    return cli.main(["generate", *map(str, arguments)])
-
-
-BEAMS = ("--set", "generation.num_beams=4", "--groups", "2", "--num-return", "4")
-SAMPLES = ("--sample", "--num-return", "5", "--temperature", "0.5")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("search", "metric"), [(BEAMS, "chrf"), (SAMPLES, "chrf")], ids=["groups", "samples"])
-def test_generate_orders_texts_by_how_much_they_agree(run, tmp_path, search, metric):
-    assert generate(run, "--limit", 6, *search, "--out", tmp_path / "plain") == 0
-    assert generate(run, "--limit", 6, *search, "--rerank", "mbr", "--metric", metric, "--out", tmp_path / "mbr") == 0
-    plain_rows, found = rows_in(tmp_path / "plain"), rows_in(tmp_path / "mbr")
-    moved = 0
-    for before, row in zip(plain_rows, found, strict=True):
-        texts = before["candidates"]
-        means = plain(candidate_metric(metric, {}), Example(row["id"], "", ""), texts)
-        order = sorted(range(len(texts)), key=lambda place: -round(means[place], 12))
-        assert row["candidates"] == [texts[place] for place in order]
-        assert row["prediction"] == row["candidates"][0]
-        assert list(row) == list(before), "the same keys as without reranking"
-        assert row["tokens"] == before["tokens"] or order[0], "the tokens are those of the chosen text"
-        moved += order[0] != 0
-    assert moved
-    saved = json.loads((tmp_path / "mbr" / "generation.json").read_text())
-    assert saved["generation"]["rerank"] == "mbr"
-    assert saved["utility"]["scores"] == [metric]
-    assert generate(run, "--limit", 6, *search, "--rerank", "mbr", "--metric", "rouge2", "--out", tmp_path / "mbr") == 2
-
-
-def test_the_signature_names_the_utility_and_a_stopped_job_goes_on(run, tmp_path, capsys, monkeypatch):
-    from ngramloss.generation import predictions
-    from ngramloss.scoring import provenance
-
-    command = (run, "--limit", 4, *SAMPLES, "--rerank", "mbr", "--out")
-    assert generate(*command, tmp_path / "whole") == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(predictions, "expected_scores", lambda *_: 1 / 0)
-        assert generate(*command, tmp_path / "killed") == 1
-    assert not (tmp_path / "killed" / "predictions.jsonl").exists()
-    assert generate(*command, tmp_path / "killed") == 0
-    assert rows_in(tmp_path / "killed") == rows_in(tmp_path / "whole")
-    assert "|rerank:mbr|utility:rouge1+rouge2+rougeLsum|" in provenance.written_by(provenance.run(tmp_path / "whole"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--metric", "bleu"], "--metric is what --rerank mbr compares texts by; add --rerank mbr"),
-        (["--rerank", "mbr"], "--rerank orders several texts of a document, but the search has 1 beam."),
-        ([*SAMPLES, "--rerank", "mbr", "--metric", "blue"], "--metric: unknown metric or score 'blue'."),
-        (
-            [*SAMPLES, "--rerank", "mbr", "--metric", "words"],
-            "so candidates cannot be scored by it. Use rouge, bleu or chrf.",
-        ),
-        ([*SAMPLES, "--rerank", "mbr", "--set", "bleu.tokenize=zh"], "options of the metric, rouge.*, got"),
-        ([*SAMPLES, "--set", "bleu.tokenize=zh"], "bleu"),
-    ],
-)
-def test_what_cannot_be_compared_is_a_sentence(run, tmp_path, capsys, arguments, sentence):
-    options = ("--limit", 2, "--set", "generation.num_beams=1", "--out", tmp_path / "x")
-    assert generate(run, *options, *arguments) == 2
-    assert sentence in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
-
-
-def test_options_of_the_metric_reach_the_utility(run, tmp_path):
-    mbr = ("--rerank", "mbr", "--metric", "chrf", "--set", "chrf.word_order=2")
-    assert generate(run, "--limit", 2, *SAMPLES, *mbr, "--out", tmp_path) == 0
-    assert json.loads((tmp_path / "generation.json").read_text())["utility"]["options"] == {"word_order": "2"}
-
-
-@pytest.mark.slow
-def test_rerank_apply_mbr_chooses_what_generate_would(run, tmp_path, capsys):
+def test_rerank_apply_mbr_chooses_the_text_that_agrees_most(run, tmp_path, capsys):
     assert cli.main(["candidates", str(run), "--limit", "6", "--count", "4", "--out", str(tmp_path / "made")]) == 0
     command = ["rerank", "apply", "mbr", str(tmp_path / "made"), "--out"]
     assert cli.main([*command, str(tmp_path / "usual")]) == 0
