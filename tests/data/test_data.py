@@ -278,14 +278,14 @@ def test_a_csv_text_that_is_not_utf8_is_a_bad_row(tmp_path):
     assert str(found.skipped[0]) == f"{name}:2: 'source' is not UTF-8 text, at character 4"
 
 
-def test_a_bad_item_of_a_json_list_is_named_with_its_line(tmp_path):
+def test_a_bad_item_of_a_json_list_is_named_with_its_number(tmp_path):
     name = written(
         tmp_path / "mine.json",
         '[\n {"text": "a", "summary": "b"},\n\n {"text": "a"}, 5,\n {"text": "c", "summary": "d"}\n]',
     )
     found = load(name, "train", on_bad_row="skip")
     assert found.examples == [Example("1", "a", "b"), Example("4", "c", "d")]
-    assert found.skipped == [BadRow(name, 4, "no column 'summary'"), BadRow(name, 4, "expected a JSON object, got int")]
+    assert found.skipped == [BadRow(name, 2, "no column 'summary'"), BadRow(name, 3, "expected a JSON object, got int")]
 
 
 def test_a_bad_parquet_row_is_named_with_its_number(tmp_path):

@@ -474,13 +474,11 @@ def long_row(form, size):
         return f"{first}\n{'c' * size}\n".encode()
     if form == "quoted.csv":  # many short lines between two quotes
         return (f'document,summary\n{first},b\n"' + "c\n" * (size // 2) + '",d\n').encode()
-    if form == "open.json":
-        return written(rows, ".json").rstrip()[:-30]
     return written(rows, form)
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
-@pytest.mark.parametrize("form", [".jsonl", ".json", ".csv", ".tsv", "quoted.csv", ".txt", "open.json", ".parquet"])
+@pytest.mark.parametrize("form", [".jsonl", ".csv", ".tsv", "quoted.csv", ".txt", ".parquet"])
 def test_a_row_has_a_bound(tmp_path, monkeypatch, form, compression):
     from ngramloss.data import rows
 
@@ -489,10 +487,9 @@ def test_a_row_has_a_bound(tmp_path, monkeypatch, form, compression):
     path = tmp_path / f"a.{form.rpartition('.')[2]}{compression}"
     monkeypatch.setattr(rows, "LONGEST_ROW", 100_000)
     path.write_bytes(COMPRESS[compression](long_row(form, 99_000)))
-    if form != "open.json":
-        assert len([row for row in rows.rows(path) if isinstance(row, rows.RawRow)]) == 2
+    assert len([row for row in rows.rows(path) if isinstance(row, rows.RawRow)]) == 2
     path.write_bytes(COMPRESS[compression](long_row(form, 300_000)))
-    line = {".csv": 3, ".tsv": 3, "quoted.csv": 3, ".json": 6, "open.json": 6}.get(form, 2)
+    line = {".csv": 3, ".tsv": 3, "quoted.csv": 3}.get(form, 2)
     with pytest.raises(
         UserError,
         match=rf"a\..*:{line}: the row is longer than 100,000 bytes, the most that is read of one row\. Is a quote or "
@@ -501,7 +498,7 @@ def test_a_row_has_a_bound(tmp_path, monkeypatch, form, compression):
         list(rows.rows(path))
 
 
-@pytest.mark.parametrize("form", [".jsonl", ".json", ".csv", ".txt"])
+@pytest.mark.parametrize("form", [".jsonl", ".csv", ".txt"])
 def test_the_bound_of_a_row_is_none_of_a_file(tmp_path, monkeypatch, form):
     from ngramloss.data import rows
 
@@ -515,29 +512,26 @@ def test_the_bound_of_a_row_is_none_of_a_file(tmp_path, monkeypatch, form):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('[{"a": 1},\n {"a": }]', "Expecting value on line 2"),
-        ('[{"a": 1}\n {"a": 2}]', "expected ',' or ']' on line 2"),
-        ('[{"a": 1}]\n\nmore', "unexpected text after the list on line 3"),
-        ('[{"a": 1},\n {"a": "b', "Unterminated string starting at on line 2"),
-        ('[{"a": 1}, ', "Expecting value on line 1"),
-        ('[{"a": 1}', "expected ',' or ']' on line 1"),
-        ('[{"a":\n' + "9" * 5000 + "}]", "Exceeds the limit .4300 digits.*on line 1"),
-        ('[{"a": 1},\n {"a": 2,}, ' + '{"a": "' + "b" * 300 + '"}]', "on line 2"),
+        ('[{"a": 1},\n {"a": }]', "Expecting value: line 2"),
+        ('[{"a": 1}\n {"a": 2}]', "Expecting ',' delimiter: line 2"),
+        ('[{"a": 1}]\n\nmore', "Extra data: line 3"),
+        ('[{"a": 1},\n {"a": "b', "Unterminated string starting at: line 2"),
+        ('[{"a":\n' + "9" * 5000 + "}]", "Exceeds the limit .4300 digits"),
+        ('[{"a": "' + "b" * 300 + '"}]', "it has more than 300 bytes"),
     ],
 )
 def test_a_json_list_says_where_it_cannot_be_read(tmp_path, monkeypatch, text, reason):
     from ngramloss.data import rows
 
+    monkeypatch.setattr(rows, "LONGEST_LIST", 300 if "b" * 300 in text else 10_000)
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UserError, match=rf"a.json starts as a JSON list but cannot be read to its end: .*{reason}"):
         list(rows.rows(tmp_path / "a.json"))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
-def test_a_json_list_is_the_same_however_it_is_read(tmp_path, monkeypatch, chunk):
+def test_a_json_list_is_the_same_however_it_is_written(tmp_path):
     from ngramloss.data import rows
 
-    monkeypatch.setattr(rows, "CHUNK", chunk)
     items = [{"a": 12345, "b": 'x\n"] é'}, {"a": [1, {"c": None}]}, 123, "text", True, {}]
     for text in (
         json.dumps(items),
@@ -551,5 +545,4 @@ def test_a_json_list_is_the_same_however_it_is_read(tmp_path, monkeypatch, chunk
         assert [row.values if isinstance(row, rows.RawRow) else row.reason.split()[-1] for row in found] == [
             item if isinstance(item, dict) else type(item).__name__ for item in expected
         ]
-        starts = [number for number, line in enumerate(text.split("\n"), 1) if line[:3] == "  {"]
-        assert not starts or [row.line for row in found if isinstance(row, rows.RawRow)] == starts
+        assert [row.line for row in found] == [*range(1, len(expected) + 1)]

@@ -196,8 +196,8 @@ def test_empty_lines_at_the_end_are_told_of(files, capsys):
             "wrong.jsonl:1 has no prediction. Its columns are id, text; prediction or predictions or",
         ),
         ('{"id": "a", "prediction": 3}\n', "prediction should be text, got int"),
-        ('["a", 1]\n', "wrong.jsonl:1: expected a JSON object, got int"),
-        ('[\n{"id": "a"}]\n', "wrong.jsonl:2 has no prediction. Its columns are id;"),
+        ('["a", 1]\n', "wrong.jsonl:2: expected a JSON object, got int"),
+        ('[\n{"id": "a"}]\n', "wrong.jsonl:1 has no prediction. Its columns are id;"),
         (
             '{"prediction": "x"}\n{"id": "b", "prediction": "x"}\n',
             "wrong.jsonl:1: the id should be text or a number, got null",

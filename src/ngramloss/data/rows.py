@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,8 +46,8 @@ UNQUOTED = (
 )
 """Why a row of tab-separated values is bad, of which every line could be a row."""
 
-CHUNK = 2**16
-"""Characters of a JSON list that are read at a time."""
+LONGEST_LIST = 2**31
+"""Bytes of the longest JSON list, which is in memory as a whole."""
 
 
 class RawRow(NamedTuple):
@@ -216,73 +217,21 @@ def _json(stream: io.BufferedReader, path: Path) -> Iterator[RawRow | BadRow]:
     if not stream.peek(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         yield from _json_lines(stream, path)
         return
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    plain = None
-    for line, item in _list_items(text, path):
-        plain = isinstance(item, str) if plain is None else plain  # the first item says what the list contains
-        yield RawRow(str(path), line, {LINE: item}) if plain and isinstance(item, str) else _json_row(item, path, line)
-
-
-def _list_items(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[int, object]]:
-    """The items of a JSON list, each with the line on which it starts. Not more than one is in memory."""
-    decode = json.JSONDecoder().raw_decode
-    buffer, line = "", 1
-
-    def following() -> str:
-        """The next character that is not white space, now the first of the buffer; empty at the end of the file."""
-        nonlocal buffer, line
-        while True:
-            rest = buffer.lstrip(" \t\r\n")
-            line += buffer.count("\n", 0, len(buffer) - len(rest))
-            buffer = rest or text.read(CHUNK)
-            if rest or not buffer:
-                return rest[:1]
-
-    def item() -> object:
-        """The value at the beginning of the buffer, which is removed from it."""
-        nonlocal buffer, line
-        while True:
-            fault = ""
-            try:
-                value, end = decode(buffer)
-                cut = end == len(buffer)  # 12 may go on as 123
-            except json.JSONDecodeError as error:
-                end, fault = len(buffer), f"{error.msg} on line {line + error.lineno - 1}"
-                cut = error.pos + 16 > end or error.msg.startswith("Unterminated string")
-            except (ValueError, RecursionError) as error:  # a number or nesting that Python refuses to read
-                raise _unreadable_list(path, f"{error}, on line {line}") from error
-            if end > LONGEST_ROW:
-                raise _too_long(path, line)
-            more = text.read(max(CHUNK, end)) if cut else ""
-            if not more:
-                break
-            buffer += more
-        if fault:
-            raise _unreadable_list(path, fault)
-        line += buffer.count("\n", 0, end)
-        buffer = buffer[end:]
-        return value
-
-    following()
-    buffer = buffer[1:]  # the bracket
-    sign = "]" if following() == "]" else ","
-    while sign == ",":
-        following()
-        yield line, item()
-        sign = following()
-        if sign not in (",", "]"):
-            raise _unreadable_list(path, f"expected ',' or ']' on line {line}")
-        buffer = buffer[1:] if sign == "," else buffer
-    buffer = buffer[1:]
-    if following():
-        raise _unreadable_list(path, f"unexpected text after the list on line {line}")
-
-
-def _unreadable_list(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"{path} starts as a JSON list but cannot be read to its end: {reason}. Fix it there, or write one object per "
-        "line; then a bad row affects no other rows."
-    )
+    pieces = iter(partial(stream.read, 2**20), b"")  # a single read would reserve all that it may return
+    raw = b"".join(islice(pieces, LONGEST_LIST // 2**20 + 1))
+    try:
+        if len(raw) > LONGEST_LIST:
+            raise ValueError(f"it has more than {LONGEST_LIST:,} bytes")
+        items = json.loads(_text(raw, first=True))
+    except (ValueError, RecursionError) as reason:  # also a number or nesting that Python refuses to read
+        raise UserError(
+            f"{path} starts as a JSON list but cannot be read to its end: {reason}. Fix it there, or write one object "
+            "per line; then a bad row affects no other rows."
+        ) from reason
+    plain = isinstance(next(iter(items), None), str)  # the first item says what the list contains
+    for number, item in enumerate(items, 1):
+        is_text = plain and isinstance(item, str)
+        yield RawRow(str(path), number, {LINE: item}) if is_text else _json_row(item, path, number)
 
 
 def _json_row(value: object, path: Path, line: int) -> RawRow | BadRow:
