@@ -1,17 +1,13 @@
 """The program as a user meets it, in a process of its own where that matters."""
 
-import _thread
 import argparse
 import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import time
 import tomllib
-import weakref
 from importlib.metadata import version
 from pathlib import Path
 
@@ -896,37 +892,6 @@ def test_a_stopped_run_exits_with_130_and_a_failed_one_with_1(training, capsys):
         training["outcome"] = outcome
         assert main(["train", "demo"]) == code
         assert capsys.readouterr().err == told
-
-
-@pytest.mark.parametrize("seconds", [0, 0.1])
-def test_ctrl_c_in_a_callback_of_python_stops_the_command(monkeypatch, capsys, seconds):
-    """Python prints and ignores what is raised in a callback of a weak reference, as matplotlib has many.
-
-    On a busy machine the main thread may be stopped there for long. A shell lets what it starts with ``&`` ignore Ctrl-C.
-    """
-    start = _thread.start_new_thread
-    monkeypatch.setattr(_thread, "start_new_thread", lambda *what: (start(*what), time.sleep(seconds)))
-
-    class Key:
-        pass
-
-    def interrupted(_):
-        signal.raise_signal(signal.SIGINT)
-
-    def work(_):
-        key = Key()
-        reference = weakref.ref(key, interrupted)
-        del key
-        time.sleep(1)
-        return reference is None
-
-    monkeypatch.setattr("ngramloss.cli.doctor.run", work)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert main(["doctor"]) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr().err == "stopped.\n"
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import argparse
 import io
 import os
-import signal
 import sys
-import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parser().parse_args(arguments)
         options.arguments = sys.argv[1:] if arguments is None else [*arguments]
-        with _ctrl_c_in_callbacks(), allow_remote_code(getattr(options, "trust_remote_code", False)):
+        with allow_remote_code(getattr(options, "trust_remote_code", False)):
             _check_counts(options)
             load_plugins(options)
             return int(options.run_verb(options))
@@ -54,35 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         return _report_failure(error, has_batch_size=hasattr(options, "batch_size"))
-
-
-@contextmanager
-def _ctrl_c_in_callbacks() -> Iterator[None]:
-    """Repeat a Ctrl-C in a callback where Python ignores exceptions, after a moment, so that it arrives elsewhere."""
-    before, main_thread = sys.unraisablehook, threading.main_thread().ident or 0
-
-    def send() -> None:
-        busy = True
-        while busy:
-            time.sleep(0.01)
-            frames = traceback.walk_stack(sys._current_frames()[main_thread])
-            busy = any(frame.f_code is hook.__code__ for frame, _ in frames)
-        if hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(main_thread, signal.SIGINT)
-        else:
-            _thread.interrupt_main()
-
-    def hook(ignored: sys.UnraisableHookArgs) -> None:
-        if isinstance(ignored.exc_value, KeyboardInterrupt):
-            _thread.start_new_thread(send, ())  # takes no lock that the interrupted code may hold
-        else:
-            before(ignored)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 SPINS = "1000"
