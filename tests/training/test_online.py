@@ -1,14 +1,9 @@
 """Texts that a model writes while it is trained: drawn with its present weights, scored, trained on, continued exactly."""
 
 import dataclasses
-import functools
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
-import tracemalloc
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +30,7 @@ from ngramloss.search.engines.hf import search_of
 from ngramloss.search.search import Options
 from ngramloss.storage.run_folder import RunFolder
 from ngramloss.training import checkpoints, online, planning, prepare
-from ngramloss.training.identity import _function_mark
+from ngramloss.training.identity import _source_mark
 from ngramloss.training.objective_task import ObjectiveTask
 from ngramloss.training.online import FILE, FreshTexts, writing_copy
 from ngramloss.training.processes import Processes, start_processes
@@ -969,7 +964,7 @@ def test_conversations_are_refused(place, capsys):
     assert "online: the model would write one text behind a prompt" in capsys.readouterr().err
 
 
-def length(rows, texts, most):
+def length(rows, texts, most=3):
     return [[min(len(text), most) / most for text in each] for each in texts]
 
 
@@ -987,14 +982,6 @@ def banning(*tokens):
     return model
 
 
-FUNCTIONS = {
-    "arguments": lambda most: partial(length, most=most),
-    "closure": lambda most: lambda rows, texts: length(rows, texts, most),
-    "object": Length,
-    "method": lambda most: Length(most).__call__,
-}
-
-
 class Reversed(Numbers):
     """A tokenizer that writes the last token first."""
 
@@ -1006,7 +993,7 @@ OTHER_TEXTS = {
     "tokenizer": (lambda number: {"tokenizer": Numbers() if number == 3 else Reversed()}, "tokenizer: "),
     "samples": (lambda number: {"online": {"samples": number}}, "online.samples: 3 → 30"),
     "search": (lambda token: {"model": banning(token)}, r"generation_config.bad_words_ids: \[\[3\]\] → \[\[30\]\]"),
-    **{how: (lambda most, made=made: {"scores": made(most)}, "scores: ") for how, made in FUNCTIONS.items()},
+    "scores": (lambda number: {"scores": length if number == 3 else Length(number)}, "scores: "),
 }
 
 
@@ -1019,110 +1006,12 @@ def test_a_training_in_python_is_not_continued_with_other_texts_of_its_own(tmp_p
     assert trained_online(tmp_path, max_steps=2, **given(3)).outcome.continued_from == 1
 
 
-def count_down(n):
-    return n if not n else count_up(n - SMALL)
-
-
-def count_up(n):
-    return count_down(n - SMALL)
-
-
-SMALL = 1
-
-
-def test_a_function_is_known_by_all_that_decides_what_it_returns(monkeypatch):
-    """By functions of its module that call each other, and by numbers there; not by where it is in memory."""
-    mark = _function_mark(count_down)
-    assert _function_mark(lambda n: n) != mark != _function_mark(count_up)
-    monkeypatch.setattr(f"{__name__}.SMALL", 2)
-    assert _function_mark(count_down) != mark
-    assert _function_mark(partial(length, most=object())) == _function_mark(partial(length, most=object()))
-    assert _function_mark(list) != _function_mark(tuple)
-
-
-class Scorer:
-    def __init__(self, option):
-        self.option = option
-
-
-def closing(value):
-    def scores(rows, texts):
-        return value
-
-    return scores
-
-
-def linear(weight):
-    layer = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.constant_(layer.weight, weight)
-    return layer
-
-
-WORDS = ["a", "b"]
-
-
-@functools.lru_cache
-def from_words(rows, texts):
-    return [word in WORDS for word in texts]
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (closing({"a", "b"}), closing({"b", "a", "c"})),
-        (closing(Scorer(1)), closing(Scorer(2))),
-        (closing(linear(1.0)), closing(linear(2.0))),
-        (closing(["a", "b"]), closing(["a", "c"])),
-        (closing([["a"], ["b" * 100]]), closing([["a"], ["c" * 100]])),
-        (lambda rows, texts: 1, lambda rows, texts: 2),
-        (lambda rows, texts: [1 for _ in texts], lambda rows, texts: [2 for _ in texts]),
-        (closing(torch.nn.Tanh()), closing(torch.nn.Sigmoid())),
-    ],
-    ids=["set", "object", "module", "texts", "lists of texts", "lambda", "code in a lambda", "class of a module"],
-)
-def test_what_a_function_closes_over_counts(one, other):
-    assert _function_mark(one) == _function_mark(one)
-    assert _function_mark(one) != _function_mark(other)
-
-
-def test_a_name_that_has_no_value_yet_is_no_error():
-    def scores(rows, texts):
-        return later
-
-    assert _function_mark(scores)
-    later = 1
-    assert scores((), ()) == later
-
-
-def test_lists_of_its_module_count_also_behind_a_cache(monkeypatch):
-    mark = _function_mark(from_words)
-    monkeypatch.setattr(f"{__name__}.WORDS", ["a", "c"])
-    assert _function_mark(from_words) != mark
-
-
-@pytest.mark.slow
-def test_the_order_of_a_set_and_texts_of_any_length_do_not_matter():
-    """Sets have another order in each process; an array of texts would be as wide as the longest one."""
-    program = (
-        "from test_online import _function_mark as mark, closing\n"
-        "print(mark(closing({'a', 'b', 'c', 'd'})), mark(lambda rows, texts: rows in {'a', 'b', 'c', 'd'}))"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**environment, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in "12"
-    }
-    assert len(found) == 1
-    tracemalloc.start()
-    _function_mark(closing(["a"] * 2000 + ["b" * 20_000]))
-    assert tracemalloc.get_traced_memory()[1] < 20e6
-    tracemalloc.stop()
+def test_a_function_is_known_by_its_source():
+    mark = _source_mark(length)
+    assert _source_mark(lambda n: n) != mark == _source_mark(partial(length, most=1))
+    assert _source_mark(lambda n: n) == _source_mark(lambda n: n) != _source_mark(lambda n: n + 1)
+    assert _source_mark(lambda n: n + 2) != _source_mark(lambda n: n + 1)
+    assert _source_mark(max) != _source_mark(min), "which have a name alone"
 
 
 @pytest.mark.parametrize("best", [[], ["train.best=counted", "train.eval_every=2"]], ids=["scores", "selects, too"])

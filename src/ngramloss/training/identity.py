@@ -7,11 +7,10 @@ import hashlib
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,7 +61,7 @@ ADVICE = {
     "dropout": "Give the model with the same dropout.",
     PLUGIN: "Restore the code of the plugin.",
     DAY: "The chat template writes the date: set NGRAMLOSS_TODAY to the old one, left of the arrow.",
-    "scores": "Pass the same function, with the same values around it.",
+    "scores": "Pass the same function.",
     "metric": "Score the candidates with the same metric.",
     "sentencex": "Install the old version, left of the arrow.",
     "words": "Use the same tokenizer, in the same version.",
@@ -196,7 +195,7 @@ def python_made_of(
         own = bare(model).generation_config.to_dict()  # without what changes when it is saved and loaded
         kept = [name for name in own if name not in (*_OF_SAVING, "_from_model_config")]
         found |= {f"generation_config.{name}": own[name] for name in kept}
-        found["scores"] = _function_mark(own_texts.scores)
+        found["scores"] = _source_mark(own_texts.scores)
         found["tokenizer"] = _tokenizer_mark(tokenizer)
     return found
 
@@ -216,25 +215,8 @@ def rows_mark(rows: Any) -> str:
     return f"{len(rows):,} ({digest.hexdigest()[:12]})"
 
 
-def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
-    """Add a value to a hash: numbers, texts, functions, or lists of them. A list counts as the same array."""
-    if isinstance(value, Mapping):
-        for name, each in value.items():
-            digest.update(f"{name}:".encode())
-            _add(digest, each, within)
-        return
-    value = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-    if isinstance(value, torch.nn.Module):
-        digest.update(f"{_source_of(type(value))} {_weights_mark(value)}".encode())
-        return
-    if hasattr(value, "all_special_tokens"):  # what it has seen is in its attributes
-        digest.update(_tokenizer_mark(value).encode())
-        return
-    if callable(value) and not isinstance(value, type):
-        if id(value) not in within:  # functions may call each other
-            for part in _parts_of(value):
-                _add(digest, part, (*within, id(value)))
-        return
+def _add(digest: Any, value: Any) -> None:
+    """Add a value of a row to a hash: numbers, texts, or lists of them. A list counts as the same array."""
     array, first = np.empty(0, object), value
     while isinstance(first, list | tuple) and first:  # in lists of lists
         first = first[0]
@@ -247,71 +229,25 @@ def _add(digest: Any, value: Any, within: tuple[int, ...] = ()) -> None:
     elif isinstance(value, list | tuple):
         digest.update(f"[{len(value)}".encode())
         for each in value:
-            _add(digest, each, within)
-    elif " at 0x" not in repr(value):
-        digest.update(f"{value!r},".encode())
-    elif id(value) not in within:
-        _add(digest, [_source_of(type(value)), _public(value)], (*within, id(value)))
-
-
-def _parts_of(function: Any) -> Iterator[Any]:
-    """All that decides what a function returns: source, arguments, attributes, what its code names in its module."""
-    function = inspect.unwrap(function)
-    if isinstance(function, partial):
-        yield from (function.func, function.args, function.keywords)
-    elif inspect.ismethod(function):
-        yield function.__func__
-        yield _source_of(type(function.__self__))
-        yield _public(function.__self__)
-    elif inspect.isfunction(function):
-        yield _source_of(function)
-        yield from (function.__defaults__, function.__kwdefaults__)
-        for cell in function.__closure__ or ():
-            with suppress(ValueError):  # nothing was assigned to it yet
-                yield cell.cell_contents
-        for name in _names_in(function.__code__):
-            value = function.__globals__.get(name)
-            is_own = getattr(value, "__module__", None) == function.__module__
-            if is_own and inspect.isclass(value):
-                yield from (name, _source_of(value))
-            elif (is_own and callable(value)) or isinstance(value, _PLAIN):
-                yield from (name, value)
+            _add(digest, each)
     else:
-        yield _source_of(type(function))
-        yield _public(function)
+        digest.update(f"{value!r},".encode())
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
-
-
-def _public(thing: Any) -> dict[str, Any]:
-    return {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
-
-
-_PLAIN = (bool, int, float, str, list, tuple, dict, set, frozenset)
-
-
-def _source_of(thing: Any) -> str:
-    """The source of a function or a class; of a lambda, whose line has more than it, its code; else the name."""
-    if getattr(thing, "__name__", "") == "<lambda>":
-        return _text_of(thing.__code__)
+def _source_mark(thing: Any) -> str:
+    """A hash of the source of a function, or of the class of something else; of its name if there is no source."""
+    while isinstance(thing, partial):
+        thing = thing.func
+    thing = thing if inspect.isroutine(thing) else type(thing)
+    if thing.__name__ == "<lambda>":  # whose line has more than it
+        code = thing.__code__
+        return _mark(
+            [code.co_code.hex(), code.co_names, [each for each in code.co_consts if not hasattr(each, "co_code")]]
+        )
     try:
-        return inspect.getsource(thing)
+        return _mark(inspect.getsource(thing))
     except (TypeError, OSError):
         return str(thing.__qualname__)
-
-
-def _text_of(code: CodeType) -> str:
-    """What code does, with the code in it: its instructions, names and constants, not the lines where it stands."""
-    text = f"{code.co_code.hex()} {code.co_names}"
-    for each in code.co_consts:
-        is_set = isinstance(each, frozenset)  # which has another order in each process
-        text += f" {_text_of(each) if isinstance(each, CodeType) else sorted(map(repr, each)) if is_set else each!r}"
-    return text
 
 
 def _config_of(model: Any) -> dict[str, Any]:
@@ -330,18 +266,12 @@ def _weights_mark(model: Any) -> str:
     return digest.hexdigest()[:12]
 
 
-def _function_mark(function: Callable[..., Any]) -> str:
-    digest = hashlib.sha256()
-    _add(digest, function)
-    return digest.hexdigest()[:12]
-
-
 def _tokenizer_mark(tokenizer: Any) -> str:
     """A hash of what a tokenizer does; of one that is not Hugging Face's, of its code."""
     try:
         return tokenizer_fingerprint(tokenizer)
     except (AttributeError, TypeError):
-        return _mark(_source_of(type(tokenizer)))
+        return _source_mark(tokenizer)
 
 
 def _mark(content: Any) -> str:
