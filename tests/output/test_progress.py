@@ -3,8 +3,6 @@
 import io
 import logging
 import sys
-import threading
-import time
 
 import pytest
 
@@ -92,19 +90,6 @@ def test_a_slow_step_is_one_line_with_its_own_note(shown, capsys, monkeypatch):
             bar.update(1, note=f"ce {step + 1}")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["training: 1 of 3 steps, 1:20 left · ce 1", "training: 2 of 3 steps, 0:40 left · ce 2"]
-
-
-@pytest.mark.slow
-def test_a_slow_batch_is_not_silent(shown, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "SLOW", 0.05)
-    count = threading.active_count()
-    for slow in (True, False):
-        with Progress("writing predictions", total=100, slow=slow):
-            time.sleep(0.4)  # a batch
-        lines = capsys.readouterr().err.splitlines()
-        assert set(lines) <= {"writing predictions: 0 of 100 documents"}
-        assert bool(lines) == slow
-    assert threading.active_count() == count
 
 
 def test_work_that_is_not_counted_is_named_in_a_terminal(shown, monkeypatch):

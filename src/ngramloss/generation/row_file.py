@@ -162,7 +162,7 @@ def write_share(
         if example.id not in done and (only is None or example.id in only)
     ]
     mine.sort(key=lambda example: len(example.source), reverse=True)  # similar lengths together, longest first
-    with appended(share) as file, Progress(f"writing {output.noun}", len(mine), unit=unit, slow=True) as progress:
+    with appended(share) as file, Progress(f"writing {output.noun}", len(mine), unit=unit) as progress:
         for batch, rows in batches(mine, *author):
             pairs = zip(batch, rows, strict=True)
             file.write("".join(line({"id": example.id, **row}) for example, row in pairs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 from ngramloss.output import escape
 from ngramloss.output.console import first_process, logger, shows_messages
 
-SECONDS, BETWEEN_NOTES, SLOW = 30, 1, 30
-"""The least time between two lines where standard error is not a terminal; with a new note; if nothing is counted."""
+SECONDS, BETWEEN_NOTES = 30, 1
+"""The least time between two lines where standard error is not a terminal; with a new note."""
 
 
 class Progress:
@@ -25,18 +24,13 @@ class Progress:
         total: how much there is; None if nobody knows.
         unit: what is counted; empty if nothing is.
         done: how much was done before.
-        slow: what is counted may take minutes, so that lines come in between, too. Meanwhile no process may be forked.
 
     Example:
         >>> with Progress("reading train", total=3, unit="documents") as progress:
         ...     progress.update(3)
     """
 
-    def __init__(
-        self, what: str, total: int | None = None, *, unit: str = "documents", done: int = 0, slow: bool = False
-    ) -> None:
-        self._ended = threading.Event()
-        self._waiting = threading.Thread(target=self._wait, daemon=True) if slow else None
+    def __init__(self, what: str, total: int | None = None, *, unit: str = "documents", done: int = 0) -> None:
         self.what, self.total, self.unit, self.done = escape.name(what), total, unit, done
         self._began = self._logged = time.monotonic()
         self._before, self._note, self._noted, self._bar = done, "", done, self._new_bar()
@@ -53,7 +47,10 @@ class Progress:
         if note:
             self._note, self._noted = note, self.done
         if self._bar is None:
-            self._log(SECONDS if not note else 0 if self.done == self.total else BETWEEN_NOTES)
+            least = SECONDS if not note else 0 if self.done == self.total else BETWEEN_NOTES
+            if (now := time.monotonic()) - self._logged >= least:
+                self._logged = now
+                logger.info(str(self))
         else:
             earlier = f"at {self._noted:,}: " if self._note and self._noted != self.done else ""
             self._bar.set_postfix_str(escape.name(earlier + self._note), refresh=False)
@@ -72,27 +69,11 @@ class Progress:
         return f"{self.what}: {self.done:,}{of} {self.unit}{left}{note}"
 
     def __enter__(self) -> Progress:
-        if self._waiting is not None and self._bar is None:
-            self._waiting.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        if self._waiting is not None and self._waiting.is_alive():
-            self._ended.set()
-            self._waiting.join()
         if self._bar is not None:
             self._bar.close()
-
-    def _wait(self) -> None:
-        """Log a line now and then, although nothing is counted."""
-        while not self._ended.wait(SLOW):
-            self._log(SLOW)
-
-    def _log(self, least: float) -> None:
-        now = time.monotonic()
-        if now - self._logged >= least:
-            self._logged = now
-            logger.info(str(self))
 
     def _new_bar(self) -> Any:
         if not (shows_messages() and first_process() and sys.stderr.isatty()):

@@ -61,7 +61,7 @@ class Writer:
         """The best text of each source, in order; progress names the work ``what`` and the sources ``unit``."""
         found = [""] * len(ids)
         order = sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True)
-        with Progress(what, len(ids), unit=unit, slow=True) as progress:
+        with Progress(what, len(ids), unit=unit) as progress:
             for rows, texts in batches(
                 order,
                 lambda rows: [list(ids[row]) for row in rows],
