@@ -166,11 +166,9 @@ class Train:
     save_every: int = setting(1000, "length", least=1)
     keep: int = setting(2, "speed", least=1)
     """The number of newest checkpoints to keep, besides the best."""
-    average: int = setting(0, "length", least=0)
-    """Also take the mean of the weights of the last ``average`` checkpoints of ``save_every``, the last weights among
-    them. It becomes the model if ``best`` finds it better, or if nothing is validated; 0 takes none."""
     ema: float = setting(0.0, "weights", least=0, below=1)
-    """Also keep an exponential moving average of the weights with this decay, such as 0.999; likewise. 0 keeps none."""
+    """Also keep an exponential moving average of the weights with this decay, such as 0.999. It becomes the model if
+    ``best`` finds it better, or if nothing is validated; 0 keeps none."""
     best: str = setting("ce", "scores")
     """What selects the checkpoint that becomes the model: the lowest validation value of a term (``loss`` is the whole
     objective), the best score of texts generated for the validation split, such as ``rouge2`` or ``bleu``, or nothing:
@@ -610,23 +608,9 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             yield f"model.{key}: is of adapters, and model.lora is 0. Set that, or leave it out."
     if data.instruction and data.prompt != CHAT:
         yield f'data.instruction: belongs to data.prompt = "{CHAT}". Set that, or write it into the template.'
-    yield from _broken_rules_of_averages(train)
+    if train.fsdp and train.ema:
+        yield "train.fsdp: train.ema does not work with sharded weights. Leave it out."
     yield from _broken_rules_of_online(recipe)
-
-
-def _broken_rules_of_averages(train: Train) -> Iterator[str]:
-    if train.average == 1:
-        yield "train.average: the mean of one checkpoint is that checkpoint. Use 2 or more, or 0."
-    if train.keep < train.average:
-        mean = f"train.keep: the mean of {train.average} checkpoints (train.average) needs as many"
-        yield f"{mean}, and {train.keep} are kept. Set train.keep = {train.average}."
-    if train.average and train.ema and (train.best == LAST or not train.eval_every):
-        yield (
-            "train.ema: beside train.average, a validation must choose between the two. Leave one of them out, or set "
-            "train.eval_every and another train.best."
-        )
-    if train.fsdp and (train.average or train.ema):
-        yield "train.fsdp: train.average and train.ema do not work with sharded weights. Leave them out."
 
 
 def _broken_rules_of_online(recipe: Recipe) -> Iterator[str]:

@@ -107,17 +107,17 @@ def log(run):
 
 
 def assert_two_processes_train_as_one(folder, *settings):
-    """Train, with averages, in one process and in two: equal weights and values but for rounding.
+    """Train, with a moving average, in one process and in two: equal weights and values but for rounding.
 
     The last step of an epoch has one row, so that one of the two has none.
     """
-    settings += ("train.average=2", "train.ema=0.5", "train.learning_rate=1e-3", "data.limit=17")
+    settings += ("train.ema=0.5", "train.learning_rate=1e-3", "data.limit=17")
     arguments = ["tiny.toml", *(part for setting in settings for part in ("--set", setting))]
     assert train(*arguments, "--run", folder / "one") == 0
     asked = ["train", *map(str, arguments), "--run", str(folder / "two")]
     codes, err = fork_ranks(TRAIN, asked, environment=environment())
     assert codes == [0, 0], err[-3000:]
-    for name in ("model", "checkpoints/average", "checkpoints/ema"):
+    for name in ("model", "checkpoints/ema"):
         one, two = (load_file(folder / each / name / "model.safetensors") for each in ("one", "two"))
         assert one.keys() == two.keys()
         for key, value in one.items():

@@ -1,4 +1,4 @@
-"""Means of the weights of several steps: what they are, that a stop does not change them, and when they are the model."""
+"""A moving average of the weights: what it is, that a stop does not change it, and when it is the model."""
 
 import json
 import os
@@ -67,16 +67,7 @@ def assert_near(found, expected, tolerance=1e-6):
         torch.testing.assert_close(one.detach().double(), other, rtol=tolerance, atol=tolerance)
 
 
-# What they are
-
-
-def test_the_mean_is_that_of_the_last_checkpoints_and_the_last_weights(tmp_path):
-    model, outcome, history = trained(tmp_path, average=3)
-    expected = [sum(each) / 3 for each in zip(history[4], history[6], history[7], strict=True)]
-    assert_near(of_folder(tmp_path / "average", tiny), expected)
-    assert_near(averaging.trained(model), history[7], 0)  # the model has the last weights
-    assert outcome.state.averages == {"average": {"value": None, "steps": [4, 6, 7]}}
-    assert not checkpoints.damage(tmp_path / "average")
+# What it is
 
 
 def test_the_moving_average_is_that_of_plain_loops(tmp_path):
@@ -93,9 +84,9 @@ def test_tied_weights_are_one_and_buffers_are_those_of_the_last_step(tmp_path):
     model.register_buffer("calls", torch.zeros((), dtype=torch.int64))
     model.register_forward_pre_hook(lambda module, _: module.__setattr__("calls", module.calls + 1))
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    trained(tmp_path, model=model, average=2)
+    trained(tmp_path, model=model, ema=0.5)
     last = int(model.calls)
-    saved = load_file(tmp_path / "average" / "model.safetensors")
+    saved = load_file(tmp_path / "ema" / "model.safetensors")
     assert saved["calls"].dtype == torch.int64
     assert int(saved["calls"]) == last == int(load_file(tmp_path / "checkpoint-7" / "model.safetensors")["calls"])
     assert int(load_file(tmp_path / "checkpoint-6" / "model.safetensors")["calls"]) < last
@@ -106,18 +97,18 @@ def test_of_adapters_the_factors_are_averaged_and_the_merged_model_is_their_prod
         torch.manual_seed(0)
         return add_lora(tiny(), Model(lora=2, lora_targets=["q_proj"]))
 
-    _, _, history = trained(tmp_path, model=adapted(), average=2, ema=0.5, eval_every=100)
-    expected = [(one + other) / 2 for one, other in zip(history[6], history[7], strict=True)]
-    assert_near(of_folder(tmp_path / "average", adapted), expected)
-    for name in ("average", "ema"):
-        twin = adapted()
-        load_weights(tmp_path / name, twin)
-        merged = load_file(tmp_path / name / "model.safetensors")
-        own = {key: value for key, value in twin.merge_and_unload().state_dict().items() if key in merged}
-        assert (tmp_path / name / ADAPTER / "adapter_model.safetensors").is_file()
-        assert own.keys() == merged.keys()
-        for key, value in own.items():
-            torch.testing.assert_close(merged[key], value)
+    _, _, history = trained(tmp_path, model=adapted(), ema=0.1, max_steps=1)
+    assert_near(
+        of_folder(tmp_path / "ema", adapted), [(a + 9 * b) / 10 for a, b in zip(*history.values(), strict=True)]
+    )
+    twin = adapted()
+    load_weights(tmp_path / "ema", twin)
+    merged = load_file(tmp_path / "ema" / "model.safetensors")
+    own = {key: value for key, value in twin.merge_and_unload().state_dict().items() if key in merged}
+    assert (tmp_path / "ema" / ADAPTER / "adapter_model.safetensors").is_file()
+    assert own.keys() == merged.keys()
+    for key, value in own.items():
+        torch.testing.assert_close(merged[key], value)
 
 
 def test_weights_of_16_bits_are_averaged_in_32():
@@ -134,24 +125,13 @@ def test_weights_of_16_bits_are_averaged_in_32():
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 6])
-@pytest.mark.parametrize("changes", [{"average": 3}, {"ema": 0.9}], ids=["average", "ema"])
-def test_a_stop_does_not_change_them(tmp_path, changes, stop):
-    (name,) = changes
-    trained(tmp_path / "whole", **changes)
-    trained(tmp_path / "stopped", stop=stop, **changes)
-    _, outcome, _ = trained(tmp_path / "stopped", **changes)
+def test_a_stop_does_not_change_it(tmp_path, stop):
+    trained(tmp_path / "whole", ema=0.9)
+    trained(tmp_path / "stopped", stop=stop, ema=0.9)
+    _, outcome, _ = trained(tmp_path / "stopped", ema=0.9)
     assert outcome.continued_from in (0, stop - stop % 2)
-    one, other = (load_file(tmp_path / each / name / "model.safetensors") for each in ("whole", "stopped"))
+    one, other = (load_file(tmp_path / each / "ema" / "model.safetensors") for each in ("whole", "stopped"))
     assert all(torch.equal(value, other[key]) for key, value in one.items())
-
-
-def test_checkpoints_of_stops_and_of_good_validations_are_not_averaged(tmp_path):
-    """With ``save_every`` 2, validations of steps 3 and 5 are saved if they are good."""
-    _, outcome, history = trained(tmp_path, average=3, keep=3, eval_every=1)
-    assert {checkpoints.step(path) % 2 for path in tmp_path.glob("checkpoint-*")} == {0, 1}
-    assert outcome.state.averages["average"]["steps"] == [4, 6, 7]
-    expected = [sum(each) / 3 for each in zip(history[4], history[6], history[7], strict=True)]
-    assert_near(of_folder(tmp_path / "average", tiny), expected)
 
 
 @pytest.mark.parametrize(
@@ -186,30 +166,12 @@ def test_a_checkpoint_that_lost_its_moving_average_is_not_continued(tmp_path):
         averaging.MovingAverage(tiny(), 0.9).restore(tmp_path)
 
 
-def test_a_mean_of_fewer_checkpoints_is_said(tmp_path, messages):
-    _, outcome, _ = trained(tmp_path / "a", average=9, max_steps=4)
-    assert outcome.state.averages["average"]["steps"] == [2, 4]
-    text = "asks for 9 checkpoints, and there are 2, so the mean is that of 2. They are those of every 2 steps"
-    assert any(text in message for message in messages)
-    _, outcome, _ = trained(tmp_path / "b", average=2, max_steps=1)
-    assert outcome.state.averages == {}
-    assert any("and there are 1, so there is no mean." in message for message in messages)
-
-
-def test_a_damaged_checkpoint_is_not_averaged(tmp_path, messages):
-    trained(tmp_path, average=3, stop=6)
-    (tmp_path / "checkpoint-2" / "model.safetensors").write_bytes(b"")
-    (tmp_path / "checkpoint-4" / "model.safetensors").write_bytes(b"")
-    _, outcome, _ = trained(tmp_path, average=3)
-    assert outcome.state.averages["average"]["steps"] == [6, 7]
-
-
 WORKER = """
 import json, sys
 sys.path[:0] = {tests!r}
 from pathlib import Path
 from test_averaging import trained
-trained(Path(sys.argv[1]), average=2, ema=0.5, eval_every=100)
+trained(Path(sys.argv[1]), ema=0.5, eval_every=100)
 """
 
 
@@ -221,11 +183,10 @@ def test_two_processes_have_the_averages_of_one(tmp_path):
         environment={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert codes == [0, 0], err[-3000:]
-    _, outcome, _ = trained(tmp_path / "one", average=2, ema=0.5, eval_every=100)
-    for name in ("average", "ema"):
-        one, two = (load_file(tmp_path / each / name / "model.safetensors") for each in ("one", "two"))
-        for key, value in one.items():
-            torch.testing.assert_close(two[key], value, rtol=1e-3, atol=1e-4)
+    _, outcome, _ = trained(tmp_path / "one", ema=0.5, eval_every=100)
+    one, two = (load_file(tmp_path / each / "ema" / "model.safetensors") for each in ("one", "two"))
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, rtol=1e-3, atol=1e-4)
     state = json.loads((tmp_path / "two" / "checkpoint-7" / "state.json").read_text())
     for name, known in outcome.state.averages.items():
         assert state["averages"][name]["value"] == pytest.approx(known["value"], abs=1e-3)
@@ -235,20 +196,19 @@ def test_two_processes_have_the_averages_of_one(tmp_path):
 
 
 def facts(best, **averages):
-    known = {name: {"value": value, "steps": [1, 2]} for name, value in averages.items()}
+    known = {name: {"value": value, "steps": [2]} for name, value in averages.items()}
     return {"step": 2, "best_step": None if best is None else 1, "best": best, "averages": known}
 
 
 @pytest.mark.parametrize(
     ("higher", "of_run", "chosen"),
     [
-        (False, facts(1.0, average=0.9), "average"),
-        (False, facts(1.0, average=1.0), ""),
-        (False, facts(1.0, average=0.9, ema=0.8), "ema"),
-        (True, facts(1.0, average=0.9, ema=0.8), ""),
-        (True, facts(1.0, average=1.2, ema=1.1), "average"),
-        (True, facts(None, average=None), "average"),
-        (True, facts(1.0, average=None), ""),
+        (False, facts(1.0, ema=0.9), "ema"),
+        (False, facts(1.0, ema=1.0), ""),
+        (True, facts(1.0, ema=0.9), ""),
+        (True, facts(1.0, ema=1.2), "ema"),
+        (True, facts(None, ema=None), "ema"),
+        (True, facts(1.0, ema=None), ""),
         (True, facts(1.0), ""),
     ],
 )
@@ -300,10 +260,9 @@ HIGH_RATE = [
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("name", ["average", "ema"])
-def test_a_better_average_becomes_the_model_and_its_card_says_so(place, tmp_path, capsys, name):
-    run, wanted = tmp_path / "run", {"average": "train.average=4", "ema": "train.ema=0.8"}[name]
-    err = ran(place, run, capsys, wanted, *HIGH_RATE)
+def test_a_better_average_becomes_the_model_and_its_card_says_so(place, tmp_path, capsys):
+    run, name = tmp_path / "run", "ema"
+    err = ran(place, run, capsys, "train.ema=0.8", *HIGH_RATE)
     seal = checkpoints.facts(run / "checkpoints" / "checkpoint-24")
     value, single = seal["averages"][name]["value"], seal["best"]
     assert value < single, "with such a learning rate, averaging helps"
@@ -311,10 +270,7 @@ def test_a_better_average_becomes_the_model_and_its_card_says_so(place, tmp_path
     assert ce_of(run / "model", Path(prepared["splits"]["validation"]["tokens"])) == pytest.approx(value, abs=1e-4)
     saved = load_file(run / "checkpoints" / name / "model.safetensors")
     assert all(torch.equal(saved[key], each) for key, each in weights(run).items())
-    what = {
-        "average": "the mean of the weights of steps 18, 20, 22 and 24",
-        "ema": "the moving average of the weights (ema)",
-    }[name]
+    what = "the moving average of the weights (ema)"
     why = f"{what} (validation ce {value:.4f}; the weights of step {seal['best_step']}: {single:.4f})"
     assert f"finished at step 24: {run / 'model'}, {why}\n" in err
     card = (run / "card.md").read_text()
@@ -330,18 +286,6 @@ def test_a_better_average_becomes_the_model_and_its_card_says_so(place, tmp_path
     (line,) = [line for line in log(run) if f"{name}_ce" in line]
     assert line["step"] == 24
     assert line[f"{name}_ce"] == pytest.approx(value)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
-def test_a_worse_average_is_not_the_model_and_its_value_is_said(place, tmp_path, capsys):
-    err = ran(place, tmp_path, capsys, "train.average=6")
-    seal = checkpoints.facts(tmp_path / "checkpoints" / "checkpoint-12")
-    value = seal["averages"]["average"]["value"]
-    assert value > seal["best"]
-    assert f"(lowest validation ce, {seal['best']:.4f}; the mean of the weights of steps 2, 4, 6, 8, 10 and 12: " in err
-    best = load_file(tmp_path / "checkpoints" / f"checkpoint-{seal['best_step']}" / "model.safetensors")
-    assert all(torch.equal(best[key], each) for key, each in weights(tmp_path).items())
 
 
 @pytest.mark.slow
@@ -363,29 +307,22 @@ def test_with_the_last_weights_an_average_is_always_the_model(place, tmp_path, c
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["train.average=1"], "train.average: the mean of one checkpoint is that checkpoint"),
-        (["train.average=5"], "needs as many, and 2 are kept. Set train.keep = 5."),
-        (["train.average=2", "train.ema=0.9", "train.best=last"], "train.ema: beside train.average, a validation must"),
-        (["train.average=2", "train.ema=0.9", "train.eval_every=0"], "train.ema: beside train.average"),
-        (["train.ema=0.9", "train.fsdp=true"], "train.average and train.ema do not work with sharded weights"),
+        (["train.ema=0.9", "train.fsdp=true"], "train.ema does not work with sharded weights"),
         (["train.ema=1"], "train.ema: must be below 1"),
-        (["train.average=-1"], "train.average: must be at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_a_sentence(changes, sentence):
     with pytest.raises(UserError) as stop:
-        recipe.load("demo", ["train.keep=2", *changes])
+        recipe.load("demo", changes)
     assert sentence in str(stop.value)
 
 
-def test_without_a_folder_there_is_nothing_to_average(tmp_path):
-    with pytest.raises(UserError, match=r"average and ema are written beside the checkpoints\. Give a folder"):
+def test_without_a_folder_the_average_cannot_be_written():
+    with pytest.raises(UserError, match=r"ema is written beside the checkpoints\. Give a folder"):
         trained(None, ema=0.9)
-    with pytest.raises(UserError, match=r"needs as many, and 1 are kept"):
-        trained(tmp_path, average=2, keep=1)
 
 
-def test_a_system_may_have_them_too():
+def test_a_system_may_have_it_too():
     from ngramloss.training.system_registry import check_recipe
 
     assert check_recipe(recipe.load("simcls-demo", ["train.ema=0.9"])).name == "simcls"

@@ -375,13 +375,6 @@ def test_older_checkpoints_than_are_kept_go_but_not_the_best(tmp_path):
     assert left(tmp_path) == [1, 3, 4]
 
 
-def test_a_checkpoint_that_is_to_be_averaged_stays_although_good_validations_came_after_it(tmp_path):
-    model, optimiser = in_training()
-    for number in (4, 5, 6):
-        save(tmp_path, model, optimiser, state=dataclasses.replace(STATE, step=number), average=2, save_every=4)
-    assert left(tmp_path) == [4, 5, 6]
-
-
 def test_what_an_earlier_attempt_left_is_gone(tmp_path):
     path = checkpoint(tmp_path, 3, sealed=False)
     save(tmp_path, *in_training())

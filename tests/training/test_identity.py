@@ -475,7 +475,6 @@ SETTINGS = {
     "train.memory": ("lean", "nothing"),
     "train.twins": (True, "training"),
     "train.teacher": ("models/teacher", "training"),
-    "train.average": (2, "training"),
     "train.ema": (0.5, "training"),
     "train.seed": (1, "training"),
     "train.report_to": (["wandb"], "nothing"),

@@ -76,7 +76,7 @@ KINDS = {
     "a teacher": ["objective=ce + distill(temperature=2)", "train.teacher={here}/runs/start"],
     "the start as teacher": ["objective=ce + keep:reverse", "model.name={here}/runs/start/model", "model.dropout=0.1"],
     "adapters": ["model.name={here}/runs/start/model", "model.lora=4"],
-    "averages": ["train.average=2", "train.ema=0.5"],
+    "averages": ["train.ema=0.5"],
     "early stopping": ["train.early_stopping=2", "train.eval_every=2", "train.learning_rate=1"],
     "weights of words": ["data.weights=weights", "data.name={here}/weighted", "objective=ce + matches(2)"],
     "a language model": LANGUAGE_MODEL,

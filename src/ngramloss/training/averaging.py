@@ -1,4 +1,4 @@
-"""weights of several steps → their mean: of the last checkpoints, or a moving average that is kept while training."""
+"""weights of all steps → their moving average, which is kept while training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from ngramloss.errors import UserError
-from ngramloss.output.console import logger
-from ngramloss.recipe import Train
 from ngramloss.training import checkpoints
 
 if TYPE_CHECKING:
@@ -21,41 +19,26 @@ if TYPE_CHECKING:
     from ngramloss.training.processes import Processes
     from ngramloss.training.task import Task
 
-AVERAGE, EMA = "average", "ema"
-"""The settings of ``train``, and the folders beside the checkpoints that the averaged models are written to."""
+EMA = "ema"
+"""The setting of ``train``, and the folder beside the checkpoints that the averaged model is written to."""
 
 
 def write(
-    folder: Path, task: Task, settings: Train, here: Processes, step: int, ema: MovingAverage | None, log: Log
+    folder: Path, task: Task, here: Processes, step: int, ema: MovingAverage | None, log: Log
 ) -> dict[str, checkpoints.Average]:
-    """Validate the averages as a checkpoint is, and write each as a model beside these. Returns ``State.averages``."""
-    model, found = task.model, {}
-    if settings.average:
-        others = members(folder, settings)
-        steps = [*map(checkpoints.step, others), step]
-        if len(steps) < settings.average:
-            mean = f"the mean is that of {len(steps)}" if others else "there is no mean"
-            logger.info(
-                f"train.average asks for {settings.average} checkpoints, and there are {len(steps)}, so {mean}. "
-                f"They are those of every {settings.save_every:,} steps (train.save_every), and the last weights."
-            )
-        if others:
-            found[AVERAGE] = mean_weights(model, others), steps
-    if ema is not None:
-        found[EMA] = ema.values, [step]
-    kept: dict[str, checkpoints.Average] = {}
-    for name, (weights, steps) in found.items():
-        value: float | None = None
-        with exchanged(model, weights):
-            if task.validates:
-                values = {key.removeprefix("eval_"): value for key, value in task.validate().items()}
-                log.write_validation(step, {f"{name}_{key}": value for key, value in values.items()})
-                measured = values.get(task.best.name, math.nan)
-                value = measured if math.isfinite(measured) else None
-            if here.first:
-                checkpoints.save_model(folder / name, model, task.tokenizer)
-        kept[name] = {"value": value, "steps": steps}
-    return kept
+    """Validate the average as a checkpoint is, and write it as a model beside these. Returns ``State.averages``."""
+    if ema is None:
+        return {}
+    value: float | None = None
+    with exchanged(task.model, ema.values):
+        if task.validates:
+            values = {key.removeprefix("eval_"): value for key, value in task.validate().items()}
+            log.write_validation(step, {f"{EMA}_{key}": value for key, value in values.items()})
+            measured = values.get(task.best.name, math.nan)
+            value = measured if math.isfinite(measured) else None
+        if here.first:
+            checkpoints.save_model(folder / EMA, task.model, task.tokenizer)
+    return {EMA: {"value": value, "steps": [step]}}
 
 
 def trained(model: Any) -> list[Any]:
@@ -91,27 +74,6 @@ class MovingAverage:
             raise UserError(f"{path} does not have the shapes of the model's weights. {checkpoints.AGAIN}")
         for own, value in zip(self.values, saved, strict=True):
             own.copy_(value)
-
-
-def members(folder: Path, settings: Train) -> list[Path]:
-    """The checkpoints to average, oldest first: only those of ``save_every``, so that a stop changes nothing."""
-    saved = checkpoints.regular(folder, settings.save_every)[: settings.average - 1]
-    return [path for path in reversed(saved) if not checkpoints.fault(path)]
-
-
-@torch.no_grad()
-def mean_weights(model: Any, others: Sequence[Path]) -> list[Tensor]:
-    """The mean of the model's trained weights and those of checkpoints; of adapters, the mean of each factor."""
-    parameters = trained(model)
-    own = [*parameters, *model.buffers()]  # a checkpoint has buffers, too
-    last = [tensor.detach().clone() for tensor in own]
-    sums = [_wide(parameter) for parameter in parameters]
-    for checkpoint in others:
-        checkpoints.load_weights(checkpoint, model)
-        torch._foreach_add_(sums, [p.detach().to(total.dtype) for p, total in zip(parameters, sums, strict=True)])
-    _copy(own, last)
-    torch._foreach_div_(sums, len(others) + 1)
-    return sums
 
 
 @contextmanager

@@ -84,15 +84,11 @@ def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
     'the weights of step 20 (lowest validation ce, 1.2500)'
     >>> weights_text(Best("ce"), facts, Path("checkpoint-30"))
     'the weights of step 30 (the last)'
-    >>> facts["averages"] = {"average": {"value": 1.2, "steps": [20, 30]}}
-    >>> weights_text(Best("ce"), facts, Path("average"))
-    'the mean of the weights of steps 20 and 30 (validation ce 1.2000; the weights of step 20: 1.2500)'
+    >>> facts["averages"] = {"ema": {"value": 1.2, "steps": [30]}}
+    >>> weights_text(Best("ce"), facts, Path("ema"))
+    'the moving average of the weights (ema) (validation ce 1.2000; the weights of step 20: 1.2500)'
     """
-    averages = {}
-    for name, known in facts.get("averages", {}).items():
-        *others, last = map(str, known["steps"])
-        of_several = f"the mean of the weights of steps {', '.join(others)} and {last}"
-        averages[name] = of_several if others else f"the moving average of the weights ({name})"
+    averages = {name: f"the moving average of the weights ({name})" for name in facts.get("averages", {})}
     newest = facts["step"] if facts["best_step"] is None else facts["best_step"]
     own = f"the weights of step {newest if chosen.name in averages else chosen.name.rpartition('-')[2]}"
     values: dict[str, float | None] = {own: facts["best"] if own.endswith(f" {facts['best_step']}") else None}

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -45,7 +45,7 @@ AGAIN = "Delete the checkpoint to continue from the previous one, or start over 
 
 
 class Average(TypedDict):
-    """What is known of a mean of weights: what selects the best of a validation, and the steps of the weights."""
+    """What is known of the moving average: what selects the best of a validation, and its step."""
 
     value: float | None
     steps: list[int]
@@ -95,13 +95,12 @@ def save(
                 (checkpoint / name).write_text(text, encoding="utf-8")
             facts = {"step": state.step, "best_step": state.best_step, "best": state.best, "finished": finished}
             seal(checkpoint, **facts, **({"averages": state.averages} if state.averages else {}))
-        needed = {step(path) for path in regular(folder, settings.save_every)[: settings.average]}
-        prune(folder, keep=settings.keep, best=state.best_step, besides=needed)
+        prune(folder, keep=settings.keep, best=state.best_step)
     here.wait()
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write a model that is no checkpoint, such as a mean of several, and seal it when it is complete."""
+    """Write a model that is no checkpoint, but a mean, and seal it when it is complete."""
     with _writing(folder):
         if folder.exists():
             delete(folder)
@@ -212,7 +211,7 @@ class SavedCheckpoints(NamedTuple):
 def find(folder: Path) -> SavedCheckpoints:
     """Find the newest complete checkpoint in a folder."""
     broken: dict[Path, str] = {}
-    for checkpoint in regular(folder, 1):
+    for checkpoint in _newest_first(folder):
         if not (why := fault(checkpoint)):
             return SavedCheckpoints(checkpoint, broken)
         broken[checkpoint] = why
@@ -248,16 +247,15 @@ def step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def regular(folder: Path, every: int) -> list[Path]:
-    """The checkpoints whose steps are multiples of ``every``, newest first; not those of stops and good validations."""
+def _newest_first(folder: Path) -> list[Path]:
     named = [path for path in folder.glob("checkpoint-*") if path.is_dir() and path.name.split("-")[-1].isdecimal()]
-    return sorted((path for path in named if step(path) % every == 0), key=step, reverse=True)
+    return sorted(named, key=step, reverse=True)
 
 
-def prune(folder: Path, *, keep: int, best: int | None, besides: Collection[int] = ()) -> None:
-    """Delete all but the newest, the best, and those of some steps besides."""
-    for checkpoint in regular(folder, 1)[keep:]:
-        if step(checkpoint) not in (best, *besides):
+def prune(folder: Path, *, keep: int, best: int | None) -> None:
+    """Delete all but the newest and the best."""
+    for checkpoint in _newest_first(folder)[keep:]:
+        if step(checkpoint) != best:
             delete(checkpoint)
 
 

@@ -53,7 +53,7 @@ class State:
     scale_grows_in: int = 0
     """Steps since the scale last changed."""
     averages: dict[str, checkpoints.Average] = dataclasses.field(default_factory=dict)
-    """At the end: of ``average`` and ``ema``."""
+    """At the end: of ``ema``."""
 
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
         """Keep the best value, or end a training that has not improved for long. Returns whether to save this step."""
@@ -125,7 +125,7 @@ def run(task: Task, settings: Train, here: Processes, around: Around) -> Trainin
                 if scaler.is_enabled():
                     state.scale, state.scale_grows_in = scaler.get_scale(), scaler._get_growth_tracker()
                 if finished:
-                    state.averages = averaging.write(around.folder, task, settings, here, state.step, ema, log)
+                    state.averages = averaging.write(around.folder, task, here, state.step, ema, log)
                 more = {**around.saved_with, **task.saved(state.step)}
                 checkpoints.save(around.folder, task, optimiser, state, here, settings, more, ema, finished=finished)
 

@@ -54,15 +54,15 @@ def train(
         changes: settings to change: ``train(..., max_steps=1000, learning_rate=1e-4)``.
 
     Returns:
-        How it ended. The model has the last weights; ``average`` and ``ema`` are models in ``folder``.
+        How it ended. The model has the last weights; ``ema`` is a model in ``folder``.
     """
     known = [field.name for field in dataclasses.fields(Train)]
     if unknown := [name for name in changes if name not in known]:
         raise TypeError(f"train has no setting {unknown[0]!r}. {nearest(unknown[0], known, 0.6)}".rstrip())
     settings = dataclasses.replace(settings or Train(), **changes)
     asked = python_run(objective, settings, own_texts)
-    if folder is None and (settings.average or settings.ema):
-        raise UserError("average and ema are written beside the checkpoints. Give a folder for these: folder=….")
+    if folder is None and settings.ema:
+        raise UserError("ema is written beside the checkpoints. Give a folder for these: folder=….")
     if settings.teacher or (teacher is not None and asked.compares_with_start):
         raise UserError(
             "train.teacher is read by ngramloss train. Here, pass the loaded model: train(..., teacher=model). For "
