@@ -1,12 +1,11 @@
 """generate --like: other models and baselines read the documents of a run."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import transformers
-from models import BART, LLAMA
+from models import BART
 
 from ngramloss import cli, recipe
 from ngramloss.errors import UserError
@@ -27,7 +26,7 @@ def trained(tmp_path):
         lines = [json.dumps({"key": "bad", "body": 3, "gold": "x"}), *map(json.dumps, rows)]
         (tmp_path / "data").mkdir(exist_ok=True)
         (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
-    changed = {**COLUMNS, "data.name": str(tmp_path / "data"), "data.max_source": 99, "data.prefix": "p: "}
+    changed = {**COLUMNS, "data.name": str(tmp_path / "data"), "data.max_source": 99}
     folder = tmp_path / "run"
     folder.mkdir()
     settings = recipe.load("demo", [f"{key}={json.dumps(value)}" for key, value in changed.items()])
@@ -74,66 +73,20 @@ def test_a_run_reads_them_with_its_own_prompt_and_not_rows_that_it_was_trained_o
                 job(str(own.path), like=str(trained))
 
 
-@pytest.fixture
-def bases(tmp_path):
-    """The configurations of an encoder-decoder and of a decoder-only model."""
-    transformers.BartConfig(**BART).save_pretrained(tmp_path / "bart")
-    transformers.LlamaConfig(**LLAMA).save_pretrained(tmp_path / "llama")
-    return str(tmp_path / "bart"), str(tmp_path / "llama")
-
-
 def change(trained, *settings):
     about = RunFolder(trained).recipe
     about.write_text(recipe.dump(recipe.changed(recipe.load(str(about)), settings)))
 
 
-def test_another_model_reads_the_same_documents(trained, bases):
-    work = job(bases[0], like=str(trained))
+def test_another_model_reads_the_same_documents_with_its_own_search(trained, tmp_path):
+    transformers.BartConfig(**BART).save_pretrained(tmp_path / "bart")
+    base = str(tmp_path / "bart")
+    work = job(base, like=str(trained))
     assert (work.data.source, work.data.target, work.data.id) == ("body", "gold", "key")
-    assert work.data.separator == "none"
+    assert (work.data.separator, work.generation) == ("none", None)
     change(trained, "task=translation")
-    assert job(bases[0], like=str(trained)).task == "translation"
-    assert job(bases[0], like=str(trained), overrides=["data.target=other"]).data.target == "other"
-
-
-def test_another_model_decodes_like_the_run_but_for_what_is_given(trained, bases, messages):
-    change(trained, "generation.num_beams=3", "generation.length_penalty=0.5", "generation.max_length=33")
-    work = job(bases[0], like=str(trained), overrides=["generation.num_beams=2"])
-    theirs = recipe.load(str(RunFolder(trained).recipe)).generation
-    assert work.generation == dataclasses.replace(theirs, num_beams=2)
-    assert work.only == ()  # all of them count, and none of the model's own
-    assert (work.data.max_source, work.data.prefix) == (99, "p: ")
-    (said,) = messages
-    assert said.startswith("decoded like the run: length_penalty 0.5, min_length 0, max_length 33, ")
-    assert said.endswith("precision fp32, max_source 99, prefix p: .")
-    assert job("lead-1", like=str(trained)).generation is None
-    preset = job(bases[0], like=str(trained), preset="xsum")
-    assert preset.generation.num_beams == 6
-    assert messages[-1] == f"only the documents are those of {trained}: --preset xsum has a search of its own."
-
-
-def test_a_model_of_another_kind_takes_no_prompt_and_the_line_says_so(trained, bases, messages):
-    work = job(bases[1], like=str(trained))
-    assert (work.data.prefix, work.data.max_source) == ("", 99)
-    assert messages[0].endswith("Not taken: data.prefix 'p: '.")
-    change(trained, "data.prefix=", "data.prompt={source} TL;DR:")
-    assert job(bases[1], like=str(trained)).data.prompt == "{source} TL;DR:"
-    assert job(bases[0], like=str(trained)).data.prompt == ""
-    assert messages[-1].endswith("Not taken: data.prompt '{source} TL;DR:'.")
-
-
-def test_what_a_run_recorded_of_its_texts_comes_before_its_recipe(trained, bases, messages):
-    search = {"max_new_tokens": 20, "do_sample": True, "top_p": 0.9, "early_stopping": "never", "rerank": "mbr"}
-    engine = {"name": "hf", "precision": "bf16"}
-    about = RunFolder(trained).generation
-    about.write_text(json.dumps({"shape": {"max_source": 55}, "generation": search, "engine": engine}))
-    work = job(bases[0], like=str(trained))
-    assert (work.generation.num_beams, work.generation.max_length, work.precision) == (1, 20, "bf16")
-    assert work.data.max_source == 55
-    assert messages[0].endswith("Not taken: early_stopping never, do_sample True, top_p 0.9, rerank mbr.")
-    about.write_text(json.dumps({"model": "mine"}))
-    job(bases[0], like=str(trained))
-    assert "Not taken: its search, which mine has by itself." in messages[-1]
+    assert job(base, like=str(trained)).task == "translation"
+    assert job(base, like=str(trained), overrides=["data.target=other"]).data.target == "other"
 
 
 @pytest.mark.parametrize(

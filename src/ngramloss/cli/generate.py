@@ -54,7 +54,7 @@ def add(generate: argparse.ArgumentParser) -> None:
         "--like",
         metavar="RUN",
         help="read the documents of this run: its data set, columns and languages, and the split and the number of "
-        "documents of its predictions; decode with its search, precision, source limit and prompt",
+        "documents of its predictions",
     )
     generate.add_argument(
         "--num-return",

@@ -14,7 +14,6 @@ from ngramloss.data.data_sets import Files, has_several_sentences, missing, orig
 from ngramloss.data.prompts import read_alike
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.generation.baselines import baseline_writer, is_baseline
-from ngramloss.generation.like_run import like_decoding, like_documents, read_like
 from ngramloss.output.console import logger
 from ngramloss.recipe import AUTO, TASKS, Data, Generation, Model, Recipe
 from ngramloss.storage.files import read_object
@@ -146,19 +145,12 @@ def job(
     if data is not None:  # columns and a held-out part are of the run's own data
         whole: dict[str, Any] = {"validation_fraction": 0.0, "test_fraction": 0.0, "leave_out": ""}
         base = dataclasses.replace(base, data=dataclasses.replace(base.data, name=data, **whole))
-    decoded_like = False
     if like is not None:
-        compared, recorded = read_like(Path(like))
-        base = like_documents(base, compared)
+        compared, recorded = _run(Path(like))
+        read = {name: getattr(base.data, name) for name in recipe.affecting("tokens", section="data")}
+        base = dataclasses.replace(base, data=dataclasses.replace(compared.data, **read), task=compared.task)
         if recorded.get("data") == compared.data.name:  # otherwise its predictions are of other documents
             split, limit = split or recorded.get("split"), limit or recorded.get("documents", 0)
-        keeps = f"--preset {preset}" if preset else f"{model}, a run of {own.system}," if own and own.system else ""
-        decoded_like = not (keeps or is_baseline(model))
-        if decoded_like:
-            loading = None if own else Model(name=model)
-            base = like_decoding(base, compared, recorded, given=keys, loading=loading)
-        elif keeps and not is_baseline(model):
-            logger.info(f"only the documents are those of {like}: {keeps} has a search of its own.")
     split = split or "test"
     settings = recipe.changed(base, overrides, objective=False)
     chosen = settings.data
@@ -172,7 +164,7 @@ def job(
     baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
     only_how = recipe.affecting("speed")
     asked = [key.partition(".")[2] for key in keys if key.startswith("generation.") and key not in only_how]
-    searched = preset is not None or decoded_like or bool(asked)
+    searched = preset is not None or bool(asked)
     own_model = dataclasses.replace(own.model, name=str(run.model), encoder="", revision="main") if own else None
     return Job(
         model,
@@ -187,9 +179,20 @@ def job(
         settings.generation.engine,
         settings.generation.precision,
         settings.system if "system" in keys else "",
-        () if own or preset or decoded_like else tuple(asked),
+        () if own or preset else tuple(asked),
         "data.target" in keys and chosen.target not in ("", NO_TARGET),
     )
+
+
+def _run(folder: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The settings of a run, and what it recorded of its own predictions, if it has some."""
+    run = RunFolder(folder)
+    if not run.path.exists():
+        raise MissingFileError(missing(run.path))
+    if not run.recipe.is_file():
+        raise MissingFileError(f"--like takes a run's folder, and {run.path} has no {run.recipe.name}.")
+    recorded = read_object(run.generation) if run.generation.is_file() else {}
+    return recipe.load(str(run.recipe), objective=False), recorded
 
 
 def _is_file(data: str) -> bool:
