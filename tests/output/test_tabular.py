@@ -1,6 +1,5 @@
 """One table in every form: marks, decimals and escapes are written in one place."""
 
-import csv
 import math
 
 import pytest
@@ -9,7 +8,7 @@ from ngramloss.output import console, tabular
 from ngramloss.output.tabular import Cell, Head, Row, Table
 
 TABLE = Table(
-    [Head("rouge1", "R-1"), Head("wmd", "WMD", lower=True), Head("docs_per_second", "Docs/s", tested=False)],
+    [Head("rouge1", "R-1"), Head("wmd", "WMD", lower=True), Head("docs_per_second", "Docs/s")],
     systems=[
         Row(
             "a",
@@ -61,30 +60,7 @@ def test_latex_has_rules_between_the_groups():
     ]
 
 
-def test_csv_has_numbers_in_full_and_tested_columns_only_where_there_are_tests():
-    rows = list(csv.DictReader(tabular.as_csv(TABLE).text.splitlines()))
-    assert list(rows[0]) == [
-        "name",
-        "label",
-        "kind",
-        "rouge1",
-        "rouge1 ±",
-        "rouge1 mark",
-        "wmd",
-        "wmd ±",
-        "wmd mark",
-        "docs_per_second",
-    ]
-    assert [row["kind"] for row in rows] == ["baseline", "system", "system", "paper"]
-    assert (rows[1]["rouge1"], rows[2]["rouge1 ±"], rows[2]["rouge1 mark"], rows[2]["wmd"]) == (
-        "41.5678",
-        "0.51",
-        "**",
-        "",
-    )
-
-
-@pytest.mark.parametrize("write", [tabular.as_markdown, tabular.as_latex, tabular.as_csv])
+@pytest.mark.parametrize("write", [tabular.as_markdown, tabular.as_latex])
 def test_rows_can_be_put_in_another_order(write):
     parts = write(TABLE)
     assert len(parts.rows) == 2
@@ -101,12 +77,7 @@ def test_intervals_are_left_out_where_a_table_has_none():
 
 @pytest.mark.parametrize(
     "write",
-    [
-        tabular.as_text,
-        lambda table: tabular.as_markdown(table).text,
-        lambda table: tabular.as_latex(table).text,
-        lambda table: tabular.as_csv(table).text,
-    ],
+    [tabular.as_text, lambda table: tabular.as_markdown(table).text, lambda table: tabular.as_latex(table).text],
 )
 def test_a_label_or_a_head_cannot_leave_its_line(write):
     table = Table([Head("a\nb\x1b[2J")], [Row("=1+1", "x\ny\x1b[2J", [Cell("1", 1.0)])])

@@ -3,7 +3,6 @@
 # ruff: noqa: F401, F811 -- fixtures of another module
 
 import base64
-import csv
 import gzip
 import json
 import math
@@ -145,27 +144,7 @@ def test_a_copy_begins_with_the_score_that_the_reader_has_put_first():
     lines = tables.copies(sample(0), "wmd")["markdown"].text.splitlines()
     assert lines[0] == "|  | WMD ↓ | R-1 | R-L | R-Lsum | Docs/s |"
     assert r"| ce + matches(2) | **4.510** | **41.87**\*\* | **34.13**\* | **34.13** | 26.10 |" in lines
-    assert (
-        tables.copies(sample(0), "docs_per_second")["csv"]
-        .text.splitlines()[0]
-        .startswith("name,label,kind,docs_per_second,rouge1,")
-    )
     assert tables.copies(sample(0), "nothing") == tables.copies(sample(0))
-
-
-def test_csv_reads_back_with_every_score_in_full():
-    rows = list(csv.DictReader(joined("csv").splitlines()))
-    assert [(row["name"], row["kind"]) for row in rows] == [
-        ("lead", "baseline"),
-        ("base", "system"),
-        ("m2", "system"),
-        ("r2", "system"),
-        ("BART-base", "paper"),
-    ]
-    assert (rows[2]["rouge1"], rows[2]["rouge1 ±"], rows[2]["rouge1 mark"]) == ("41.87", "0.50", "**")
-    assert rows[3]["label"] == "ce + rewards(2) & 50%_x"
-    assert rows[2]["docs_per_second"] == "26.1"
-    assert rows[2]["words"] == "18.2"  # descriptive scores have a table of their own, and the same file
 
 
 def test_descriptive_scores_have_a_table_of_their_own_unless_there_is_nothing_else():
@@ -636,7 +615,7 @@ def test_columns_sort_by_click_and_by_keyboard(visit):
 CLIPBOARD = """Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => { %s } } });"""
 
 
-@pytest.mark.parametrize("form", ["latex", "markdown", "csv"])
+@pytest.mark.parametrize("form", ["latex", "markdown"])
 def test_copies_come_in_the_order_of_the_table(visit, form):
     tab = visit(before=CLIPBOARD % "window.copied = text;")
     tab.click(f"[data-copy={form}]")

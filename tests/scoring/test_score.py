@@ -1,7 +1,6 @@
 """ngramloss score: files in, figures out, and a sentence for whatever does not fit together."""
 
 import bz2
-import csv
 import gzip
 import json
 import lzma
@@ -140,16 +139,6 @@ def test_markdown_and_latex_are_tables(files, capsys):
     (files / "my_good & new.jsonl").rename(files / "a|b*.jsonl")
     assert score(files, files / "a|b*.jsonl", "--markdown") == 0
     assert "| a\\|b\\* | " in capsys.readouterr().out
-
-
-def test_csv_has_every_score_in_full(files, capsys):
-    assert score(files, files / "good.jsonl", files / "bad.jsonl", "--json") == 0
-    systems = json.loads(capsys.readouterr().out)["systems"]
-    assert score(files, files / "good.jsonl", files / "bad.jsonl", "--csv") == 0
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert list(rows[0])[:6] == ["name", "label", "kind", "rouge1", "rouge1 ±", "rouge1 mark"]
-    assert [(row["name"], row["kind"]) for row in rows] == [("good", "system"), ("bad", "system")]
-    assert [float(row["rouge2"]) for row in rows] == [system["scores"]["rouge2"] for system in systems]
 
 
 def test_every_documents_figures_can_be_kept(files, capsys):

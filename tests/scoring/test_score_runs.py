@@ -723,17 +723,6 @@ def test_marks_are_corrected_for_several_comparisons():
         assert (cell.text, cell.value, cell.mark, cell.interval) == ("50.00", 50.0, mark, "±1.50")
 
 
-def test_csv_says_which_systems_are_baselines(tmp_path, capsys):
-    lead = run(tmp_path / "lead")
-    about = json.loads((lead / "generation.json").read_text())
-    (lead / "generation.json").write_text(json.dumps(about | {"model": "lead-3"}))
-    assert cli.main(["score", str(run(tmp_path / "a")), str(lead), "--csv"]) == 0
-    assert [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        ["a", "a", "system"],
-        ["lead", "lead", "baseline"],
-    ]
-
-
 def test_json_tells_each_chance_and_both_ends_of_the_difference(tmp_path, capsys):
     texts = scored_texts.align(None, [run(tmp_path / "a"), run(tmp_path / "b", REFERENCES)])
     one = results.score_systems(texts, samples=20, shuffles=20).scores["rouge1"][1]
@@ -843,7 +832,7 @@ def test_every_difference_in_decoding_is_named_above_the_table(tmp_path, capsys)
         "repetition_penalty 1.2 (run) against 1 (base)."
     )
     assert score(capsys, *folders)["decoded_differently"] == [warning]
-    for form, stream in (("--metrics=rouge", "out"), ("--csv", "err"), ("--latex", "err")):
+    for form, stream in (("--metrics=rouge", "out"), ("--markdown", "err"), ("--latex", "err")):
         assert cli.main(["score", *map(str, folders), form, "--samples", "20"]) == 0
         assert getattr(capsys.readouterr(), stream).startswith(f"{warning}\n")
     assert cli.main(["report", *map(str, folders), "--samples", "20", "-o", str(tmp_path / "page")]) == 0

@@ -48,7 +48,7 @@ def add(score: argparse.ArgumentParser) -> None:
     add_scoring(score, metrics="rouge", translation_metrics="bleu,chrf")
     score.add_argument("--per-document", metavar="FILE", help="write the scores of every document as JSONL")
     form = score.add_mutually_exclusive_group()
-    titles = {"json": "JSON", "latex": "a LaTeX table", "markdown": "a Markdown table", "csv": "CSV"}
+    titles = {"json": "JSON", "latex": "a LaTeX table", "markdown": "a Markdown table"}
     for name, title in titles.items():
         form.add_argument(f"--{name}", action="store_true", help=f"print {title}")
 
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         tables.write_documents(result, out)
     if result.absent and not result.scores:
         raise UserError("nothing was scored.\n" + "\n".join(f"  {name}: {why}" for name, why in result.absent.items()))
-    forms = {"latex": tabular.as_latex, "markdown": tabular.as_markdown, "csv": tabular.as_csv}
+    forms = {"latex": tabular.as_latex, "markdown": tabular.as_markdown}
     form = next((forms[name] for name in forms if getattr(options, name)), None)
     for warning in result.decoded_differently if form else ():  # the others have it themselves
         logger.warning(warning)

@@ -1,1 +1,1 @@
-"""results and messages → what a person reads: terminal, Markdown, LaTeX, CSV."""
+"""results and messages → what a person reads: terminal, Markdown, LaTeX."""

@@ -1,4 +1,4 @@
-"""untrusted text → text that is safe to show in a terminal, in JSON, Python, Markdown, LaTeX and CSV."""
+"""untrusted text → text that is safe to show in a terminal, in JSON, Python, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _LATEX = {
     "↓": r"$\downarrow$",
     **{sign: rf"\{sign}" for sign in "&%$#_{}"},
 }
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def for_terminal(text: str) -> str:
@@ -93,11 +92,6 @@ def in_latex(text: str) -> str:
     """Escape a cell of a LaTeX tabular, where a leading star or bracket would belong to the row before it."""
     plain = "".join(_LATEX.get(sign, sign) for sign in name(text))
     return "{*}" + plain[1:] if plain.startswith("*") else plain
-
-
-def in_csv(text: str) -> str:
-    """Escape text so that no spreadsheet reads it as a formula. Do not use it for numbers."""
-    return f"'{name(text)}" if text.startswith(_FORMULA) else name(text)
 
 
 def _shown(match: re.Match[str]) -> str:

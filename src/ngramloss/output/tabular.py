@@ -1,9 +1,7 @@
-"""rows of cells → a table as text, Markdown, LaTeX or CSV, each escaped for where it goes."""
+"""rows of cells → a table as text, Markdown or LaTeX, each escaped for where it goes."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -18,7 +16,7 @@ class Cell:
 
     text: str
     value: float | None = None
-    """The number in full, for CSV and for sorting."""
+    """The number in full, for sorting."""
     mark: str = ""
     interval: str = ""
     """Half the width of its interval, such as ±0.21."""
@@ -37,13 +35,11 @@ class Head:
     """The head of a column."""
 
     name: str
-    """In CSV."""
+    """Of the score, by which the page knows the column."""
     label: str = ""
-    """In the other forms; by default the name."""
+    """What is shown; by default the name."""
     lower: bool = False
     """Whether lower values are better. An arrow says so."""
-    tested: bool = True
-    """Whether its cells have intervals and marks. CSV has columns for both."""
     help: str = ""
     """What it is, in one line; only the page shows it."""
 
@@ -140,30 +136,6 @@ def as_latex(table: Table) -> Parts:
     )
 
 
-def as_csv(table: Table) -> Parts:
-    """The table in CSV: numbers in full, and where a column is tested, half the interval's width and the mark."""
-
-    def line(row: Row) -> str:
-        pairs = zip(table.heads, row.cells, strict=True)
-        cells = [
-            part
-            for head, cell in pairs
-            for part in (cell.value, *((cell.interval.removeprefix("±"), cell.mark) if head.tested else ()))
-        ]
-        return _csv_line([escape.in_csv(row.name), escape.in_csv(row.label), row.kind, *cells])
-
-    heads = [
-        part
-        for head in table.heads
-        for part in (head.name, *((f"{head.name} ±", f"{head.name} mark") if head.tested else ()))
-    ]
-    return Parts(
-        [_csv_line(["name", "label", "kind", *map(escape.in_csv, heads)]), *map(line, table.baselines)],
-        list(map(line, table.systems)),
-        list(map(line, table.paper)),
-    )
-
-
 def mark(p: float | None) -> str:
     """``**`` below 1%, ``*`` below 5%, for a p that is corrected (Holm) for the systems compared; else nothing.
 
@@ -228,9 +200,3 @@ def _markdown_line(cells: Sequence[str]) -> str:
 
 def _latex_line(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
-
-
-def _csv_line(cells: Sequence[object]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(cells)
-    return out.getvalue()

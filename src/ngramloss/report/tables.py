@@ -17,7 +17,6 @@ from ngramloss.scoring.tables import cell, seed_cell
 _SPEED = Head(
     "docs_per_second",
     "Docs/s",
-    tested=False,
     help="Documents per second as this training ran. Trainings ran at different times: only ngramloss bench compares",
 )
 
@@ -47,12 +46,10 @@ def _grouped(heads: Sequence[Head], rows: Sequence[Row]) -> Table:
 
 
 def copies(report: Report, first: str = "") -> dict[str, Parts]:
-    """The main table in each form, in parts, from the column that the reader has put first; in CSV with all scores."""
+    """The main table in each form, in parts, from the column that the reader has put first."""
     names, _ = quality_and_description(report)
-    main = seeds if report.seeds else results
-    shown = _with_first(main(report, names), first)
-    csv = tabular.as_csv(_with_first(main(report, list(report.scores)), first))
-    return {"latex": tabular.as_latex(shown), "markdown": tabular.as_markdown(shown), "csv": csv}
+    shown = _with_first((seeds if report.seeds else results)(report, names), first)
+    return {"latex": tabular.as_latex(shown), "markdown": tabular.as_markdown(shown)}
 
 
 def description(report: Report, names: Sequence[str]) -> Table:
@@ -124,7 +121,7 @@ def seeds(report: Report, names: Sequence[str]) -> Table:
         cells = [seed_cell(group, name, score) for name, score in scores.items()]
         rows.append(Row(", ".join(group.names), group.label, [Cell(str(len(group.names)), len(group.names)), *cells]))
     best = _with_best(rows, [Score("Seeds", better="neither"), *scores.values()])
-    return _grouped([Head("seeds", "Seeds", tested=False), *_heads(scores)], best)
+    return _grouped([Head("seeds", "Seeds"), *_heads(scores)], best)
 
 
 def ablation(part: Ablation, scores: Mapping[str, Score]) -> dict[str, Any]:

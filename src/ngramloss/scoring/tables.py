@@ -1,4 +1,4 @@
-"""scores of several systems → a table for a terminal, in Markdown, LaTeX or CSV, JSON, and a line for each document."""
+"""scores of several systems → a table for a terminal, in Markdown or LaTeX, JSON, and a line for each document."""
 
 from __future__ import annotations
 
@@ -246,4 +246,4 @@ def _seed_table(result: Result, *, corner: str) -> Table:
                 shown = replace(shown, note=signed(test["difference"], described[name].decimals) + interval)
             cells.append(shown)
         rows.append(Row(seeds.label, seeds.label, [Cell(str(runs), runs), *cells]))
-    return Table([Head("runs", tested=False), *heads(result)], rows, corner=corner, intervals=True)
+    return Table([Head("runs"), *heads(result)], rows, corner=corner, intervals=True)

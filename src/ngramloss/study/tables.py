@@ -271,7 +271,7 @@ def _table(rows: Sequence[Comparison], columns: Sequence[Column]) -> Table:
 
 
 def _plain(name: str) -> Head:
-    return Head(name, tested=False)
+    return Head(name)
 
 
 def _tuned(tried: Sequence[Training], of_set: Stages, data: DataSet, results: Results) -> Table:
