@@ -92,7 +92,6 @@ TWO_MEANINGS = {
     "--source": "a column; in bench the number of tokens",
     "--target": "a column; in bench the number of tokens",
     "--documents": "a file; in bench train how many",
-    "--sentences": "how sentences are split; in import the mark between them",
 }
 """Options that take something else in some commands, and what."""
 

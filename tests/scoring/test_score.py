@@ -388,7 +388,7 @@ def test_precision_and_recall_of_rouge_come_on_request(files, capsys):
 
 
 def test_a_splitter_of_sentences_reaches_rouge(files, capsys):
-    assert score(files, files / "good.jsonl", "--sentences", "period", "--json") == 0
+    assert score(files, files / "good.jsonl", "--set", "rouge.sentences=period", "--json") == 0
     assert "|lsum:period|" in json.loads(capsys.readouterr().out)["systems"][0]["signature"]["rouge"]
 
 
@@ -470,7 +470,7 @@ def test_ctrl_c_while_sentences_are_split_ends_at_once_with_a_word(files):
     }
     write(files / "refs.jsonl", texts, "reference")
     write(files / "many.jsonl", texts, "prediction")
-    arguments = ["score", "--references", "refs.jsonl", "many.jsonl", "--sentences", "pysbd"]
+    arguments = ["score", "--references", "refs.jsonl", "many.jsonl", "--set", "rouge.sentences=pysbd"]
     with subprocess.Popen(
         [sys.executable, "-m", "ngramloss", *arguments],
         cwd=files,

@@ -549,33 +549,12 @@ def test_texts_outside_their_limits_are_told_of(tmp_path, capsys):
     assert len(score(capsys, folder)["systems"][0]["audit"]) == 2
 
 
-def test_tokens_that_were_written_are_believed_before_a_tokenizer(tmp_path):
-    texts = scored_texts.align(None, [run(tmp_path / "a", tokens=dict.fromkeys(TEXTS, 30), limits=(0, 99))])
-    found = results.score_systems(
-        texts, samples=2, shuffles=2, limits=LengthLimits(0, 20), count=lambda those: [1] * len(those)
-    )
-    assert found.audit == [["3 texts with more than 20 tokens"]]
-
-
 def test_without_tokens_words_are_counted_and_said_to_be(tmp_path, capsys):
     folder = run(tmp_path / "a", limits=(5, 20))  # of tokens: words are not held against them
     assert score(capsys, folder)["systems"][0]["audit"] == []
     assert score(capsys, folder, "--limits", "5:20")["systems"][0]["audit"] == [
         "1 text with fewer than 5 words (words were counted; a text has more tokens)"
     ]
-
-
-def test_tokens_can_be_counted_with_a_tokenizer(tmp_path, capsys):
-    import tiny_tokenizers
-
-    tiny_tokenizers.ours().save_pretrained(tmp_path / "tokenizer")
-    counts = sorted(len(ids) for ids in tiny_tokenizers.ours()(list(TEXTS.values()))["input_ids"])
-    found = score(
-        capsys, run(tmp_path / "a"), "--limits", f"{counts[0] + 1}:999", "--tokenizer", tmp_path / "tokenizer"
-    )
-    assert found["systems"][0]["audit"] == [f"1 text with fewer than {counts[0] + 1} tokens"]
-    code, said = score(capsys, tmp_path / "a", "--tokenizer", tmp_path / "nowhere")
-    assert (code, "cannot load the tokenizer" in said) == (2, True)
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(0, 5), st.integers(5, 9))

@@ -97,12 +97,8 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
     )
     verb.set_defaults(metrics_by_task={"summarisation": metrics, "translation": translation_metrics})
     add_repeated(verb, "--set", "METRIC.OPTION=VALUE", "set a metric's option; repeatable")
-    verb.add_argument("--sentences", metavar="SPLITTER", help="same as --set rouge.sentences=… (default: newline)")
     verb.add_argument(
-        "--limits", metavar="MIN:MAX", help="report texts with fewer or more tokens (default: the limits of the run)"
-    )
-    verb.add_argument(
-        "--tokenizer", metavar="NAME", help="tokenizer that counts tokens for --limits (default: count words)"
+        "--limits", metavar="MIN:MAX", help="report texts with fewer or more tokens, or else words (default: the run's)"
     )
     add_number(verb, "--samples", 1000, "N", "bootstrap samples")
     shuffles = "shuffles of the paired randomisation test; 0 leaves the test out"
@@ -174,12 +170,9 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sco
     given = _default_metrics(options) if options.metrics is None else options.metrics
     chosen = [name.strip() for name in given.split(",") if name.strip()]
     settings = metric_options(options.set, chosen)
-    if options.sentences:
-        settings.setdefault("rouge", {})["sentences"] = options.sentences
     for name in chosen:
         METRICS.entry(name)  # an unknown metric is an error before any file is read
     limits = audit.limits(options.limits) if options.limits else None
-    count = audit.counter(options.tokenizer) if options.tokenizer else None
     named = Named(options.prediction, options.target, options.source, options.id)
     texts = scored_texts.align(
         [scored_texts.parse_file(text) for text in options.references],
@@ -197,7 +190,6 @@ def score_from_options(options: argparse.Namespace) -> tuple[results.Result, sco
         shuffles=options.shuffles,
         seed=options.seed,
         limits=limits,
-        count=count,
     )
     for warning in result.cache_warnings:
         logger.warning(f"warning: {warning}")

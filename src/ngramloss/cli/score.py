@@ -31,7 +31,7 @@ examples, from the first line on:
   echo '{"id": 1, "prediction": "a dog lay on the mat"}' > b.jsonl
   ngramloss score --references refs.jsonl a.jsonl b.jsonl
   ngramloss score --references refs.jsonl --documents refs.jsonl --metrics rouge,bleu,chrf,shape a.jsonl b.jsonl
-  ngramloss score --references refs.jsonl a.jsonl --sentences pysbd --json
+  ngramloss score --references refs.jsonl a.jsonl --set rouge.sentences=pysbd --json
   ngramloss score --references refs.jsonl a.jsonl b.jsonl --limits 5:62 --markdown
   ngramloss score --references refs.jsonl a.jsonl --set rouge.tokens=auto --latex
   ngramloss score --references refs.jsonl a.jsonl --metrics rouge,bertscore --set bertscore.model=roberta-large

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ngramloss.errors import UserError
@@ -58,16 +58,3 @@ def cut_off(lengths: Sequence[int] | None, allowed: LengthLimits | None) -> CutO
     if lengths is None or allowed is None or not allowed.most:
         return CutOff()
     return CutOff(allowed.most, [index for index, count in enumerate(lengths) if count == allowed.most])
-
-
-def counter(tokenizer: str) -> Callable[[Sequence[str]], list[int]]:
-    """A function: texts → number of tokens of each, special ones included. ``tokenizer`` is a folder or hub id."""
-    from ngramloss.data.rows import needed
-
-    package = needed("transformers", "counting tokens", "hf")
-    try:
-        loaded = package.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"cannot load the tokenizer {tokenizer}: {reason} Give a folder or a hub id.") from None
-    return lambda texts: [len(ids) for ids in loaded(list(texts))["input_ids"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite, isnan
 from typing import Any, NamedTuple
 
@@ -33,7 +33,6 @@ class Seeds(NamedTuple):
     test: str = ""  # how its runs are paired with those of the first; empty for the first, or if one has a single run
 
 
-TokenCounter = Callable[[Sequence[str]], list[int]]  # Texts → number of tokens of each
 BY_SEED, BY_ORDER, UNPAIRED = "paired by seed", "paired in the order given", "not paired (Welch)"
 
 
@@ -78,7 +77,6 @@ def score_systems(
     shuffles: int = significance.SHUFFLES,
     seed: int = significance.SEED,
     limits: LengthLimits | None = None,
-    count: TokenCounter | None = None,
 ) -> Result:
     """Score every system with every metric, and compare each with the first; a run's scores are saved in its folder."""
     if not metrics:
@@ -131,7 +129,7 @@ def score_systems(
         corpus = significance.compare(list(map(_values, scores)), samples=samples, shuffles=shuffles, seed=seed)
     rows = {name: zip(*(system[name] for system in documents), strict=True) for name in corpus}
     without = {name: sum(not all(map(isfinite, row)) for row in of_score) for name, of_score in rows.items()}
-    lengths = [_lengths(texts, index, run, limits, count) for index, run in enumerate(about)]
+    lengths = [_lengths(texts, run, limits) for run in about]
     result = Result(
         names=texts.names,
         ids=texts.task.ids,
@@ -195,13 +193,11 @@ def _values(by_metric: Mapping[str, Keyed]) -> ScoredDocuments:
 
 
 def _lengths(
-    texts: Aligned, system: int, run: Provenance | None, limits: LengthLimits | None, count: TokenCounter | None
+    texts: Aligned, run: Provenance | None, limits: LengthLimits | None
 ) -> tuple[list[int] | None, LengthLimits | None]:
-    """The number of tokens of each text of a system, and their limits. A run's folder has both."""
+    """The number of tokens of each text of a run, and their limits."""
     counts = provenance.token_counts(run.folder) if run else {}
     lengths = [counts[key] for key in texts.task.ids] if all(key in counts for key in texts.task.ids) else None
-    if lengths is None and count is not None:
-        lengths = count(texts.texts[system])
     if limits is None and run is not None and lengths is not None:
         # Those of decoder-only models do not count prompts.
         named = (("min_length", "min_new_tokens"), ("max_length", "max_new_tokens"))
