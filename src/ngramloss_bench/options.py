@@ -39,9 +39,8 @@ def objective(parser: ArgumentParser, default: str, help: str) -> None:
 
 
 def objectives(parser: ArgumentParser, help: str) -> None:
-    """Add several objectives, and the loops that compute some."""
+    """Add several objectives."""
     parser.add_argument("--objectives", nargs="+", metavar="OBJECTIVE", help=help)
-    parser.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
 
 
 def precision(parser: ArgumentParser, help: str, *more: str) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ngramloss import UserError
 from ngramloss_bench import head
 from ngramloss_bench import options as add
 from ngramloss_bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives, ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SUMMARY = "documents per second in training"
 TEXT = "Measure documents per second in training: with the model's own loss, and with each objective attached."
@@ -25,7 +21,6 @@ examples:
 """
 OBJECTIVES = ["ce", "ce + matches(2,3,4)"]
 STOCK = "the model's own cross-entropy"
-LOOPS = "the paper's loops, ce + matches(2,3,4)"
 CAPTURED = ", captured"
 """At the end of objectives whose forward and backward pass is a CUDA graph."""
 ADDED = "+ ms to ce"
@@ -71,7 +66,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     import torch
 
     from ngramloss import attach, detach
-    from ngramloss_bench import clock, models, peers
+    from ngramloss_bench import clock, models
 
     device, batch, precision = options.device, options.batch_size, options.precision
     model: Any = models.built(options.model).to(device)
@@ -82,8 +77,6 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             f"expected a batch of at least 1 and lengths from 1 to {longest}, got {batch}, {lengths[0]} and "
             f"{lengths[1]}."
         )
-    if options.loops and (decoder_only or not hasattr(model, "model")):
-        raise UserError(f"the paper's loops work only with BART, not with {type(model).__name__}. Remove --loops.")
     if precision.endswith("pure"):
         model.to(models.dtype_of(precision))
     inputs = models.example(model, batch, *lengths, device)
@@ -91,24 +84,16 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
     timing: dict[str, Any] = {"repeats": options.repeats, "usual": 15, "warm_up": 5}
 
-    def loops() -> Tensor:
-        hidden = model.model(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(inputs["labels"]),
-        ).last_hidden_state  # [B, T, D]
-        return peers.papers_loops(hidden, model.lm_head.weight, inputs["labels"], placed=False, lengths=(2, 3, 4))
-
-    def passes(loss_of: Callable[[], Tensor] = lambda: model(**inputs).loss) -> None:
+    def passes() -> None:
         with models.autocast(device, precision):
-            loss = loss_of()
+            loss = model(**inputs).loss
         scaler.scale(loss).backward()
 
     def update() -> None:
         scaler.step(optimiser)
         scaler.update()
 
-    def eager(passes: Callable[[], None]) -> dict[str, list[float]]:
+    def eager() -> dict[str, list[float]]:
         def run() -> None:
             passes()
             update()
@@ -132,13 +117,11 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         finally:
             optimiser.zero_grad()
 
-    yield Row(STOCK, partial(eager, passes))
+    yield Row(STOCK, eager)
     for objective in options.objectives or OBJECTIVES:
         attach(model, objective)
-        yield Row(objective, partial(eager, passes))
+        yield Row(objective, eager)
         detach(model)
-    if options.loops:
-        yield Row(LOOPS, partial(eager, partial(passes, loops)))
     for objective in captured_objectives(options):
         attach(model, objective)
         yield Row(objective + CAPTURED, captured)

@@ -445,19 +445,7 @@ def test_bench_head_measures_labelled_positions_alone(tmp_path, capsys, monkeypa
 @pytest.mark.slow
 def test_bench_step_counts_documents_a_second(tmp_path):
     written = str(tmp_path / "step.json")
-    arguments = [
-        "--model",
-        "bart-tiny",
-        "--batch-size",
-        "2",
-        "--source",
-        "16",
-        "--target",
-        "8",
-        "--loops",
-        "--device",
-        "cpu",
-    ]
+    arguments = ["--model", "bart-tiny", "--batch-size", "2", "--source", "16", "--target", "8", "--device", "cpu"]
     assert main(["bench", "step", *arguments, "-o", written]) == 0
     rows = medians(written)
     assert list(rows)[:3] == ["the model's own cross-entropy", "ce", "ce + matches(2,3,4)"]
@@ -587,19 +575,6 @@ def test_bench_head_does_not_trust_a_time_below_its_lower_bound(bench_head, what
         "in this table can be trusted. Measure again when it is free.\n"
     )
     assert (warning in said) is warned
-
-
-def test_bench_step_refuses_loops_for_a_model_they_are_not_written_for(monkeypatch, capsys):
-    from models import tiny
-
-    from ngramloss_bench import models
-
-    monkeypatch.setattr(models, "built", lambda name, **_: tiny("t5"))
-    assert main(["bench", "step", "--loops", "--source", "8", "--target", "8", "--device", "cpu"]) == 2
-    assert (
-        "the paper's loops work only with BART, not with T5ForConditionalGeneration. Remove --loops."
-        in capsys.readouterr().err
-    )
 
 
 @pytest.mark.slow
