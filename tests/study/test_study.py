@@ -819,33 +819,14 @@ def test_a_process_that_somebody_else_stops_is_not_a_failure(path, instant, caps
 def test_two_studies_do_not_share_a_folder(path, instant, capsys):
     finished(capsys)
     Path("other.toml").write_text(STUDY)
-    for options in (["--results", "mine"], ["--runs", "runs/mine"], ["--results", "mine", "--show"]):
+    for options in (
+        ["--results", "mine"],
+        ["--runs", "runs/mine"],
+        ["--results", "mine", "--show"],
+        ["--resume", "mine"],
+    ):
         assert main(["study", "other.toml", *options]) == 2
         assert "belongs to the study 'mine', and this is 'other'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_equal_results_of_another_study_are_taken_over_and_no_others(path, instant, capsys):
-    finished(capsys)
-    text = STUDY.replace('"ce + rewards(2)", ', '{name = "ce, longer", objective = "ce", epochs = 2}, ')
-    text = text.replace('set = ["task=translation"]', 'set = ["task=translation", "train.clip=2.0"]')
-    Path("other.toml").write_text(text.replace("[1e-3, 2e-3]", "[2e-3, 4e-3]"))
-    assert main(["study", "other.toml", "--show", "--resume", "mine"]) == 0
-    assert "results of mine were merged into other" in capsys.readouterr().err
-    taken = [json.loads(file.read_text()) for file in sorted(Path("other").glob("*/*seed*.json"))]
-    assert {result["set"] for result in taken} == {"news"}  # the other set was trained with another clipping
-    assert {result["objective"] for result in taken} <= {"ce", "ce + matches(2)", "ce + bag(2)"}
-    assert {tuple(result["setting"]) for result in taken} == {("train.learning_rate=0.002",)}
-    before = {file.name: json.loads(file.read_text())["scores"] for file in Path("mine/news").glob("*seed*.json")}
-    for file in Path("other/news").glob("*seed*.json"):
-        assert json.loads(file.read_text())["scores"] == before[file.name]
-    names = {re.match(r".+seed\d+", file.name)[0] for file in Path("other/news").glob("*seed*.greedy.json")}
-    instant.started.clear()
-    assert main(["study", "other.toml"]) == 0
-    trained = [arguments[1] for arguments in instant.started if arguments[0] == "train"]
-    assert "matches2-learning_rate0.002-seed1" in names
-    assert any("/pairs/matches2-learning_rate0.002-seed1/" in each for each in trained)
-    assert not [each for each in trained if any(f"/news/{name}/" in each for name in names)]
 
 
 @pytest.mark.slow

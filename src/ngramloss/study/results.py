@@ -269,32 +269,13 @@ class ResultFolder:
         """Copy results of another folder that are not here, or failed, and would be the same. Returns their number."""
         if not other.is_dir():
             raise MissingFileError(f"there is no folder {other} to merge.")
-        if _study_of(other) not in (None, self.study.name):
-            return self._take_over(other)
+        raise_unless_same_study(other, self.study)
         theirs = ResultFolder(other, self.study)
         here, found = self.read(), theirs.read()
         new = [each for key, each in found.items() if key not in here or (here[key].failed and not each.failed)]
-        return self._add(new, theirs)
-
-    def _take_over(self, other: Path) -> int:
-        """Copy the results of another study that this one would make in the very same way. Returns their number."""
-        here, new = self.read(), []
-        grids = {data.name: data.grid or ((),) for data in self.study.sets}
-        for path in _files_of_results(other):
-            result = _read(path)
-            if result.failed or result.decoding not in self.study.decodings:
-                continue
-            for row, setting in itertools.product(self.study.objectives, grids.get(result.training.set, ())):
-                own = replace(result, training=result.training._replace(objective=row, setting=setting))
-                if own.key not in here and not _changes(own, self.study.facts(*own.key)):
-                    new.append(own)
-        return self._add(new)
-
-    def _add(self, new: Sequence[DecodingResult], theirs: ResultFolder | None = None) -> int:
-        """Write results, after the rows that were chosen in their folder. Returns their number."""
-        _raise_unless_alike({**self.read(), **{result.key: result for result in new}}, {})
-        for data, file in itertools.product(self.study.sets if theirs else (), (ALWAYS, CONFIRMED)):
-            if theirs and (rows := theirs.confirmed(data, file)) is not None:
+        _raise_unless_alike({**here, **{result.key: result for result in new}}, {})
+        for data, file in itertools.product(self.study.sets, (ALWAYS, CONFIRMED)):
+            if (rows := theirs.confirmed(data, file)) is not None:
                 self.confirm(data, rows, file)
         for result in new:
             self.write(result)
