@@ -215,8 +215,8 @@ def test_a_run_is_not_continued_with_other_code(files, capsys, monkeypatch):
     capsys.readouterr()
     assert main([*three, "--plugin", "mine.py"]) == 2
     message = capsys.readouterr().err
-    assert "what run was started with has changed since:\n  plugin objective halves: " in message
-    assert "Restore the code of the plugin.\nTo train with what there is now, " in message
+    assert "settings, data or code of run have changed since it was started:\n  plugin objective halves: " in message
+    assert "Restore the code of the plugin.\nTo train with the new ones, " in message
 
 
 def test_scores_of_a_changed_metric_are_computed_anew(files, capsys):
@@ -375,7 +375,7 @@ def test_a_run_is_not_continued_if_a_helper_has_changed(files, capsys, monkeypat
     forget_modules()
     capsys.readouterr()
     assert main(command) == 2
-    assert "has changed since:\n  plugin objective halves: " in capsys.readouterr().err
+    assert "have changed since it was started:\n  plugin objective halves: " in capsys.readouterr().err
 
 
 def source_of(files, text):
@@ -500,18 +500,23 @@ def test_a_plugin_that_is_not_a_python_file_is_an_error(files, capsys, name):
             "ng.Scores({'other': [1.0, 2.0]}, 's')",
             "the metric 'mine' returned the score 'other', which its entry does not name. It names mine.",
         ),
-        ("ng.Scores({'mine': [1.0]}, 's')", "the metric 'mine' returned 1 values of 'mine' for 2 documents."),
-        ("ng.Scores({'mine': 1.0}, 's')", "the metric 'mine' returned float of 'mine' for 2 documents."),
         (
-            "ng.Scores([1.0, 2.0], 's')",
-            "the metric 'mine' must return Scores of a dict, name → values, and a text, the",
+            "ng.Scores({'mine': [1.0]}, 's')",
+            "the metric 'mine' returned 1 values for 'mine', expected one for each of 2 documents.",
         ),
-        ("ng.Scores({'mine': [1.0, 2.0]}, None)", "the metric 'mine' must return Scores of a dict, name → values, and"),
+        (
+            "ng.Scores({'mine': 1.0}, 's')",
+            "the metric 'mine' returned float for 'mine', expected one for each of 2 documents.",
+        ),
+        ("ng.Scores([1.0, 2.0], 's')", "the metric 'mine' must return Scores(values, signature) with a dict"),
+        (
+            "ng.Scores({'mine': [1.0, 2.0]}, None)",
+            "the metric 'mine' must return Scores(values, signature) with a dict",
+        ),
         *(
             (
                 f"ng.Scores({{'mine': [1.0, {value}]}}, 's')",
-                "the metric 'mine' must return numbers, or NaN for a document without a score; among those of "
-                f"'mine' is {shown}.",
+                f"the metric 'mine' must return numbers, or NaN for a document without a score; 'mine' has {shown}.",
             )
             for value, shown in (("'x'", "'x'"), ("None", "None"), ("True", "True"))
         ),

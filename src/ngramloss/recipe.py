@@ -576,7 +576,7 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
     if train.early_stopping and not train.eval_every:
         yield "train.early_stopping: needs validations, but train.eval_every is 0."
     if train.early_stopping and train.best == LAST:
-        yield f"train.early_stopping: needs something that becomes better, but train.best is {LAST}."
+        yield f"train.early_stopping: needs a term or score to watch, but train.best is {LAST}."
     if generation.min_length > generation.max_length:
         yield "generation.min_length: must not be above generation.max_length."
     for key in ("warmup_steps", "encoder_warmup_steps"):
@@ -584,7 +584,7 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
         if steps >= 1 and not steps.is_integer():
             yield f"train.{key}: must be a whole number of steps, or a share of all steps below 1, got {steps:g}."
     if train.encoder_warmup_steps and not train.encoder_learning_rate:
-        yield "train.encoder_warmup_steps: is that of train.encoder_learning_rate. Set that, too."
+        yield "train.encoder_warmup_steps: needs train.encoder_learning_rate. Set both."
     if model.encoder and model.name != "scratch":
         yield 'model.encoder: is for a model with a new decoder. Set model.name = "scratch", too.'
     if model.tokenizer and (model.name != "scratch" or model.encoder):
@@ -605,7 +605,7 @@ def _broken_rules(recipe: Recipe) -> Iterator[str]:
             )
     for key in ("lora_alpha", "lora_dropout", "lora_targets"):
         if not model.lora and getattr(model, key) != getattr(Model(), key):
-            yield f"model.{key}: is of adapters, and model.lora is 0. Set that, or leave it out."
+            yield f"model.{key}: is for adapters, but model.lora is 0. Set model.lora, or leave this out."
     if data.instruction and data.prompt != CHAT:
         yield f'data.instruction: belongs to data.prompt = "{CHAT}". Set that, or write it into the template.'
     if train.fsdp and train.ema:
@@ -617,13 +617,13 @@ def _broken_rules_of_online(recipe: Recipe) -> Iterator[str]:
     online = recipe.online
     if online.samples and recipe.data.candidates:
         yield (
-            "online.samples: the model writes its candidates while it is trained, and data.candidates names a file of "
-            "them. Leave one of them out."
+            "online.samples: generates candidates during training, but data.candidates names a file of them. Leave "
+            "one of them out."
         )
     if online.samples and recipe.system:
-        yield f"online.samples: {recipe.system} is a system of its own, without this section. Leave one of them out."
+        yield f"online.samples: the system {recipe.system} does not read this section. Leave one of them out."
     if not online.samples and (online.temperature, online.top_p) != (1.0, 1.0):
-        yield "online.temperature: this and online.top_p are of samples, and online.samples is 0. Set that, too."
+        yield "online.temperature: this and online.top_p are for samples, but online.samples is 0. Set both."
 
 
 def _toml(value: Any) -> str:

@@ -143,9 +143,9 @@ def _check(options: argparse.Namespace) -> None:
     if options.bandwidth is not None and not options.bandwidth > 0:
         raise UserError(f"--bandwidth must be above 0, got {options.bandwidth:g}.")
     if options.bandwidth and len(batches) < 2:
-        raise UserError("--bandwidth computes with two sizes of steps or more: name them, such as --batch-size 8 16.")
+        raise UserError("--bandwidth needs two batch sizes or more, such as --batch-size 8 16.")
     if batches[-1] > numbers[0]:
-        raise UserError(f"a step of {batches[-1]} rows needs at least as many, but --rows has {numbers[0]}.")
+        raise UserError(f"--rows must be at least {batches[-1]}, the rows of a step, got {numbers[0]}.")
     for count in options.processes:
         if batches[-1] % count:
             raise UserError(f"--batch-size counts rows over all processes: {batches[-1]} cannot be divided by {count}.")

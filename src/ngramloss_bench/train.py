@@ -136,7 +136,7 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
         name for name in names if CONTESTANTS[name].ours and not CONTESTANTS[name].why_not(options.device, decoder_only)
     ]
     if options.profile and not ours:
-        raise UserError("--profile traces ngramloss, but none of its contestants was asked for that can run here.")
+        raise UserError("--profile traces ngramloss, but --only names none of its contestants that can run here.")
     if options.data:
         options.lengths = None
         folder = trainings.tokenised_rows(folder, options, config, step_size)

@@ -238,7 +238,7 @@ def tokenised_rows(folder: Path, options: argparse.Namespace, config: Any, step_
     if len(tokenizer) > config.vocab_size:
         raise ng.UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens, but the model {config.vocab_size}.")
     if models.is_decoder_only(config):
-        raise ng.UserError(f"{model} is decoder-only, and --data has no prompts for it yet. Use --lengths.")
+        raise ng.UserError(f"{model} is decoder-only, which --data does not support. Use --lengths.")
     source, target = (min(most, models.most_positions(config)) for most in lengths.LONGEST)
     shape = ng.tokens.Shape(separator="none", max_source=source, max_target=target)
     return ng.tokens.tokenise(whole, ng.data.fingerprint(whole), tokenizer, shape, cache=folder).folder

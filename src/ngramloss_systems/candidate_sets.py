@@ -64,9 +64,8 @@ def one_metric(metrics: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
         first, theirs = next(iter(known.items()))
         if metric != theirs:
             raise ng.UserError(
-                f"scores of one training need one metric: those of {first} are of {metric_text(theirs)}, those of "
-                f"{where} of {metric_text(metric)}. Make one of them again, with the same ngramloss candidates "
-                "--metric."
+                f"scores of one training need one metric, but {first} have {metric_text(theirs)} and {where} have "
+                f"{metric_text(metric)}. Make one of them again, with the same ngramloss candidates --metric."
             )
     return next(iter(known.values()), {})
 
@@ -92,7 +91,7 @@ def check_training(files: Mapping[str, Sequence[Path]]) -> None:
         for path in paths:
             if ng.candidates.about_of(path).get("split") == "test":
                 raise ng.UserError(
-                    f"the {use} candidates in {path} are of the split 'test', on which a reranker is measured. Make "
+                    f"the {use} candidates in {path} are for the split 'test', on which a reranker is evaluated. Make "
                     f"others with: ngramloss candidates RUN_OR_MODEL --split {use}"
                 )
 
@@ -133,15 +132,13 @@ def check_asked(paths: Sequence[Path], data: ng.recipe.Data, split: str | None, 
                 )
         if split and own != split:
             raise ng.UserError(
-                f"the candidates in {path} are of the split {own!r}, but {split!r} was asked for. Leave --split out, "
+                f"the candidates in {path} are for the split {own!r}, but {split!r} was asked for. Leave --split out, "
                 "or give other candidates."
             )
         origins[_whole(theirs.name), own] = path
     if len(origins) > 1:
         listed = ", ".join(f"{path} of {name} ({of_split})" for (name, of_split), path in origins.items())
-        raise ng.UserError(
-            f"expected candidates of one data set and one split, got {listed}. Choose among one at a time."
-        )
+        raise ng.UserError(f"expected candidates of one data set and one split, got {listed}. Rerank one at a time.")
     return next(of_split for _, of_split in origins)
 
 
@@ -156,7 +153,7 @@ def task_of(paths: Sequence[Path]) -> str:
             found[writer.task] = path
     if len(found) > 1:
         listed = ", ".join(f"{task} ({path})" for task, path in found.items())
-        raise ng.UserError(f"expected candidates of one task, got {listed}. Give those of one task.")
+        raise ng.UserError(f"expected candidates of one task, got {listed}. Give candidates of one task.")
     return next(iter(found), "")
 
 
@@ -177,9 +174,9 @@ def _read(path: Path, data: ng.recipe.Data, task: str, split: str, *, exactly: b
     examples = [example for example in whole.examples if example.id in found.rows]
     if not examples:
         raise ng.UserError(
-            f"no candidate in {path} has a source and a reference: the ids of {data.name} ({split}) are like "
-            f"{whole.examples[0].id!r}, those of the candidates like {next(iter(found.rows))!r}. Name their data and "
-            "split, with --data and --split, or set data.id to the column with the ids."
+            f"no candidate in {path} has a source and a reference: {data.name} ({split}) has ids like "
+            f"{whole.examples[0].id!r}, the candidates have ids like {next(iter(found.rows))!r}. Name the candidates' "
+            "data with --data and --split, or set data.id to the column with the ids."
         )
     if lacking := len(found.rows) - len(examples):
         ng.console.logger.warning(

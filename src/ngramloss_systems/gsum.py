@@ -80,8 +80,8 @@ def read_column(split: ng.data.Split, source: ng.recipe.Data, task: str, column:
         )
     if all(texts[example.id] == example.target for example in split.examples):
         raise ng.UserError(
-            f"the guidance of every row of the split {split.split!r} of {source.name} is its target: the column "
-            f"{column!r} has what should be written. Name another column. {MAKE}"
+            f"the guidance of the split {split.split!r} of {source.name} equals the target in every row: the column "
+            f"{column!r} has the text to generate. Name another column. {MAKE}"
         )
     return [texts[example.id] for example in split.examples]
 
@@ -217,10 +217,10 @@ def generate(work: ng.Job, folder: Path) -> Path:
         raise ng.UserError(f"system: {work.model} is a run of {NAME}, not of {asked.name}.")
     if asked.options["guidance"] == ORACLE and not asked.options["extractor"] and not work.system:
         raise ng.UserError(
-            f"{work.model} was trained with the guidance of the oracle, which reads the references. Say what guides it "
-            f"now: --set 'system=\"{NAME}(extractor=RUN)\"' with a run of bertsum_ext, --set 'system=\"{NAME}("
-            f"guidance=COLUMN)\"' with a column of the data, or, for an upper bound, --set 'system=\"{NAME}("
-            f"guidance={ORACLE})\"'."
+            f"{work.model} was trained with the guidance of the oracle, which reads the references. Choose the "
+            f"guidance for generation: --set 'system=\"{NAME}(extractor=RUN)\"' with a run of bertsum_ext, --set "
+            f"'system=\"{NAME}(guidance=COLUMN)\"' with a column of the data, or, for an upper bound, --set "
+            f"'system=\"{NAME}(guidance={ORACLE})\"'."
         )
     from_oracle = asked.options["guidance"] == ORACLE and not asked.options["extractor"]
     split = work.read_sources(reader="the guidance of the oracle" if from_oracle else "")
@@ -259,8 +259,8 @@ def _guidance(work: ng.Job, split: ng.data.Split, options: Mapping[str, Any]) ->
         guidance = make_guidance(split, work.data, work.task, options)
         if options["guidance"] == ORACLE:
             ng.console.logger.warning(
-                "the guidance is the oracle's, which reads the references: these texts are an upper bound, not what "
-                "the model writes of documents without a reference."
+                "the oracle's guidance reads the references, so these outputs are an upper bound. For documents "
+                "without references the model has no such guidance."
             )
     if empty := sum(not text.strip() for text in guidance.texts):
         ng.console.logger.info(f"{empty:,} of {len(guidance.texts):,} documents have an empty guidance.")

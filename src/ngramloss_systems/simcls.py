@@ -191,7 +191,7 @@ def _used(sets: Mapping[str, CandidateSet]) -> list[str]:
         alone = sum(count == 1 for count in counts)
         if alone == len(counts):
             raise ng.UserError(
-                f"every source of the {split} candidates has one candidate only, so there is nothing to choose. Make "
+                f"every source of the {split} candidates has only one candidate, so there is nothing to choose. Make "
                 "several with: ngramloss candidates RUN_OR_MODEL --count 16"
             )
         equal = sum(len(set(values)) == 1 < len(values) for values in of_split.scores)
@@ -310,18 +310,16 @@ class Chosen(NamedTuple):
 def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, metric: str = "") -> Chosen:
     """Choose a text of each source and write it, as ``ngramloss generate`` writes predictions."""
     if metric and chooser != MBR:
-        raise ng.UserError(f"--metric is what {MBR} compares texts by, and {chooser} compares none. Leave it out.")
+        raise ng.UserError(f"--metric is an option of {MBR}, not of {chooser}. Leave it out.")
     if chooser in CHOOSERS and ng.RunFolder(Path(chooser)).recipe.is_file():
         raise ng.UserError(
-            f"{chooser} is a way to choose, and also a run's folder here. For the run, write ./{chooser}; for the way, "
-            "work in another folder."
+            f"{chooser} is a built-in choice, but also the folder of a run here. For the run, write ./{chooser}; for "
+            "the built-in choice, work in another folder."
         )
     texts, known = of_split.texts, of_split.scores
     alone = sum(len(group) == 1 for group in texts)
     if alone:
-        ng.console.logger.warning(
-            f"{alone:,} of {len(texts):,} sources have one candidate only, which is taken as it is."
-        )
+        ng.console.logger.warning(f"{alone:,} of {len(texts):,} sources have only one candidate, which is chosen.")
     facts: dict[str, Any] = {"candidates": of_split.candidates.fingerprint, METRIC: of_split.metric}
     if chooser == MBR:
         utility = ng.candidate_scores.candidate_metric(metric, {}) if metric else _saved_metric(of_split.metric, task)
@@ -337,8 +335,8 @@ def choose(chooser: str, of_split: CandidateSet, folder: Path, *, task: str, met
         facts |= reranker.facts
         if reranker.metric and of_split.metric and reranker.metric != of_split.metric:
             ng.console.logger.warning(
-                f"{chooser} was trained on scores of {metric_text(reranker.metric)}, and these are of "
-                f"{metric_text(of_split.metric)}."
+                f"{chooser} was trained on scores by {metric_text(reranker.metric)}, but these candidates are scored "
+                f"by {metric_text(of_split.metric)}."
             )
         cosines = reranker.cosines([example.source for example in of_split.examples], texts)
         picked = [_highest(values) for values in cosines]
@@ -383,21 +381,21 @@ def _writer_of(reranker: str, trained_on: Sequence[Path]) -> dict[str, Any]:
         about = ng.candidates.about_of(path)
         if "candidates" not in about:
             raise ng.UserError(
-                f"{reranker} chooses among texts of another writer, and {path} does not say which one. Give it their "
+                f"{reranker} reranks the outputs of another model, but {path} does not name this model. Give its "
                 f"candidates: {instead}"
             )
         found[about.get("weights") or about["model"]] = about
     if len(found) > 1:
         names = ", ".join(str(about["model"]) for about in found.values())
         raise ng.UserError(
-            f"{reranker} was trained on candidates of {len(found)} writers: {names}. Choose the one whose texts it "
-            f"should take, let it write candidates, and: {instead}"
+            f"{reranker} was trained on candidates of {len(found)} models: {names}. Generate candidates with one of "
+            f"them, then: {instead}"
         )
     (about,) = found.values()
     if about.get("model_files") and not Path(str(about["model"])).exists():  # a model of the hub has none
         raise ng.MissingFileError(
-            f"{reranker} chooses among texts of the model {about['model']}, and there is no such folder here, in "
-            f"{Path.cwd()}. Work where it is, or give candidates: {instead}"
+            f"{reranker} reranks the outputs of the model {about['model']}, but {Path.cwd()} has no such folder. Work "
+            f"where it is, or give candidates: {instead}"
         )
     return about
 

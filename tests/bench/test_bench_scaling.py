@@ -127,9 +127,9 @@ def test_trainings_with_more_processes_have_the_same_losses(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--batch-size", "9"], "--batch-size counts rows over all processes: 9 cannot be divided by 2."),
-        (["--batch-size", "8", "--bandwidth", "10"], "--bandwidth computes with two sizes of steps or more"),
+        (["--batch-size", "8", "--bandwidth", "10"], "--bandwidth needs two batch sizes or more"),
         (["--bandwidth", "0"], "--bandwidth must be above 0, got 0."),
-        (["--rows", "8", "--batch-size", "16"], "a step of 16 rows needs at least as many, but --rows has 8."),
+        (["--rows", "8", "--batch-size", "16"], "--rows must be at least 16, the rows of a step, got 8."),
         (["--processes", "0"], "numbers must be at least 1, got 0."),
         (["--objective", "ce + rank"], "rank reads candidates, and bench has none."),
     ],

@@ -443,7 +443,7 @@ def test_a_mistake_is_reported_before_any_training(arguments, message, monkeypat
 def test_a_trace_needs_a_contestant_of_ours_that_can_run(tmp_path, capsys):
     assert main([*TINY, "--only", "stock-random", "captured", "--profile", str(tmp_path / "trace.json")]) == 2
     assert (
-        "--profile traces ngramloss, but none of its contestants was asked for that can run here."
+        "--profile traces ngramloss, but --only names none of its contestants that can run here."
         in capsys.readouterr().err
     )
 

@@ -97,7 +97,7 @@ def test_the_next_command_works(here, capsys, data, command):
     again = f"ngramloss train tiny.toml --run 'my runs/a' {options}"
     said = run(capsys, again).err
     assert suggested(said) == [command]
-    assert ("the data have no test split, so the next command writes texts of the training split" in said) == (
+    assert ("the data have no test split, so the next command generates for the training split" in said) == (
         "--split train" in command
     )
     assert suggested(run(capsys, again).err) == [command]  # the run is finished
@@ -109,8 +109,8 @@ def test_rows_that_were_trained_on_are_not_held_out_afterwards(here, capsys):
     run(capsys, "ngramloss train tiny.toml --run a --set data.validation_fraction=0.1")
     assert cli.main(["generate", "a", "--set", "data.test_fraction=0.1"]) == 2
     assert (
-        "error: a was trained with data.test_fraction = 0: with another one, rows that it was trained on would be held out. "
-        "Train again with data.test_fraction, or choose other data with --data."
+        "error: a was trained with data.test_fraction = 0. With another value, some held-out rows would be rows that "
+        "it was trained on. Leave data.test_fraction out, or choose other data with --data."
     ) in capsys.readouterr().err
     assert cli.main(["generate", "a"]) == 2
     assert "mine.csv is a single file, so it has no split 'test'" in capsys.readouterr().err
@@ -231,7 +231,7 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "in
         (hf.Wav2Vec2Config(), "writes no text (its type is wav2vec2)"),
         (
             hf.LlamaConfig(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
-            "other is quantised (bitsandbytes), and ngramloss train needs whole weights. Name the model that it was",
+            "other is quantised (bitsandbytes), and ngramloss train needs whole weights. Name the model before",
         ),
     ],
     ids=lambda config: getattr(config, "model_type", ""),
@@ -261,9 +261,9 @@ def test_a_refused_model_does_not_delete_an_earlier_run(here, capsys):
 def test_an_objective_without_a_term_for_each_token_gets_one_remark(here, capsys, objective, remarked):
     said = run(capsys, f"ngramloss train tiny.toml --run a --set train.eval_every=0 --set objective='{objective}'").err
     remark = (
-        "matches(1) has no term for each token, such as ce. Terms of n-grams are meant to be added to ce: alone, they teach "
-        "little that the model does not write yet. Train on ce + matches(1), or on 0*ce + matches(1), which is the same as "
-        "now, without this warning."
+        "matches(1) has no term for each token, such as ce. N-gram terms are meant to be added to ce: alone, they "
+        "teach little that the model cannot do already. Train on ce + matches(1). To silence this warning, write "
+        "0*ce + matches(1)."
     )
     assert said.count(remark) == said.count("has no term for each token") == int(remarked)
 

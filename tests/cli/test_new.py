@@ -76,7 +76,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path, capsys):
     (tmp_path / "file").write_text("mine")
     for name in ("full", "file"):
         assert cli.main(["new", str(tmp_path / name)]) == 2
-        assert "exists and is not an empty folder. Choose the name of a new one." in capsys.readouterr().err
+        assert "exists and is not an empty folder. Choose another name." in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine.txt"]
     (tmp_path / "empty").mkdir()
     assert cli.main(["new", str(tmp_path / "empty")]) == 0

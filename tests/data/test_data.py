@@ -504,9 +504,7 @@ def test_a_column_that_the_first_rows_lack_is_not_read_if_it_does_not_matter_and
     topic = written(tmp_path / "topic.jsonl", first + '{"instruction": "a", "output": "b", "topic": "c"}\n')
     assert load(topic, "train").unread == ("topic",)
     late = written(tmp_path / "late.jsonl", first + '{"instruction": "a", "input": "c", "output": "b"}\n')
-    with pytest.raises(
-        ValueError, match=r"late.jsonl:101 has 'input', which the first 100 rows do not have, .*data.source"
-    ):
+    with pytest.raises(ValueError, match=r"late.jsonl:101 has 'input', which the first 100 rows lack, .*data.source"):
         load(late, "train")
     assert load(late, "train", source="instruction", target="output").examples[-1].source == "a"
     assert load(written(tmp_path / "early.jsonl", late_first(first)), "train").examples[0].source == "a\n\nc"

@@ -151,7 +151,7 @@ def test_lines_of_tab_separated_values_that_a_quotation_mark_would_join_are_a_ba
     path = tmp_path / "pairs.tsv"
     path.write_text('en\tde\nOne.\tEins.\n"I am tired.\tIch bin müde.\nLet us go."\tGehen wir.\n"a\nb"\tc\nd\t"e\nf"\n')
     with pytest.raises(
-        ValueError, match=r"(?s)1 of 4 rows .*pairs.tsv:3: a quotation mark opens a field and is closed on"
+        ValueError, match=r"(?s)1 of 4 rows .*pairs.tsv:3: a quotation mark is closed only on a later line"
     ):
         load(str(path), "train", source="en", target="de")
     kept = load(str(path), "train", source="en", target="de", on_bad_row="skip").examples
@@ -265,7 +265,7 @@ def test_columns_can_be_named_in_every_scoring_command(tmp_path, capsys):
     assert main(["score", *given]) == 2
     message = capsys.readouterr().err
     assert "p.csv:2 has no prediction. Its columns are key, ours; " in message
-    assert "or the column that --prediction names." in message
+    assert "Name another column with --prediction." in message
     named = [*given, "--prediction", "ours", "--id", "key"]
     assert main(["score", *named, "--metrics", "rouge,shape", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["systems"][0]["scores"]
@@ -492,8 +492,8 @@ def test_a_row_has_a_bound(tmp_path, monkeypatch, form, compression):
     line = {".csv": 3, ".tsv": 3, "quoted.csv": 3}.get(form, 2)
     with pytest.raises(
         UserError,
-        match=rf"a\..*:{line}: the row is longer than 100,000 bytes, the most that is read of one row\. Is a quote or "
-        r"bracket never closed, or a line end missing\? Otherwise divide the text into several rows\.",
+        match=rf"a\..*:{line}: the row is longer than 100,000 bytes, the limit for one row\. Look for an unclosed quote or "
+        r"bracket, or a missing line end; otherwise divide the text into several rows\.",
     ):
         list(rows.rows(path))
 

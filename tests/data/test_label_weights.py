@@ -139,7 +139,7 @@ def test_without_offsets_words_are_tokenised_by_themselves_and_compared_with_the
     labels = [*map(ord, "▁ab▁c"), 2]
     assert _label_weights(labels, text, [1.0, 1.0, 1.0, 2.0, 2.0], "1").tolist() == [1, 1, 1, 2, 2, 2]
     (other,) = _texts([example], Slow(together=True), Shape("none"))
-    with pytest.raises(UserError, match="gives words other tokens in a text than by themselves"):
+    with pytest.raises(UserError, match="encodes a word differently inside a text than alone"):
         _token_weights(example.weights, other)
     with pytest.raises(UserError, match="the labels of row '7' are not the tokens of its target"):
         _label_weights([5, 6], text, [1.0] * 5, "7")
@@ -184,7 +184,7 @@ def test_a_list_that_has_neither_length_is_refused_with_its_row(tmp_path):
     with pytest.raises(UserError) as error:
         numbers(examples, tiny_tokenizers.ours(), Shape("none"), tmp_path)
     said = str(error.value)
-    assert "12 of 13 rows of the split 'train' have neither a weight for each word of the target nor one for" in said
+    assert "12 of 13 rows of the split 'train' need one weight for each word of the target, or one for" in said
     count = len(tiny_tokenizers.ours()("a uncommonly", add_special_tokens=False)["input_ids"])
     assert f"row 'bad0': 77 weights for 2 words and {count} tokens" in said
     assert "… and 2 more" in said
@@ -277,7 +277,7 @@ def test_a_chat_without_learnt_answers_is_a_bad_row(tmp_path):
 def test_weights_of_messages_that_are_not_read_are_named(tmp_path, caplog):
     split = messages_of(tmp_path, conversation(0, 1), weights=None)
     assert split.examples[0].weights == ()
-    said = "have a weight, which is not read: every answer is learnt with the weight 1"
+    said = "have the key weight, which is ignored: every answer has the weight 1"
     assert said in caplog.text
     caplog.clear()
     late = [
@@ -445,7 +445,9 @@ def test_other_weights_do_not_continue_a_run(place, capsys):
     rows[0]["w"][0] += 1
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert train("first") == 2
-    assert "what first was started with has changed since:\n  train data: " in capsys.readouterr().err
+    assert (
+        "settings, data or code of first have changed since it was started:\n  train data: " in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

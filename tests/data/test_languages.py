@@ -595,7 +595,7 @@ def test_sentencex_says_which_language_it_does_not_know():
     )
     assert splitting_notes(["a"], "sentencex", "xx", "")[0].startswith("sentencex has no rules for 'xx': 1 of 1 texts")
     (note,) = splitting_notes([TEXTS["de"][0]], "sentencex", "auto", "data.language")
-    assert note.startswith("sentences are split by the rules of English, and the letters say")
+    assert note.startswith("sentences are split by the rules of English, but some")
     for language in ("zh", "ja", "ru", "hi", "ar", "el"):
         assert splitting_notes([TEXTS[language][0]], "sentencex", "auto", "") == []
     for language, known in (("ta", "sentencex"), ("ur", "pysbd")):
@@ -609,7 +609,7 @@ def test_splitting_says_which_language_it_does_not_know():
     ]
     assert splitting_notes(["a"], "pysbd", "xx", "")[0].startswith("pysbd has no rules for 'xx': 1 of 1 texts")
     assert splitting_notes([german], "pysbd", "auto", "data.language") == [
-        "sentences are split by the rules of English, and the letters say that some texts are in another language. Name it, for example data.language=de."
+        "sentences are split by the rules of English, but some texts seem to be in another language. Name it, for example data.language=de."
     ]
     assert splitting_notes([german], "pysbd", "de", "") == splitting_notes([korean], "newline", "auto", "") == []
     assert (

@@ -175,7 +175,7 @@ def test_the_source_of_a_chat_prompt_is_cut(tokenizer):
     ("template", "message"),
     [
         (None, 'the tokenizer has no chat template, which data.prompt = "chat" needs'),
-        ("{{ messages | length }}{% for m in messages %}{{ m['content'] }}</s>{% endfor %}", "when its answer follows"),
+        ("{{ messages | length }}{% for m in messages %}{{ m['content'] }}</s>{% endfor %}", "once its answer follows"),
         ("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", "no token at the end of an answer"),
         ("{{ raise_exception('no users here') }}", "refuses messages of user: no users here"),
     ],
@@ -457,7 +457,7 @@ def test_a_conversation_that_ends_with_an_answer_is_a_bad_row_among_those_that_d
     with pytest.raises(UserError, match=r"3 of 4 rows") as error:
         load(name, "train", need_target=False)
     assert "a.jsonl:1: 'messages' is not JSON" in str(error.value)
-    assert "a.jsonl:3: 'messages' ends with an answer, and those of the first rows do not" in str(error.value)
+    assert "a.jsonl:3: 'messages' ends with an answer, but the first rows do not" in str(error.value)
     with pytest.raises(UserError, match=r"'messages' is not JSON"):
         load(write(tmp_path / "b.jsonl", broken), "train", need_target=False)
 
@@ -501,7 +501,9 @@ def test_training_and_validation_are_read_alike(tmp_path, trained, validated, te
     if alike:
         assert read_splits(settings)["validation"].column == validated
     else:
-        with pytest.raises(UserError, match=rf"training split are in '{trained}', those of the validation split in"):
+        with pytest.raises(
+            UserError, match=rf"the training split has its sources in '{trained}', but the validation split in"
+        ):
             read_splits(settings)
 
 
@@ -520,8 +522,11 @@ def test_an_empty_completion_is_a_bad_row(tmp_path):
         (["data.prompt=Summary:"], r"data.prompt: must have \{source\} once"),
         (["data.prompt={source} {source}"], r"data.prompt: must have \{source\} once"),
         (["data.instruction=Summarise."], 'data.instruction: belongs to data.prompt = "chat"'),
-        (["model.lora_alpha=64"], r"model.lora_alpha: is of adapters, and model.lora is 0\. Set that, or leave it out"),
-        (['model.lora_targets=["q_proj"]'], r"model.lora_targets: is of adapters"),
+        (
+            ["model.lora_alpha=64"],
+            r"model.lora_alpha: is for adapters, but model.lora is 0\. Set model.lora, or leave this out",
+        ),
+        (['model.lora_targets=["q_proj"]'], r"model.lora_targets: is for adapters"),
         ([r"data.prompt={source}\n\nTL;DR:"], r"""data.prompt: has .* --set 'data.prompt="\{source\}\\n"""),
         (["data.prompt=chat", r"data.instruction=Be brief.\n"], "data.instruction: has a backslash and an n"),
     ],

@@ -145,8 +145,8 @@ def test_candidates_of_other_sources_are_refused_with_their_ids(tmp_path, row, c
         check(tmp_path, examples, row=row, about=ABOUT)
     assert str(stop.value) == (
         f"{count} of 12 training examples have another source than the candidates with the same id in "
-        f"{tmp_path / 'candidates.jsonl'}: {ids}. The data were edited, are other data, or are in another order and have "
-        "no column of ids. Restore them, or make the candidates again with: ngramloss candidates RUN_OR_MODEL"
+        f"{tmp_path / 'candidates.jsonl'}: {ids}. The data were edited, replaced, or reordered without an id column. "
+        "Restore them, or make the candidates again with: ngramloss candidates RUN_OR_MODEL"
     )
 
 
@@ -164,15 +164,15 @@ def test_candidates_whose_scores_are_of_other_references_are_refused_with_their_
 def test_candidates_of_another_split_are_refused(tmp_path):
     with pytest.raises(
         UserError,
-        match=r"are of the split 'validation', but training needs those of the split 'train': make the candidates again "
+        match=r"are for the split 'validation', but training needs candidates for the split 'train': make the candidates again "
         r"with: ngramloss candidates RUN_OR_MODEL --split train",
     ):
         check(tmp_path, SOURCES_OF, about=ABOUT | {"split": "validation"})
 
 
 REMARK = (
-    "12 of 12 rows of candidates in {} do not say which text they belong to, so only their ids were compared. Make sure "
-    "that they belong to these data, in this order. A key 'source' in each row, with the text of the source, lets them be "
+    "12 of 12 rows of candidates in {} have no source, so only their ids were compared. Make sure that they belong "
+    "to these data, in this order, or give each row a key 'source' with the text of its source, which is then "
     "checked."
 )
 
@@ -404,7 +404,7 @@ def test_a_source_without_enough_distinct_texts_has_fewer_and_the_end_says_so(ru
     assert all(lacking), "so cold, all samples are the greedy text, up to rounding"
     told = capsys.readouterr().err
     assert (
-        f"3 of 3 sources have fewer than 5 candidates, because no more distinct texts were found: {sum(lacking)} are missing in all."
+        f"3 of 3 sources have fewer than 5 candidates, {sum(lacking)} too few in all: the search found no more distinct outputs."
         in told
     )
     assert make(tmp_path, *arguments, "--json") == 0
@@ -669,11 +669,11 @@ def test_processes_share_the_sources(run, tmp_path):
         ),
         (
             ["--search", "sample", "--beams", "4"],
-            "--search sample has no --beams. The search for the first text has generation.num_beams.",
+            "--search sample takes no --beams. Leave it out; generation.num_beams is for the first output.",
         ),
-        (["--search", "beams", "--beams", "4"], "--beams 4 are fewer than --count 16."),
-        (["--beams", "24"], "--beams 24 must be a multiple of the 16 groups."),
-        (["--beams", "24", "--groups", "8"], "--beams 24 must be a multiple of the 16 candidates of the search."),
+        (["--search", "beams", "--beams", "4"], "--beams must be at least --count, 16, got 4."),
+        (["--beams", "24"], "--beams must be a multiple of the 16 groups, got 24."),
+        (["--beams", "24", "--groups", "8"], "--beams must be a multiple of the 16 candidates of the search, got 24."),
         (
             ["--groups", "1"],
             "one group is a plain beam search, which has no diversity. Use --search beams, or more groups.",
@@ -745,14 +745,11 @@ def test_settings_that_the_engine_does_not_know_are_told_with_what_to_do_instead
 def test_baselines_have_no_candidates_and_folders_must_be_named(run, tmp_path, capsys):
     assert make(tmp_path / "x", "lead-3", "--data", "newswire") == 2
     assert (
-        "lead-3 is a baseline, which writes one text of each document. Candidates need a model."
+        "lead-3 is a baseline, which gives one output for each document. Candidates need a model."
         in capsys.readouterr().err
     )
     assert cli.main(["candidates", str(run / "model"), "--data", "newswire"]) == 2
-    assert (
-        "give an output folder with --out DIR. It may be left out only if RUN_OR_MODEL is a run's folder."
-        in capsys.readouterr().err
-    )
+    assert "model is not a run's folder, so give an output folder: --out DIR." in capsys.readouterr().err
 
 
 # Scores
@@ -788,13 +785,13 @@ def test_letters_that_the_metric_does_not_read_are_told():
 def test_if_most_candidates_score_the_same_the_end_says_so(run, own_data, tmp_path, capsys):
     arguments = [run, "--data", own_data, "--count", 4, "--search", "sample"]
     made(tmp_path / "a", *arguments)
-    assert "all score the same" not in capsys.readouterr().err
+    assert "have candidates with equal scores" not in capsys.readouterr().err
     lines = (own_data / "train.jsonl").read_text().splitlines()
     (tmp_path / "other").mkdir()
     unlike = [json.dumps({**json.loads(line), "target": "§", "references": ["§"], "summary": "§"}) for line in lines]
     (tmp_path / "other" / "train.jsonl").write_text("\n".join(unlike) + "\n")
     made(tmp_path / "b", *[tmp_path / "other" if word == own_data else word for word in arguments])
-    assert "4 of 4 sources have candidates that all score the same" in capsys.readouterr().err
+    assert "4 of 4 sources have candidates with equal scores" in capsys.readouterr().err
 
 
 def test_texts_of_a_model_that_looks_ahead_are_not_reranked(run, tmp_path, capsys, monkeypatch):
@@ -816,7 +813,7 @@ def test_texts_of_a_model_that_looks_ahead_are_not_reranked(run, tmp_path, capsy
         )
         == 2
     )
-    assert "gives a text another probability if padding follows it" in capsys.readouterr().err
+    assert "whose probabilities change with padding" in capsys.readouterr().err
 
 
 def test_sentences_are_put_on_lines_where_the_data_set_has_several():
@@ -1009,7 +1006,7 @@ def test_reranking_and_groups_are_part_of_the_signature(run, tmp_path, capsys):
         (["--rerank", "probability", "--sample"], "--rerank orders several texts of a document; add --num-return N."),
         (
             ["--groups", "3"],
-            "--groups 3 needs a multiple of as many beams, but the search has 1. Use --set generation.num_beams=3.",
+            "--groups 3 needs a multiple of 3 beams, but the search has 1. Use --set generation.num_beams=3.",
         ),
         (["--diversity", "0.5"], "--diversity is an option of groups of beams; add --groups N."),
         (

@@ -124,12 +124,10 @@ def test_a_row_stays_in_its_part_whatever_the_order_and_the_limit(place):
 def test_a_part_with_all_rows_or_none_is_refused(place):
     few = load("data", "train", limit=1)
     for part, word in (
-        (("1/2", "all are"), ("2/2", "none is"))
-        if in_part(few.examples[0].id, "1/2")
-        else (("2/2", "all are"), ("1/2", "none is"))
+        (("1/2", "all"), ("2/2", "none")) if in_part(few.examples[0].id, "1/2") else (("2/2", "all"), ("1/2", "none"))
     ):
         with pytest.raises(
-            UserError, match=rf"data.leave_out = '{part}': of the 1 training rows of data, {word} in this"
+            UserError, match=rf"data.leave_out = '{part}': {word} of the 1 training rows of data fall into this"
         ):
             without_part(few, part)
 
@@ -179,8 +177,9 @@ def test_one_run_writes_of_its_part_and_says_so(place, tmp_path, capsys):
     found = made(tmp_path / "c", "two")
     assert {row["id"] for row in found} == {f"train-{n}" for n in range(COUNT) if in_part(f"train-{n}", "2/2")}
     assert (
-        f"two was trained without part 2/2 of the training rows, so it writes of these {len(found)} alone, of {COUNT}. "
-        "For the others, also give runs with data.leave_out=1/2; --data NAME writes of all rows, and marks those"
+        f"two was trained without part 2/2 of the training rows, so it generates for these {len(found)} of {COUNT} "
+        "rows. For the others, also give runs with data.leave_out=1/2; with --data NAME it generates for all rows, "
+        "and marks those"
     ) in capsys.readouterr().err
     assert json.loads((tmp_path / "c" / "candidates.json").read_text())["leave_out"] == "2/2"
 
@@ -209,13 +208,14 @@ def test_sources_of_two_rows_and_of_an_earlier_run_are_not_taken_for_unseen_ones
     found = made(tmp_path / "c", "twice")
     assert [row["id"] for row in found if row["trained_on"]] == [first["id"]]
     assert (
-        f"was trained on the sources of 1 of its {len(found)} rows, such as {first['id']!r}" in capsys.readouterr().err
+        f"was trained on the sources of 1 of the {len(found)} rows of this part, such as {first['id']!r}"
+        in capsys.readouterr().err
     )
     assert train("all again") == 0
     assert train("continued", "model.name=all again/model", "data.leave_out=1/2") == 0
     assert all(row["trained_on"] for row in made(tmp_path / "d", "continued"))
     assert (
-        "or it began with a model that was trained on it. Rows of candidates say so (trained_on)."
+        "or the run started from a model trained on it. The key trained_on of the candidates marks these rows."
         in capsys.readouterr().err
     )
     (place / "link").symlink_to(place / "all again" / "model")
@@ -225,24 +225,33 @@ def test_sources_of_two_rows_and_of_an_earlier_run_are_not_taken_for_unseen_ones
     (place / "all again").rename(place / "moved")
     capsys.readouterr()
     assert make("continued", "--out", tmp_path / "e") == 2, "what it began with is not known any more"
-    assert "or those of the run that it began with, have changed since" in capsys.readouterr().err
+    assert "or the data of the run that it started from, have changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["one", "all"], "all left out no part of its training rows (data.leave_out), or other data were chosen."),
-        (["one", "two", "--data", "data"], "Leave --data out, train each with another part"),
-        (["one", "one"], "several runs left out the same part of the training rows (one 1/2, one 1/2). Keep one"),
-        (["one", "copy"], "several runs left out the same part of the training rows (one 1/2, copy 1/2). Keep one"),
+        (["one", "all"], "all left out no part of its training rows (data.leave_out), or --data chooses other data."),
+        (["one", "two", "--data", "data"], "Leave --data out, train each run with another part"),
+        (["one", "one"], "several runs left out the same part of the training rows (one 1/2, one 1/2). Give one"),
+        (["one", "copy"], "several runs left out the same part of the training rows (one 1/2, copy 1/2). Give one"),
         (["one", "third"], "runs left out parts of different sizes (one 1/2, third 3/3)."),
-        (["third", "second"], "no run left out part 1/3 of the training rows (third 3/3, second 2/3), so nobody could"),
-        (["one", "longer"], "longer has other settings than one (generation.max_length: 8 → 9), so their candidates"),
+        (
+            ["third", "second"],
+            "no run left out part 1/3 of the training rows (third 3/3, second 2/3), so these rows would",
+        ),
+        (
+            ["one", "longer"],
+            "longer and one have different settings (generation.max_length: 8 → 9), so their candidates",
+        ),
         (
             ["one", "two", "--split", "test"],
-            "several runs write of the training rows that each left out, not of 'test'.",
+            "several runs generate for the training rows that each left out, but the split is 'test'.",
         ),
-        (["one", "--set", "data.leave_out=2/2"], "data.leave_out is a setting of train: candidates knows from a run"),
+        (
+            ["one", "--set", "data.leave_out=2/2"],
+            "data.leave_out is a setting of train, and candidates reads it from the run",
+        ),
         (["all/model", "--data", "data", "--set", "data.leave_out=2/2"], "data.leave_out is a setting of train"),
     ],
 )
@@ -259,7 +268,7 @@ def test_runs_that_do_not_belong_together_are_refused(place, tmp_path, capsys, a
 
 def test_several_runs_need_a_folder(place, capsys):
     assert make("one", "two") == 2
-    assert "several runs write into one folder: give it with --out DIR." in capsys.readouterr().err
+    assert "several runs need one output folder: give it with --out DIR." in capsys.readouterr().err
 
 
 def test_a_run_that_began_with_the_encoder_of_another_knows_the_sources_of_both(place):
@@ -305,13 +314,13 @@ def test_rows_without_ids_are_left_out_by_their_numbers(place, tmp_path, capsys)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[::-1]))  # the numbers are those of other rows
     capsys.readouterr()
     assert make("three", "four", "--out", tmp_path / "d") == 2
-    assert "it cannot be shown that three was trained without part 1/2" in capsys.readouterr().err
+    assert "cannot check that three was trained without part 1/2" in capsys.readouterr().err
 
 
 # Training on them
 
 
-NOTE = "are sources that the writer of these was trained on."
+NOTE = "were training sources of the model that generated them."
 
 
 @pytest.mark.slow
@@ -324,7 +333,7 @@ def test_training_says_once_that_candidates_are_of_sources_their_writer_knows(pl
     told = capsys.readouterr().err
     assert told.count(NOTE) == 1
     assert f"{COUNT} of {COUNT} sources with candidates in {tmp_path / 'seen'} {NOTE}" in told
-    assert "train two writers, with data.leave_out=1/2 and 2/2, then: ngramloss candidates RUN1 RUN2 --out DIR" in told
+    assert "train two models, with data.leave_out=1/2 and 2/2, then: ngramloss candidates RUN1 RUN2 --out DIR" in told
     assert train("b", *ranked, f"data.candidates={tmp_path / 'unseen'}") == 0
     assert NOTE not in capsys.readouterr().err
 

@@ -68,7 +68,7 @@ def test_a_run_reads_them_with_its_own_prompt_and_not_rows_that_it_was_trained_o
             assert job(str(own.path), like=str(trained)).data.prompt == "{source} ="
         else:
             with pytest.raises(
-                UserError, match=r"was trained with data.test_fraction = 0: with another one, rows that it"
+                UserError, match=r"was trained with data.test_fraction = 0. With another value, some held-out rows"
             ):
                 job(str(own.path), like=str(trained))
 
@@ -94,7 +94,7 @@ def test_another_model_reads_the_same_documents_with_its_own_search(trained, tmp
     [
         (["--like", "nowhere"], "no such file or folder: nowhere. The folder . contains empty."),
         (["--like", "empty"], "--like takes a run's folder, and empty has no recipe.toml."),
-        (["--like", "nowhere", "--data", "newswire"], "choose the documents once: with --data, or with --like."),
+        (["--like", "nowhere", "--data", "newswire"], "give --data or --like, not both: each chooses the documents."),
     ],
 )
 def test_what_is_no_run_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):

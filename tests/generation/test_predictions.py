@@ -205,8 +205,8 @@ def test_a_process_that_is_slow_but_lives_is_waited_for(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["lead-3", "--out", "x"], "choose the documents with --data"),
-        (["lead-3", "--data", "newswire"], "give an output folder with --out DIR"),
+        (["lead-3", "--out", "x"], "Choose the documents with --data"),
+        (["lead-3", "--data", "newswire"], "so give an output folder: --out DIR"),
         (
             ["lead-3", "--data", "newswire", "--out", "x", "--set", "train.seed=1"],
             "generate accepts --set only for generation.*, data.* and task",

@@ -144,7 +144,7 @@ def test_a_run_of_instructions_takes_their_texts_too_and_no_documents(tmp_path):
     write = ng.TextGenerator(run)
     assert write._columns(["input", "output", "instruction", "text"]) == ["instruction", "input"]
     with pytest.raises(
-        UserError, match=r"was trained on the column 'instruction,input', and these sources are in 'input'"
+        UserError, match=r"was trained on sources in the column 'instruction,input', but these are in 'input'"
     ):
         write({"input": DOCUMENTS})
 
@@ -251,7 +251,7 @@ def test_a_model_that_changed_since_is_not_taken(tmp_path, changed):
         file.write(" ")
     with pytest.raises(
         ng.UserError,
-        match=r"the weights or settings in .*model are not those for which this TextGenerator was made: they have changed, or this process cannot see",
+        match=r"the weights or settings in .*model have changed since this TextGenerator was made, or this process cannot read",
     ):
         write({"document": DOCUMENTS})
 

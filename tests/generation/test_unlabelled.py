@@ -57,7 +57,7 @@ def test_texts_of_sources_alone_are_those_of_the_same_sources_with_targets(run, 
     assert generate(run, "--data", labelled, "--out", tmp_path / "with") == 0
     assert "has no targets" not in capsys.readouterr().err
     assert generate(run, "--data", new, "--out", tmp_path / "without") == 0
-    line = f"{new} (test) has no targets: texts are written from its sources (document), but `ngramloss score` will have no"
+    line = f"{new} (test) has no targets: outputs are generated from its sources (document), but `ngramloss score` will have no"
     assert capsys.readouterr().err.count(line) == 1
     assert rows(tmp_path / "without" / "predictions.jsonl") == rows(tmp_path / "with" / "predictions.jsonl")
     assert rows(tmp_path / "without" / "references.jsonl") == PLAIN
@@ -105,7 +105,7 @@ def test_a_single_file_is_what_texts_are_written_of(run, tmp_path, messages):
     (trained / "recipe.toml").write_text(re.sub(r'(?m)^name = ".*"', f'name = "{path}"', settings, count=1))
     messages.clear()
     job(str(trained), data=str(path))
-    assert f"was trained on rows of {path}. Without --data, texts are written" in messages[0]
+    assert f"was trained on rows of {path}. Without --data, outputs are generated" in messages[0]
 
 
 def test_lines_of_plain_text_are_sources(tmp_path):
@@ -157,7 +157,7 @@ def test_rows_of_which_some_have_targets_are_an_error_that_names_them(tmp_path, 
     others = [{"document": "a"}] * 100
     late = f"test={written(tmp_path / 'b.jsonl', [*others, {'document': 'a', 'summary': 'b'}])}"
     assert generate("lead-1", "--data", late, "--out", tmp_path / "o") == 2
-    assert "b.jsonl:101 has 'summary', which the first 100 rows do not have" in capsys.readouterr().err
+    assert "b.jsonl:101 has 'summary', which the first 100 rows lack" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -377,7 +377,9 @@ def test_an_objective_of_ones_own_may_read_candidates(monkeypatch):
     counted = stats.logp.where(stats.present, 0.0)[(labels != -100).any(-1)]
     torch.testing.assert_close(JointLoss("unsure")(logits, labels, candidates=stats), counted.sum() / 7)
     for options in ({"least_n": None, "per": "token"}, {"least_n": None, "needs": ("entropy",)}):
-        with pytest.raises(UserError, match="an objective that reads candidates has no statistics of tokens"):
+        with pytest.raises(
+            UserError, match="an objective that reads candidates has one value per sequence and no token statistics"
+        ):
             Objective(len, reads="candidates", **options)
     with pytest.raises(UserError, match="an objective reads 'tokens' or 'candidates', got 'rows'"):
         Objective(len, reads="rows")
@@ -462,8 +464,8 @@ def test_without_candidates_a_sentence_says_where_they_come_from():
     ):
         with pytest.raises(
             UserError,
-            match=r"rank\(alpha=1\) reads candidates, and there are none\. `ngramloss train` takes those that "
-            r"`ngramloss candidates` wrote, data.candidates; in Python, rows or batches have `candidates` and `scores`",
+            match=r"rank\(alpha=1\) needs candidates\. Make them with `ngramloss candidates` and set data.candidates; in "
+            r"Python, give rows or batches `candidates` and `scores`",
         ):
             attempt()
 
@@ -481,7 +483,7 @@ def test_candidates_are_not_replayed(monkeypatch):
     monkeypatch.setattr("ngramloss.loss.kernels.replay.suits", lambda stats: True)
     monkeypatch.setattr("ngramloss.loss.kernels.replay.replayed", lambda *_: pytest.fail("replayed"))
     JointLoss("ce + rank")(logits, labels, candidates=stats)
-    with pytest.raises(UserError, match="reads candidates"):
+    with pytest.raises(UserError, match="needs candidates"):
         JointLoss("ce + rank")(logits, labels)
     with pytest.raises(UserError, match="candidates were given"):
         JointLoss("ce")(logits, labels, candidates=stats)

@@ -170,7 +170,7 @@ def test_one_temperature_beside_1():
     both = JointLoss("ce + ce(temperature=2) + 0.5*ce(smoothing=0.2,temperature=2)")(logits, labels)
     expected = F.cross_entropy(logits[0], labels[0]) + torchs(logits, labels, 2)
     torch.testing.assert_close(both, expected + 0.5 * torchs(logits, labels, 2, 0.2))
-    with pytest.raises(UserError, match=r"ce at 2 temperatures, 0.5 and 2: one sweep of the vocabulary has one"):
+    with pytest.raises(UserError, match=r"ce at 2 temperatures, 0.5 and 2: only one besides 1 is possible"):
         JointLoss("ce(temperature=2) + ce(temperature=0.5)")
 
 

@@ -120,7 +120,7 @@ def test_a_head_that_is_more_than_a_weight_and_a_bias_is_refused():
     other = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(5, 6))
     for head, error, message in (
         (other, TypeError, r"takes the output head, a torch\.nn\.Linear, or its weight, got Sequential"),
-        (replaced, TypeError, r"got Linear: its logits may be others"),
+        (replaced, TypeError, r"got Linear, which may compute its logits"),
         (hooked, ng.UserError, r"the head has hooks, which from_hidden would not call"),
     ):
         with pytest.raises(error, match=message):
@@ -303,7 +303,7 @@ def test_copies_and_pickles():
             "ce + 1e-50*matches(2)",
             r"the weight of matches must be 0 or from .*, got 1e-50: in fp32, in which losses are added, it loses its digits or becomes 0\. Give",
         ),
-        ("ce(smoothing=1e-50)", r"ce\(smoothing\): must be 0 or at least 1\.18e-38, got 1e-50: it is lost in fp32"),
+        ("ce(smoothing=1e-50)", r"ce\(smoothing\): must be 0 or at least 1\.18e-38, got 1e-50, too little for fp32"),
         (
             "matches(1025)",
             r"matches takes n of at most 1,024, got 1,025: so long an n-gram is never predicted completely .* Lower n; the paper",

@@ -647,7 +647,9 @@ def test_labels_that_are_padding_are_a_warning_one_time():
         attach(tiny("bart"), "ce")(**inputs)
     inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] == -100, pad)
     inputs["labels"][:, -1] = pad
-    with pytest.warns(UserWarning, match=rf"labels of this batch are the padding token, {pad}, and are learnt.*-100"):
+    with pytest.warns(
+        UserWarning, match=rf"labels of this batch are the padding token, {pad}, and count in the loss.*-100"
+    ):
         model(**inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -81,7 +81,7 @@ def test_a_compute_loss_func_with_the_model_sees_the_weights_of_the_batch():
 def test_two_names_or_labels_that_are_shifted_already_are_refused():
     model = attach(models.tiny("llama").eval(), "ce")
     ids, labels, weights = causal_batch()
-    with pytest.raises(UserError, match=r"the batch has weights and loss_scale, which are two names of the same"):
+    with pytest.raises(UserError, match=r"the batch has weights and loss_scale, which are two names for one input"):
         model(input_ids=ids, labels=labels, weights=weights, loss_scale=weights)
     with pytest.raises(UserError, match=r"weights for its labels, and `shift_labels`"):
         model(input_ids=ids, labels=labels, shift_labels=labels, weights=weights)

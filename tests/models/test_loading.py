@@ -180,7 +180,7 @@ def test_copying_is_refused_where_there_is_no_such_path():
     with pytest.raises(
         ValueError,
         match=r"model.copying: T5ForConditionalGeneration has no `encoder_attn` to initialise as the identity\. "
-        r"Set it to false, or choose the architecture bart, mbart, m2m100, pegasus or marian\.",
+        r"Set model.copying=false, or choose the architecture bart, mbart, m2m100, pegasus or marian\.",
     ):
         built("t5", copying=True)
 

@@ -232,7 +232,7 @@ def test_candidates_are_refused_beside_segments():
 
     candidates = CandidateStats(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([[0.0, 1.0]]))
     labels = torch.zeros(1, 4).long()
-    with pytest.raises(ValueError, match="compares candidates of a row, and packed rows have several texts"):
+    with pytest.raises(ValueError, match="compares the candidates of a row, but packed rows have several texts"):
         JointLoss("ce + rank")(
             torch.zeros(1, 4, V), labels, segments=torch.tensor([[0, 0, 1, 1]]), candidates=candidates
         )

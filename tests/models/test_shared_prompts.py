@@ -215,17 +215,17 @@ def test_text_numbers_without_what_they_need_are_refused():
     batch = JoinedPadder(1, shared=True)(EXAMPLES)
     batch = {name: value for name, value in batch.items() if not name.startswith(("candidate", "scores"))}
     model(**batch)
-    with pytest.raises(UserError, match="`label_positions` are missing"):
+    with pytest.raises(UserError, match="but not `label_positions`"):
         model(**{name: value for name, value in batch.items() if name != "label_positions"})
     with pytest.raises(UserError, match="needs `position_ids`"):
         model(**{name: value for name, value in batch.items() if name != "position_ids"})
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(UserError, match="this model has flash_attention_2"):
+    with pytest.raises(UserError, match="but the model has flash_attention_2"):
         model(**batch)
 
 
 def test_a_rule_of_the_models_own_is_refused():
-    with pytest.raises(UserError, match="a rule of its own"):
+    with pytest.raises(UserError, match="cannot be computed from position ids"):
         shared_prompts._mask(mask_function=None, dtype=torch.float32, use_vmap=True)
 
 

@@ -384,11 +384,11 @@ def test_asft_is_dft_beside_keep():
 @pytest.mark.parametrize(
     ("teacher", "error"),
     [
-        (None, "distill compares with a teacher, and there is none: set train.teacher"),
-        (torch.zeros(2, 4, 299), "a vocabulary of 299 ids, and the model of 300: .* the tokenizer"),
+        (None, "distill needs a teacher: set train.teacher"),
+        (torch.zeros(2, 4, 299), "vocabulary has 299 ids and the model's 300, .* tokenizer"),
         (torch.zeros(2, 3, 300), r"logits must be .* \[2, 4\] as the labels, got .* \[2, 3, 300\]"),
-        (Teacher(hidden=torch.zeros(2, 4, 8)), "by its logits, .* or by hidden states and the head's weight"),
-        (Teacher(torch.zeros(2, 4, 300), torch.zeros(2, 4, 8), torch.zeros(300, 8)), "not by both"),
+        (Teacher(hidden=torch.zeros(2, 4, 8)), "its logits, .* or its hidden states and the head's weight"),
+        (Teacher(torch.zeros(2, 4, 300), torch.zeros(2, 4, 8), torch.zeros(300, 8)), "Give one of the two, complete"),
         (Teacher(hidden=torch.zeros(2, 4, 8), weight=torch.zeros(300, 7)), "must be .* D' = 8 as in its hidden"),
         ("model", r"teacher must be logits .* or ngramloss.Teacher\(...\), got str"),
     ],
@@ -402,14 +402,14 @@ def test_a_teacher_that_does_not_fit_is_refused(teacher, error):
 
 
 def test_objectives_that_no_teacher_serves_are_refused():
-    with pytest.raises(UserError, match=r"one teacher at a time. Write distill or keep"):
+    with pytest.raises(UserError, match=r"would need two teachers, .* Write distill or keep"):
         JointLoss("ce + distill + keep")
-    with pytest.raises(UserError, match="several temperatures, and one sweep has one"):
+    with pytest.raises(UserError, match="several temperatures, but the teacher is compared at one"):
         JointLoss("distill + distill(temperature=2)")
     with pytest.raises(UserError, match=r"distill\(temperature\)"):
         JointLoss("distill(temperature=0)")
     logits, labels = torch.zeros(1, 2, 3), torch.zeros(1, 2, dtype=torch.long)
-    with pytest.raises(UserError, match="no term of 'ce' compares with one: add distill or keep"):
+    with pytest.raises(UserError, match="no term of 'ce' uses it: add distill or keep"):
         JointLoss("ce")(logits, labels, teacher=logits)
     with pytest.raises(UserError, match="keep compares all probabilities of a model with those of a teacher"):
         explain("a b", "a b", "ce + keep", [0.5])

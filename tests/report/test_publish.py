@@ -318,7 +318,7 @@ def test_pickled_weights_alone_are_refused(here, capsys):
 def test_other_weights_than_the_cards_are_refused(here, capsys):
     shutil.copyfile(here / "runs/adapters/model/model.safetensors", here / "runs/whole/model/model.safetensors")
     assert cli.main(["publish", "runs/whole"]) == 2
-    assert "are not those that the training wrote, so its card is not about them." in capsys.readouterr().err
+    assert "were changed after training, so the run's card does not describe them." in capsys.readouterr().err
 
 
 def test_what_is_no_finished_run_is_refused(here, capsys):

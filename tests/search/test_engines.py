@@ -323,7 +323,7 @@ def test_settings_with_which_texts_may_differ_are_named_and_auto_leaves_them_to_
     assert (loaded.name, loaded.note) == ("hf", f"engine hf; ctranslate2 is not used: {only}.")
     loaded = engines.load("ctranslate2", model, search)
     assert loaded.name == "ctranslate2"
-    assert loaded.note == f"engine ctranslate2: texts may differ from those of hf, because {only}."
+    assert loaded.note == f"engine ctranslate2: outputs may differ from hf's, because {only}."
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_int8_is_taken_by_name_only_and_says_that_it_differs():
     search = with_settings(model, num_beams=2)
     loaded = engines.load("ctranslate2-int8", model, search)
     assert loaded.facts == {"name": "ctranslate2-int8", "precision": "int8"}
-    assert loaded.note == "engine ctranslate2-int8: texts may differ from those of hf, because it computes in int8."
+    assert loaded.note == "engine ctranslate2-int8: outputs may differ from hf's, because it computes in int8."
     assert [len(texts) for texts in loaded.write(SOURCES)] == [1] * len(SOURCES)
     assert [(name, engine.automatic) for name, engine in engines.ENGINES.items() if engine.automatic] == [
         ("graph", "cuda"),
@@ -745,8 +745,8 @@ def test_a_batch_that_does_not_fit_is_halved_and_no_document_is_lost(messages):
     assert [document for batch, _ in made for document in batch] == documents
     assert asked == [10, 5, 2, 2, 2, 2, 2]
     assert messages == [
-        "10 documents did not fit into the memory; going on with 5 at a time.",
-        "5 documents did not fit into the memory; going on with 2 at a time.",
+        "10 documents at a time did not fit into memory; continuing with 5.",
+        "5 documents at a time did not fit into memory; continuing with 2.",
     ]
     with pytest.raises(torch.OutOfMemoryError):
         list(batching.batches([1], lambda some: [[0]], lambda *_: write([0] * 4, 0), batching.Budget()))
@@ -807,7 +807,7 @@ def test_every_engine_writes_the_same_files(run, tmp_path, capsys):
     assert "ctranslate2" not in saved(tmp_path / "hf")["versions"]
     told = capsys.readouterr().err
     assert told.count("its texts are the same with these settings.") == 1
-    assert told.count("texts may differ from those of hf, because it computes in int8.") == 1
+    assert told.count("outputs may differ from hf's, because it computes in int8.") == 1
     signature = provenance.written_by(provenance.run(tmp_path / "ctranslate2-int8"))
     assert "|engine:ctranslate2-int8|precision:int8|" in signature
     assert "|ctranslate2:4." in signature
@@ -897,7 +897,7 @@ def test_samples_are_the_same_whatever_the_batch_and_wherever_the_job_was_stoppe
     [
         (
             ["--num-return", "4"],
-            "--num-return 4 needs as many beams, but the search has 3. Use --set generation.num_beams=4, or --sample.",
+            "--num-return 4 needs at least 4 beams, but the search has 3. Use --set generation.num_beams=4, or --sample.",
         ),
         (["--num-return", "0"], "--num-return must be 1 or more, got 0."),
         (["--temperature", "0.5"], "--temperature and --top-p are options of sampling; add --sample."),
@@ -984,9 +984,7 @@ def test_a_new_engine_is_accepted_shown_used_and_measured(run, tmp_path, capsys,
     assert cli.main(["list", "engines"]) == 0
     assert "the texts of hf, backwards" in capsys.readouterr().out
     assert generate(run, "--out", tmp_path / "a", "--engine", "reversing") == 0
-    assert (
-        "engine reversing: texts may differ from those of hf, because it writes backwards." in capsys.readouterr().err
-    )
+    assert "engine reversing: outputs may differ from hf's, because it writes backwards." in capsys.readouterr().err
     assert saved(tmp_path / "a")["engine"] == {"name": "reversing", "precision": "fp32"}
     assert generate(run, "--out", tmp_path / "hf", "--engine", "hf") == 0
     assert rows(tmp_path / "a") != rows(tmp_path / "hf")

@@ -49,7 +49,7 @@ def test_a_model_that_samples_by_itself_is_a_warning(messages, small_run):
     model.generation_config.update(do_sample=True, num_beams=1)
     writer_of(work, model, tokenizer)
     (warned,) = [line for line in messages if "do_sample" in line]
-    assert warned.endswith("Use --sample --seed N, or a search: --set generation.num_beams=4.")
+    assert warned.endswith("Use --sample --seed N, or beam search: --set generation.num_beams=4.")
     writer_of(work, model, tokenizer, Options(2, sample=True, seed=1))
     assert len([line for line in messages if "do_sample" in line]) == 1
 

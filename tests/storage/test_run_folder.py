@@ -444,7 +444,7 @@ def test_predictions_whose_model_and_checkpoints_were_deleted_get_no_other_setti
     shutil.rmtree(ours / "checkpoints")
     assert train(ours, "--set", "objective=ce") == 2
     assert (
-        "was started with has changed since:\n  objective: 'ce + matches(2,3,4)' → 'ce'. Set it back.\n"
+        "have changed since it was started:\n  objective: 'ce + matches(2,3,4)' → 'ce'. Set it back.\n"
         in capsys.readouterr().err
     )
 

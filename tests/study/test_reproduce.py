@@ -284,7 +284,7 @@ def test_texts_that_were_deleted_are_written_again_once_their_scores_are_deleted
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0
     (tmp_path / "runs" / "newswire" / "ce-seed1" / "run" / "predictions.jsonl").unlink()
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 2
-    assert f"has no texts any more. Delete {tmp_path / 'runs' / 'results'}" in capsys.readouterr().err
+    assert f"has lost its outputs. Delete {tmp_path / 'runs' / 'results'}" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "runs" / "results")
     started.clear()
     assert again(tmp_path, base, "table2", "--objectives", "ce") == 0

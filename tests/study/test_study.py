@@ -345,7 +345,7 @@ def test_texts_of_other_settings_are_not_taken_for_those_of_the_study(path, inst
     changed(path, ('beam2 = ["generation.num_beams=2"]', 'beam2 = ["generation.num_beams=3"]'))
     code, _, err = shown(capsys)
     assert code == 2
-    assert "were not written with --set generation.num_beams=3 --split validation" in err
+    assert "were not generated with --set generation.num_beams=3 --split validation" in err
 
 
 @pytest.mark.slow
@@ -1020,8 +1020,8 @@ def test_a_training_of_other_things_than_those_before_is_refused_before_its_resu
     instant.made_of = {changed_part: "after", "plugin objective own": "only some rows have it"}
     code, _, err = shown(capsys)
     assert code == 2
-    assert f"cannot be compared, because what they are made of differs:\n  {changed_part}: before → after\n" in err
-    assert "Restore what changed, and delete the result and the run that were made with it; or start again with" in err
+    assert f"were made from different inputs, so they cannot be compared:\n  {changed_part}: before → after\n" in err
+    assert "Undo the change, and delete the result and the run made after it; or start again with" in err
     assert len(list(Path("mine").glob("*/*seed*"))) == count
     instant.made_of = {changed_part: "before"}
     for run_of in Path("runs/mine").glob("*/*/run"):

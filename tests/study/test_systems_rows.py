@@ -131,8 +131,8 @@ def test_data_without_a_validation_split_train_a_reranker_without_it(tmp_path):
 @pytest.mark.parametrize(
     ("systems", "overrides", "options", "told"),
     [
-        (["simcls"], (), {"table": "table3"}, "--systems adds rows to table2, and table3 has none of them"),
-        (["simcls"], (), {"table": "cases"}, "--systems adds rows to table2, and cases has none"),
+        (["simcls"], (), {"table": "table3"}, "--systems adds rows only to table2, not to table3"),
+        (["simcls"], (), {"table": "cases"}, "--systems adds rows only to table2, not to cases"),
         (["simcls"], ("bertsum_ext.train.max_steps=2",), {}, "bertsum_ext is not one of --systems"),
         (["bertsum_abs"], ("bertsum_abs.model.encoder=x",), {}, "--set bertsum_abs.model.encoder=x: reproduce chooses"),
         (["bertsum_ext"], ("bertsum_ext.train.seed=3",), {}, "train.seed=3: reproduce chooses it"),
@@ -172,7 +172,7 @@ def test_the_other_tables_refuse_systems_on_the_command_line(capsys, tmp_path):
     for table in ("table1", "table3"):
         words = ["reproduce", table, "--data", "newswire", "--systems", "simcls", "--runs", str(tmp_path / "x")]
         assert cli.main(words) == 2
-        assert f"--systems adds rows to table2, and {table} has none" in capsys.readouterr().err
+        assert f"--systems adds rows only to table2, not to {table}" in capsys.readouterr().err
 
 
 def test_the_facts_of_a_row_have_all_that_is_made_before_it(tmp_path):
@@ -344,4 +344,7 @@ def test_candidates_of_other_settings_are_not_taken(tmp_path, base, capsys, star
         file.unlink()
     (tmp_path / "runs/newswire/ce-seed1/candidates-train.json").write_text('["--split", "train", "--count", "3"]')
     assert again(tmp_path, base, "simcls") == 2
-    assert "were not written with --split train --count 8 --limit 30, as the study says now" in capsys.readouterr().err
+    assert (
+        "were not generated with --split train --count 8 --limit 30, which the study now asks for"
+        in capsys.readouterr().err
+    )

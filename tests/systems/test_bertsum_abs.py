@@ -141,7 +141,7 @@ def test_a_changed_encoder_is_not_continued(here, tmp_path, capsys):
     config = json.loads((encoder / "config.json").read_text())
     (encoder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
     assert cli.main(arguments) == 2
-    assert "was started with has changed since:\n  model: config.json: " in capsys.readouterr().err
+    assert "have changed since it was started:\n  model: config.json: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", ["bart", "bert2bert", "t5"])
@@ -193,12 +193,12 @@ def test_the_encoder_learns_at_its_own_rate():
             ["model.name=ext/model"],
             'model.encoder: is for a model with a new decoder. Set model.name = "scratch", too.',
         ),
-        (["model.encoder=abs/model"], "is an encoder-decoder (its type is encoder-decoder), and this needs an encoder"),
+        (["model.encoder=abs/model"], "is an encoder-decoder (its type is encoder-decoder), but an encoder is needed"),
         (["model.heads=3", "model.width=24"], "model.heads: must divide the width of ext/model, 16, got 3."),
         (["data.max_source=1025"], "ext/model reads at most 1024 tokens, and the recipe asks for 1025."),
-        (["train.encoder_learning_rate=0"], "train.encoder_warmup_steps: is that of train.encoder_learning_rate."),
+        (["train.encoder_learning_rate=0"], "train.encoder_warmup_steps: needs train.encoder_learning_rate."),
         (["train.encoder_warmup_steps=1.5"], "train.encoder_warmup_steps: must be a whole number of steps"),
-        (["system=bertsum_abs"], "system: bertsum_abs is trained as any model is: leave system out"),
+        (["system=bertsum_abs"], "system: bertsum_abs is trained like any model. Leave system out"),
     ],
 )
 def test_mistakes_are_sentences(here, tmp_path, capsys, settings, sentence):

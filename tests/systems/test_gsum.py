@@ -174,7 +174,7 @@ def test_guidance_for_some_rows_only_is_refused_with_their_ids(tmp_path):
     [
         ("keywords", r"is read from the column 'keywords'. .* has no column 'keywords' .* Name the column with gsum"),
         ("empty", r"is read from the column 'empty'. 3 of 3 rows .*'empty' is empty"),
-        ("summary", r"the guidance of every row of the split 'train' of .* is its target: the column 'summary'"),
+        ("summary", r"the guidance of the split 'train' of .* equals the target in every row: the column 'summary'"),
         ("document", r"is read from the column 'document'. source and target of .* must be different columns"),
     ],
 )
@@ -317,7 +317,7 @@ def test_a_changed_plugin_is_not_continued_with(here, tmp_path, capsys):
     plugin.write_text(plugin.read_text().replace("+ 1", "+ 2"))
     capsys.readouterr()
     assert cli.main(arguments) == 2
-    assert "has changed since:\n  plugin objective flat: " in capsys.readouterr().err
+    assert "have changed since it was started:\n  plugin objective flat: " in capsys.readouterr().err
 
 
 def test_a_changed_guidance_is_not_continued_with(here, tmp_path, capsys):
@@ -334,7 +334,7 @@ def test_a_changed_guidance_is_not_continued_with(here, tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(short) == 2
     said = capsys.readouterr().err
-    assert "has changed since:\n  train guidance: " in said
+    assert "have changed since it was started:\n  train guidance: " in said
     assert "\n  train tokens: " in said, "what it is made of is known by itself, too"
 
 
@@ -436,7 +436,8 @@ def test_settings_of_the_search_count(undisturbed, here, tmp_path, capsys):
     assert "made with other settings (generation.max_length: 6 → 7)" in capsys.readouterr().err
     assert generate(here, "undisturbed", tmp_path / "x", "--sample")[0] == 2
     assert (
-        "writes the best text of each document: leave samples, groups and several texts out" in capsys.readouterr().err
+        "generates the best output for each document. Leave samples, groups and --num-return out"
+        in capsys.readouterr().err
     )
     assert generate(here, "undisturbed", tmp_path / "x", "--engine", "graph")[0] == 2
     assert "the engine graph cannot be used" in capsys.readouterr().err
@@ -451,7 +452,7 @@ def test_score_and_report_take_the_run(undisturbed, here, tmp_path):
 def test_the_oracle_never_guides_unless_it_is_named(by_oracle, here, tmp_path, capsys):
     assert generate(here, "oracle", tmp_path / "texts")[0] == 2
     assert (
-        "was trained with the guidance of the oracle, which reads the references. Say what" in capsys.readouterr().err
+        "was trained with the guidance of the oracle, which reads the references. Choose the" in capsys.readouterr().err
     )
     assert not (tmp_path / "texts").exists()
     for column in ("guidance", "no-such"):
@@ -459,7 +460,7 @@ def test_the_oracle_never_guides_unless_it_is_named(by_oracle, here, tmp_path, c
         assert code == (0 if column == "guidance" else 2)
     capsys.readouterr()
     assert generate(here, "oracle", tmp_path / "texts", "--set", "system=gsum(guidance=oracle)")[0] == 0
-    assert "is the oracle's, which reads the references: these texts are an upper bound" in capsys.readouterr().err
+    assert "the oracle's guidance reads the references, so these outputs are an upper bound" in capsys.readouterr().err
     saved = json.loads((tmp_path / "texts" / "generation.json").read_text())["guidance"]
     assert saved["oracle"] == "reads the references, so the scores are an upper bound"
     again = generate(here, "oracle", tmp_path / "texts", "--set", "system=gsum(guidance=guidance)")
@@ -536,12 +537,9 @@ def test_other_commands_refuse_the_model(undisturbed, here, tmp_path, capsys):
     for command in ("generate", "candidates"):
         data = ["--data", str(here / "data"), "--out", str(tmp_path / command)]
         assert cli.main([command, "undisturbed/model", *data]) == 2
-        assert (
-            "is a BART that reads a guidance beside the document, and this would give it none"
-            in capsys.readouterr().err
-        )
+        assert "is a guided BART, which needs a guidance beside the document" in capsys.readouterr().err
     assert cli.main(["candidates", "undisturbed", "--out", str(tmp_path / "y")]) == 2
-    assert "is a run of gsum, which writes one text of each source" in capsys.readouterr().err
+    assert "is a run of gsum, which generates one output for each source" in capsys.readouterr().err
 
 
 # Mistakes

@@ -258,9 +258,7 @@ def test_a_saved_model_is_loaded_again_and_never_as_a_plain_bart(tmp_path):
     assert torch.equal(again(**given, decoder_input_ids=inputs).logits, model(**given, decoder_input_ids=inputs).logits)
     assert AutoConfig.from_pretrained(tmp_path).model_type == loading.GUIDED != "bart"
     for load in (lambda named: loading.load(named, None), loading.load_config):
-        with pytest.raises(
-            UserError, match="is a BART that reads a guidance beside the document, and this would give it"
-        ):
+        with pytest.raises(UserError, match="is a guided BART, which needs a guidance beside the document"):
             load(Model(name=str(tmp_path)))
     attached = ng.attach(model, "ce")
     attached.save_pretrained(tmp_path / "attached")

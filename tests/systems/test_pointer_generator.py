@@ -532,7 +532,7 @@ def test_generate_score_and_report_take_the_run(undisturbed, here, tmp_path, cap
     assert cli.main(["generate", "undisturbed", "--out", other, "--set", "data.separator=none"]) == 2
     assert "which keeps the data.separator of its training. It accepts --set for task, data" in capsys.readouterr().err
     assert cli.main(["candidates", "undisturbed", "--out", other]) == 2
-    assert "is a run of pointer_generator, which writes one text of each source" in capsys.readouterr().err
+    assert "is a run of pointer_generator, which generates one output for each source" in capsys.readouterr().err
     assert cli.main(["generate", "lead-2", "--like", "undisturbed", "--out", str(tmp_path / "lead")]) == 0
     assert cli.main(["score", str(tmp_path / "lead"), texts]) == 0
     assert cli.main(["report", str(tmp_path / "lead"), texts, "-o", str(tmp_path / "page")]) == 0
@@ -583,9 +583,9 @@ def test_a_training_is_not_continued_on_other_words(undisturbed, here, tmp_path,
     write_rows(tmp_path / "data" / "train.jsonl", copying_rows(NAMES, 24))
     assert cli.main(arguments) == 2
     said = capsys.readouterr().err
-    assert "has changed since:\n  train data: " in said
+    assert "have changed since it was started:\n  train data: " in said
     assert "\n  words: " in said
-    assert "To train with what there is now" in said
+    assert "To train with the new ones" in said
 
 
 @pytest.mark.parametrize(

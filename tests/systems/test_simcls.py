@@ -269,8 +269,8 @@ def test_another_file_of_candidates_does_not_continue_a_run(undisturbed, here, t
         assert cli.main(["train", "tiny.toml", "--run", str(run), *FILES]) == 2
     finally:
         file.write_text(before)
-    assert "what" in (message := capsys.readouterr().err)
-    assert "has changed since:\n  train candidates: " in message
+    message = capsys.readouterr().err
+    assert "have changed since it was started:\n  train candidates: " in message
 
 
 def apply(*arguments):
@@ -403,7 +403,7 @@ def test_translations_are_scored_as_such(undisturbed, here, tmp_path, chooser, c
     saved = json.loads((tmp_path / "out" / "generation.json").read_text())
     assert (saved["task"], saved["metric"]["name"]) == ("translation", "bleu")
     assert apply(chooser, made, *columns, "--set", "task=summarisation", "--out", tmp_path / "other") == 2
-    assert "task: expected translation, which is that of the reranker or of the candidates" in capsys.readouterr().err
+    assert "task: the reranker or the candidates are for translation" in capsys.readouterr().err
 
 
 def test_a_reranker_has_the_task_of_its_candidates(undisturbed, here, tmp_path, capsys):
@@ -416,7 +416,7 @@ def test_a_reranker_has_the_task_of_its_candidates(undisturbed, here, tmp_path, 
     capsys.readouterr()
     assert apply("undisturbed", made, *columns, "--out", tmp_path / "out") == 2
     assert (
-        "undisturbed was trained for summarisation, and these candidates are of translation" in capsys.readouterr().err
+        "undisturbed was trained for summarisation, but these candidates are for translation" in capsys.readouterr().err
     )
 
 
@@ -429,7 +429,8 @@ def test_another_metric_than_the_reranker_s_is_said(undisturbed, here, tmp_path,
         assert apply(run, made, "--out", tmp_path / f"out-{metric['name']}") == 0
         printed = capsys.readouterr()
         assert (
-            "was trained on scores of rouge (rouge1 + rouge2 + rougeLsum), and these are of" in printed.err
+            "was trained on scores by rouge (rouge1 + rouge2 + rougeLsum), but these candidates are scored by"
+            in printed.err
         ) == is_other
     assert printed.out.endswith("scores: rouge (rouge1 + rouge2 + rougeLsum)\n")
 
@@ -446,12 +447,12 @@ def test_what_contradicts_the_candidates_is_refused(here, small_run, tmp_path, c
     (made / "candidates.json").write_text(json.dumps({"data": "data", "split": "validation", "model": str(run)}))
     out = ("--out", tmp_path / "out")
     for options, sentence in (
-        (["--split", "train"], "are of the split 'validation', but 'train' was asked for"),
+        (["--split", "train"], "are for the split 'validation', but 'train' was asked for"),
         (["--data", "newswire"], "have data.name = 'data', but 'newswire' was asked for"),
         (["--set", "data.name=newswire"], "have data.name = 'data', but 'newswire' was asked for"),
         (["--source", "text"], "have data.source = '', but 'text' was asked for"),
-        (["--set", "data.max_source=7"], "a choice does not depend on data.max_source. rerank apply accepts --set for"),
-        (["--set", "train.seed=7"], "a choice does not depend on train.seed."),
+        (["--set", "data.max_source=7"], "rerank apply does not read data.max_source. It accepts --set for"),
+        (["--set", "train.seed=7"], "rerank apply does not read train.seed."),
     ):
         assert apply("first", made, *options, *out) == 2
         assert sentence in capsys.readouterr().err
@@ -473,7 +474,10 @@ def test_a_run_with_the_name_of_a_choice_is_not_mistaken_for_it(undisturbed, her
     monkeypatch.chdir(tmp_path)
     options = (here / "validation.jsonl", "--data", here / "data", "--split", "validation", "--out", "out")
     assert apply("best", *options) == 2
-    assert "best is a way to choose, and also a run's folder here. For the run, write ./best" in capsys.readouterr().err
+    assert (
+        "best is a built-in choice, but also the folder of a run here. For the run, write ./best"
+        in capsys.readouterr().err
+    )
     assert apply("./best", *options) == 0
     assert json.loads((tmp_path / "out" / "generation.json").read_text())["system"]
 
@@ -483,7 +487,7 @@ def test_a_reranker_is_neither_trained_nor_validated_on_the_test_split(here, tmp
     for files in (f"train={made}", f"train=train.jsonl,validation={made}"):
         run = ("--run", str(tmp_path / "run"), "--set", f"data.candidates={files}")
         assert cli.main(["train", "tiny.toml", *run]) == 2
-        assert "are of the split 'test', on which a reranker is measured. Make others" in capsys.readouterr().err
+        assert "are for the split 'test', on which a reranker is evaluated. Make others" in capsys.readouterr().err
 
 
 def test_a_reranker_is_not_validated_on_its_training_sources(here, tmp_path, capsys):
@@ -511,14 +515,14 @@ def test_scores_of_one_training_have_one_metric(here, tmp_path, capsys):
     options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", "train.max_steps=1"]
     assert cli.main(["train", *options, "--set", f"data.candidates=train={train},validation={dev}"]) == 2
     message = capsys.readouterr().err
-    assert "those of the train candidates are of rouge (rouge1 + rouge2 + rougeLsum), those of the" in message
-    assert "validation candidates of chrf (word_order=2). Make one of them again" in message
+    assert "but the train candidates have rouge (rouge1 + rouge2 + rougeLsum) and the" in message
+    assert "validation candidates have chrf (word_order=2). Make one of them again" in message
     assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 0
     assert "scores: rouge (rouge1 + rouge2 + rougeLsum)." in (tmp_path / "run" / "card.md").read_text()
     (train / "candidates.json").write_text(json.dumps({"data": "data", "split": "train", "metric": CHRF}))
     shutil.rmtree(tmp_path / "run" / "model")
     assert cli.main(["train", *options, "--set", f"data.candidates=train={train}"]) == 2
-    assert "has changed since:\n  metric: " in capsys.readouterr().err
+    assert "have changed since it was started:\n  metric: " in capsys.readouterr().err
 
 
 def test_equal_scores_are_said_and_refused_if_all_are(here, tmp_path, capsys):
@@ -539,7 +543,7 @@ def test_equal_scores_are_said_and_refused_if_all_are(here, tmp_path, capsys):
 
 def test_candidates_without_references_are_refused(here, tmp_path, messages):
     write_rows(tmp_path / "c.jsonl", [{"id": "x", "candidates": ["a", "b"], "scores": [0, 1]}])
-    with pytest.raises(UserError, match=r"no candidate in .* has a source and a reference: .* are like 'train-0'"):
+    with pytest.raises(UserError, match=r"no candidate in .* has a source and a reference: .* has ids like 'train-0'"):
         read_set([tmp_path / "c.jsonl"], Data(name="data"), "summarisation", "train")
     write_rows(tmp_path / "d.jsonl", [{"id": name, "candidates": ["a"], "scores": [0]} for name in ("x", "train-1")])
     assert len(read_set([tmp_path / "d.jsonl"], Data(name="data"), "summarisation", "train").examples) == 1
@@ -552,13 +556,13 @@ def test_one_candidate_only_is_nothing_to_choose(here, tmp_path, capsys):
     write_rows(tmp_path / "alone.jsonl", alone)
     options = ["tiny.toml", "--run", str(tmp_path / "run"), "--set", f"data.candidates={tmp_path / 'alone.jsonl'}"]
     assert cli.main(["train", *options]) == 2
-    assert "has one candidate only, so there is nothing to choose. Make several" in capsys.readouterr().err
+    assert "has only one candidate, so there is nothing to choose. Make several" in capsys.readouterr().err
     write_rows(tmp_path / "alone.jsonl", [*alone[:3], *rows[3:]])
     assert cli.main(["train", *options, "--set", "train.max_steps=1"]) == 0
     assert "3 sources have one candidate only, which has no order." in capsys.readouterr().err
     write_rows(tmp_path / "alone.jsonl", alone[:3])
     assert apply("first", tmp_path / "alone.jsonl", "--data", "data", "--split", "train", "--out", tmp_path / "o") == 0
-    assert "3 of 3 sources have one candidate only, which is taken as it is." in capsys.readouterr().err
+    assert "3 of 3 sources have only one candidate, which is chosen." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -600,21 +604,21 @@ def test_rerank_train_names_data_encoder_and_files(here, undisturbed, tmp_path, 
     assert "there is no file or folder nowhere. Make candidates with" in capsys.readouterr().err
     shutil.copy("train.jsonl", tmp_path / "a,b.jsonl")
     assert cli.main(["rerank", "train", str(tmp_path / "a,b.jsonl"), "--data", "data", *options]) == 2
-    assert "a,b.jsonl has a comma, which separates files of candidates" in capsys.readouterr().err
+    assert "a,b.jsonl has a comma in its name, but commas separate files of candidates" in capsys.readouterr().err
     assert cli.main(["rerank", "train", "train.jsonl", "--data", "data", *options]) == 0
     assert_equal_runs(tmp_path / "run", undisturbed)
     settings = (tmp_path / "run" / "recipe.toml").read_text()
     assert f"train={here / 'train.jsonl'},validation={here / 'validation.jsonl'}" in settings
     assert "next: ngramloss rerank apply" in capsys.readouterr().err
     assert cli.main(["rerank", "train", "train.jsonl", "--data", "data", "--recipe", "demo"]) == 2
-    assert "the recipe demo trains a model that writes texts, not a reranker" in capsys.readouterr().err
+    assert "the recipe demo trains a model that generates text, not a reranker" in capsys.readouterr().err
 
 
 def test_an_encoder_that_is_none_is_refused(here, small_run, tmp_path, capsys):
     settings = ("--set", f"model.name={small_run / 'model'}")
     assert cli.main(["train", "tiny.toml", "--run", str(tmp_path / "run"), *FILES, *settings]) == 2
     assert "is an encoder-decoder (its type is" in (message := capsys.readouterr().err)
-    assert "and this needs an encoder, such as" in message
+    assert "but an encoder is needed, such as" in message
 
 
 def test_the_written_form_is_read():
@@ -671,7 +675,7 @@ def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small
     assert "was trained for summarisation, not for translation" in capsys.readouterr().err
     for change, sentence in (
         ({"weights": "other"}, "have changed since it wrote the candidates that run was trained on"),
-        ({"model": "elsewhere/mine"}, "texts of the model elsewhere/mine, and there is no such folder here, in"),
+        ({"model": "elsewhere/mine"}, "the outputs of the model elsewhere/mine, but"),
     ):
         (tmp_path / "made" / "candidates.json").write_text(json.dumps(made | change))
         assert cli.main(again) == 2
@@ -688,4 +692,4 @@ def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small
     assert "ngramloss rerank apply run CANDIDATES" in message
     (tmp_path / "made" / "candidates.json").unlink()
     assert cli.main(again) == 2
-    assert "made does not say which one" in capsys.readouterr().err
+    assert "made does not name this model" in capsys.readouterr().err

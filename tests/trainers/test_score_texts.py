@@ -187,7 +187,7 @@ def test_prompts_and_texts_must_fit_into_the_model():
 def test_virtual_tokens_are_refused(tmp_path):
     peft = pytest.importorskip("peft")
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    with pytest.raises(UserError, match="behind virtual tokens"):
+    with pytest.raises(UserError, match="with virtual tokens"):
         trainer(
             "prompt", tmp_path, [ng.ScoreTexts(ROWS["prompt"])], model=peft.get_peft_model(model_of("prompt"), config)
         )
@@ -272,7 +272,7 @@ def test_texts_are_read_by_the_script_of_the_references_or_by_options(messages):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"options": {"bleu": {}}}, r"options: no score of bleu is computed. Metrics of the scores: rouge\."),
+        ({"options": {"bleu": {}}}, r"options: bleu is not a metric of the scores, which are computed by rouge\."),
         ({"options": {"rouge": {"token": "auto"}}}, r"rouge\.token: unknown option. Did you mean 'tokens'\?"),
         (
             {"scores": ["rogue2"]},
@@ -309,5 +309,5 @@ def test_what_a_model_cannot_read_is_refused_when_the_trainer_is_made(tmp_path):
     it = trainer("prompt", tmp_path, [])
     it.processing_class = it.callback_handler.processing_class = None
     it.add_callback(ng.ScoreTexts(ROWS["prompt"]))
-    with pytest.raises(UserError, match=r"ScoreTexts has no tokenizer.*tokenizer=…"):
+    with pytest.raises(UserError, match=r"ScoreTexts needs a tokenizer.*tokenizer=…"):
         it.evaluate()

@@ -157,12 +157,14 @@ def test_a_moving_average_of_other_weights_is_refused(change, tmp_path):
 
 def test_a_training_without_a_moving_average_is_not_continued_with_one(tmp_path):
     trained(tmp_path, stop=5)
-    with pytest.raises(UserError, match=r"has changed since:\n  train\.ema: 0\.0 → 0\.9\. Set it back\."):
+    with pytest.raises(
+        UserError, match=r"have changed since it was started:\n  train\.ema: 0\.0 → 0\.9\. Set it back\."
+    ):
         trained(tmp_path, ema=0.9)
 
 
 def test_a_checkpoint_that_lost_its_moving_average_is_not_continued(tmp_path):
-    with pytest.raises(UserError, match=r"has no moving average of the weights that can be read\. Delete"):
+    with pytest.raises(UserError, match=r"has no readable moving average of the weights\. Delete"):
         averaging.MovingAverage(tiny(), 0.9).restore(tmp_path)
 
 

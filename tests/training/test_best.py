@@ -229,7 +229,7 @@ def test_if_the_whole_objective_was_lower_elsewhere_it_is_said(name, losses, say
 
 def test_the_last_weights_can_be_asked_for():
     assert chosen("last") == Best("last")
-    told = "train.early_stopping: needs something that becomes better, but train.best is last."
+    told = "train.early_stopping: needs a term or score to watch, but train.best is last."
     assert told in complaint("last", "train.early_stopping=3")
 
 
@@ -297,7 +297,7 @@ def test_a_score_that_an_option_turns_on_is_told_before_training():
     ("returned", "sentence"),
     [
         ([1.0] * 3, r"the metric 'mine' must return ngramloss\.Scores, got list"),
-        (Scores({"mine": [1.0]}, ""), "returned 1 values of 'mine' for 3 documents"),
+        (Scores({"mine": [1.0]}, ""), "returned 1 values for 'mine', expected one for each of 3 documents"),
         (Scores({"other": [1.0] * 3}, ""), "returned the score 'other', which its entry does not name"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_limit_above_the_number_of_examples_takes_them_all(place, judged, tmp_
 )
 def test_a_run_is_not_continued_with_another_score(place, judged, capsys, change):
     assert train(*command(place, judged, change)[1:]) == 2
-    assert f"was started with has changed since:\n  {change.partition('=')[0]}: " in capsys.readouterr().err
+    assert f"have changed since it was started:\n  {change.partition('=')[0]}: " in capsys.readouterr().err
 
 
 def test_training_stops_early_if_the_score_does_not_rise(place, judged, tmp_path):
@@ -185,7 +185,7 @@ def test_a_metric_of_a_plugin_may_say_that_lower_is_better(place, tmp_path, caps
     plugin.write_text(plugin.read_text().replace("float(len(text))", "-float(len(text))"))
     assert finished(arguments)[0] == 2
     assert train(*arguments[1:]) == 2
-    assert "has changed since:\n  plugin metric length: " in capsys.readouterr().err
+    assert "have changed since it was started:\n  plugin metric length: " in capsys.readouterr().err
     plugin.write_text(plugin.read_text().replace("-float(len(text))", "float(len(text))"))
     assert finished(arguments)[0] == 0
     logged = scores(tmp_path / "a", "length")

@@ -506,7 +506,7 @@ def test_an_optimisers_state_that_is_not_of_these_weights_is_refused(change, tmp
     saved = torch.load(path / "optimizer.pt")
     torch.save(MOMENTS[change](saved), path / "optimizer.pt")
     with pytest.raises(
-        UserError, match=r"checkpoint-3/optimizer\.pt is not of this optimiser: .*Delete the checkpoint"
+        UserError, match=r"checkpoint-3/optimizer\.pt does not fit this optimiser: .*Delete the checkpoint"
     ):
         checkpoints.restore(path, model, optimiser, sharded=False)
 

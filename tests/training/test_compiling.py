@@ -60,7 +60,7 @@ def test_auto_wants_more_of_encoder_decoders_which_take_longer_to_compile(with_t
     [
         ({"seconds": 3.0}, "this training is short: compiling takes about 10 s, and would save 3 s"),
         ({"why_not_captured": "train.capture is off"}, "steps do not run as CUDA graphs, as train.capture is off"),
-        ({"writes": True}, "the model writes texts while it is trained, which was not tried with compiled layers"),
+        ({"writes": True}, "the model generates during training, which was not tried with compiled layers"),
     ],
     ids=["short", "not captured", "writes"],
 )

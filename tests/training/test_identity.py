@@ -129,8 +129,8 @@ def place(made, tmp_path, monkeypatch):
 # A run is continued
 
 
-CHANGED = "what run was started with has changed since:\n  "
-OTHERWISE = "\nTo train with what there is now, choose another --run, or start over with --fresh."
+CHANGED = "settings, data or code of run have changed since it was started:\n  "
+OTHERWISE = "\nTo train with the new ones, choose another --run, or start over with --fresh."
 
 
 def edit_split(split):
@@ -200,7 +200,7 @@ def test_results_of_a_study_are_not_compared_if_one_thing_has_changed(place, cha
         if seed == 1:
             OF_A_STUDY[changed](place)
     what, _, file = changed.partition(": ")
-    with pytest.raises(UserError, match=rf"cannot be compared, because .*\n  ({changed}|{what}: files: .* → .*{file})"):
+    with pytest.raises(UserError, match=rf"cannot be compared:\n  ({changed}|{what}: files: .* → .*{file})"):
         _raise_unless_alike(results, {})
 
 
@@ -245,8 +245,8 @@ def test_a_run_of_another_version_is_not_continued(place, capsys, version):
     change_record(place / "run", version=version)
     assert train() == 2
     assert (
-        "checkpoint-1 cannot be continued: another version of ngramloss saved it, which recorded other things. "
-        "Continue it with that version, or choose another --run, or start over with --fresh."
+        "checkpoint-1 cannot be continued: another version of ngramloss saved it, with another record. Continue it "
+        "with that version, or choose another --run, or start over with --fresh."
     ) in capsys.readouterr().err
 
 
@@ -254,7 +254,7 @@ def test_a_run_of_another_version_is_not_continued(place, capsys, version):
 def test_a_run_is_not_continued_with_another_teacher(place, capsys, name):
     FILES[name](place / "teacher")
     assert train(*TAUGHT, run="taught") == 2
-    assert f"has changed since:\n  teacher: {name}: " in capsys.readouterr().err
+    assert f"have changed since it was started:\n  teacher: {name}: " in capsys.readouterr().err
 
 
 def test_a_model_on_the_hub_is_known_by_its_commit():
@@ -312,7 +312,7 @@ OF_OTHERS = {
     ),
     "another split": (
         lambda place: change_json(place / "compared" / "candidates.json", split="test"),
-        "are of the split 'test', but training needs those of the split 'train'",
+        "are for the split 'test', but training needs candidates for the split 'train'",
     ),
 }
 
@@ -344,7 +344,9 @@ def test_a_run_is_not_continued_with_other_candidates(place, capsys, key):
     rows[3][key] = [rows[3][key][1], rows[3][key][0]] if key == "candidates" else [0.125, 0.25]
     write_rows(path, rows)
     assert train(*RANKED, run="ranked") == 2
-    assert "what ranked was started with has changed since:\n  candidates: " in capsys.readouterr().err
+    assert (
+        "settings, data or code of ranked have changed since it was started:\n  candidates: " in capsys.readouterr().err
+    )
 
 
 def test_a_run_continues_with_its_candidates(place, capsys):

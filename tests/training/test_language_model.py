@@ -128,7 +128,10 @@ def test_another_language_model_has_other_numbers_and_does_not_continue_a_run(pl
     shutil.rmtree(place / "lm")
     (place / "lm2").rename(place / "lm")
     assert train("fes.toml", "data.language_model=lm", run="fes") == 2
-    assert "what fes was started with has changed since:\n  language model: " in capsys.readouterr().err
+    assert (
+        "settings, data or code of fes have changed since it was started:\n  language model: "
+        in capsys.readouterr().err
+    )
     assert train("fes.toml", "data.language_model=lm", run="other") == 0
     now = Prepared.read(place / "other" / "prepared.json")
     assert now.splits["train"].beside != before.splits["train"].beside
@@ -144,9 +147,15 @@ def test_a_decoder_only_model_trains_with_the_margin(place):
     ("settings", "message"),
     [
         ((), "margin reads a language model of the targets alone, but data.language_model is empty. Train one"),
-        (("data.language_model=fes",), "fes/model is an encoder-decoder, and a language model of the targets is deco"),
+        (
+            ("data.language_model=fes",),
+            "fes/model is an encoder-decoder, but a language model of the targets must be deco",
+        ),
         (("data.language_model=nowhere",), "cannot load the model of 'nowhere'"),
-        (("data.language_model=lm", "model.vocabulary=500"), "lm/model has another tokenizer than the model, so it"),
+        (
+            ("data.language_model=lm", "model.vocabulary=500"),
+            "lm/model has another tokenizer than the model, so its token ids",
+        ),
         (("data.language_model=new",), "data.language_model is in the run's own folder new, where --fresh"),
     ],
 )

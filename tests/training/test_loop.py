@@ -381,11 +381,11 @@ def test_another_training_in_the_same_folder_is_refused(tmp_path, named, message
     first = {"objective": "ce", "max_steps": 1} | first
     trained(tmp_path, **first)
     with pytest.raises(
-        UserError, match=rf"was started with has changed since:\n  {named.partition(': ')[0]}"
+        UserError, match=rf"have changed since it was started:\n  {named.partition(': ')[0]}"
     ) as refused:
         trained(tmp_path, **first | changes)
     assert "→" not in named or re.search(named, str(refused.value))
-    assert str(refused.value).endswith("To train with what there is now, choose another folder.")
+    assert str(refused.value).endswith("To train with the new ones, choose another folder.")
     again = first | {"model": None, "max_steps": 2, "log_every": 2, "keep": 1}
     if "model" in first:  # loaded, as a caller may do who has lost the first one
         again["model"] = type(first["model"]).from_pretrained(tmp_path / "checkpoint-1")

@@ -479,11 +479,11 @@ def test_a_training_may_read_the_greedy_text_alone(monkeypatch):
 
 def test_scores_that_are_all_equal_are_said_once(messages):
     trained_online(scores=lambda numbers, texts: [[0.5] * len(group) for group in texts])
-    said = [line for line in messages if "score the same" in line]
+    said = [line for line in messages if "have the same score" in line]
     assert said == [
-        "warning: all texts of each source score the same after 0 steps, so there is nothing to compare: policy and risk "
-        "learn nothing from them, and rank and prefer an order that is chance. If that stays, raise online.temperature "
-        "or online.samples, or choose another online.metric."
+        "warning: all outputs of each source have the same score after 0 steps, so there is nothing to compare: "
+        "policy and risk learn nothing from them, and rank and prefer a random order. If this continues, raise "
+        "online.temperature or online.samples, or choose another online.metric."
     ]
 
 
@@ -516,7 +516,7 @@ def test_one_sample_that_teaches_nothing_is_said(messages, objective, score, sai
         return [[score(place == 0) for place in range(len(group))] for group in texts]
 
     got = trained_online(objective=objective, scores=scores, online={"samples": 1}, max_steps=1)
-    assert any("score the same" in line for line in messages) == said
+    assert any("have the same score" in line for line in messages) == said
     assert (got.log[0][objective.split(" + ")[1]] == 0) == said
 
 
@@ -543,36 +543,36 @@ def test_texts_that_never_end_are_trained_on_and_said_once(messages, objective):
     assert [line["unended"] for line in got.log] == [1.0] * 6
     said = [line for line in messages if "ended within" in line]
     assert said == [
-        "warning: none of the 24 texts written after 0 steps ended within generation.max_length. They are trained on as they "
-        "are, without an end; the log counts them as unended."
+        "warning: none of the 24 outputs generated after 0 steps ended within generation.max_length. They are "
+        "trained on without an end token, and the log counts them as unended."
     ]
 
 
 def test_the_beginning_says_what_is_written_and_how_old_it_becomes(messages):
     fresh(refresh=5)
     assert messages[-1] == (
-        "every 5 steps the model writes 3 samples of each source, with at most 7 tokens, by the engine hf in fp32. Steps "
-        "train on texts that are up to 4 steps old."
+        "every 5 steps the model generates 3 samples for each source, of at most 7 tokens, by engine hf in "
+        "fp32. Steps train on outputs that are up to 4 steps old."
     )
     fresh(samples=1)
-    assert messages[-1].startswith("at every step the model writes 1 sample of each source, ")
+    assert messages[-1].startswith("at every step the model generates 1 sample for each source, ")
 
 
 def test_an_engine_that_converts_weights_does_not_write_and_that_is_said(messages):
     texts = fresh(engine="ctranslate2")
     assert texts.sampler.engine.name == "hf"
-    assert messages[-1] == "generation.engine = ctranslate2 cannot write for a model in training."
+    assert messages[-1] == "generation.engine = ctranslate2 cannot generate with a model in training."
 
 
 def test_settings_of_the_model_that_change_its_texts_are_said(messages):
     model = writing_model()
     model.generation_config.repetition_penalty = 1.5
     FreshTexts(written(rows(9)), attach(model, OBJECTIVE), Numbers(), rows(9), JointLoss(OBJECTIVE), seed=3, here=HERE)
-    said = "the model's own generation settings also change its texts: repetition_penalty."
+    said = "the model's own generation settings also change its outputs: repetition_penalty."
     assert messages[-1] == said
     own, loss_fn = written(rows(9)), JointLoss("ce + policy")
     FreshTexts(own, attach(model, "ce + policy"), Numbers(), rows(9), loss_fn, seed=3, here=HERE)
-    assert messages[-1] == f"policy is right for samples of the model as it is, and {said}"
+    assert messages[-1] == f"policy is exact only for samples of the current model, but {said}"
 
 
 def test_settings_of_the_models_own_sampling_change_no_texts_and_are_not_said_to(messages):
@@ -596,14 +596,14 @@ def test_settings_of_the_models_own_sampling_change_no_texts_and_are_not_said_to
 
 
 def test_what_cannot_be_written_is_refused():
-    with pytest.raises(UserError, match="no text of the model is read: 'ce' with 3 samples"):
+    with pytest.raises(UserError, match=r"own_texts: 'ce' with 3 samples reads no outputs"):
         trained_online(objective="ce")
-    with pytest.raises(UserError, match=r"policy compares texts that the model writes, and online.samples is 0"):
+    with pytest.raises(UserError, match=r"policy compares samples of the model, but online.samples is 0"):
         trained_online(objective="ce + policy + bag(2):student", online={"samples": 0})
-    with pytest.raises(UserError, match=r"sharded \(train.fsdp\) cannot write while it is trained"):
+    with pytest.raises(UserError, match=r"train.fsdp shards the weights, so the model cannot generate during training"):
         trained_online(fsdp=True)
     with_candidates = [{**row, "candidates": [[5]], "scores": [0.5]} for row in rows(22)]
-    with pytest.raises(UserError, match="rows have several turns, or candidates already"):
+    with pytest.raises(UserError, match="rows have several turns or candidates"):
         trained_online(data=with_candidates)
 
 
@@ -786,7 +786,7 @@ def train(*settings, run="run"):
 def test_a_recipe_trains_on_what_the_model_writes(place, capsys, architecture):
     assert train(f"model.architecture={architecture}", "online.refresh=3", "online.metric=chrf") == 0
     said = capsys.readouterr().err
-    assert "every 3 steps the model writes 2 samples of each source" in said
+    assert "every 3 steps the model generates 2 samples for each source" in said
     lines = [json.loads(line) for line in (place / "run" / "log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "score" in line]
     assert [line["text_age"] for line in steps] == [0, 1, 2, 0]
@@ -859,7 +859,7 @@ def test_a_metric_that_fails_for_one_text_names_it_and_nothing_is_lost(place, ca
 REFUSED = [
     (
         ["data.candidates=some.jsonl"],
-        "online.samples: the model writes its candidates while it is trained, and data.candidates names a file of them. "
+        "online.samples: generates candidates during training, but data.candidates names a file of them. "
         "Leave one of them out.",
     ),
     (["online.metric=bertscore"], "online.metric: bertscore needs a model or a file of its own"),
@@ -869,17 +869,14 @@ REFUSED = [
         ["online.metric_options=['bleu.x=1']"],
         "online.metric_options: takes rouge.OPTION=VALUE, options of the metric rouge, got 'bleu.x=1'.",
     ),
-    (["train.fsdp=true"], "a model whose weights are sharded (train.fsdp) cannot write"),
+    (["train.fsdp=true"], "train.fsdp shards the weights, so the model cannot generate"),
     (["online.temperature=0"], "online.temperature: must be above 0, got 0"),
-    (["online.samples=0", "online.top_p=0.9"], "online.top_p are of samples, and online.samples is 0. Set that"),
-    (["system=simcls"], "online.samples: simcls is a system of its own"),
-    (
-        ["online.samples=0"],
-        "--set data.candidates=FOLDER. Or let the model write them while it is trained: --set online.samples=4.",
-    ),
+    (["online.samples=0", "online.top_p=0.9"], "online.top_p are for samples, but online.samples is 0. Set both"),
+    (["system=simcls"], "online.samples: the system simcls does not read this section"),
+    (["online.samples=0"], "--set data.candidates=FOLDER. Or generate them during training: --set online.samples=4."),
     (
         ["online.samples=0", "objective=ce + rank + matches(2):student", "data.candidates=some.jsonl"],
-        "rank compares texts that the model writes, and online.samples is 0, so that it writes the greedy text alone.",
+        "rank compares samples of the model, but online.samples is 0, so only the greedy text is generated.",
     ),
 ]
 
@@ -915,7 +912,7 @@ def test_settings_of_texts_that_nobody_writes_are_said_to_be_without_effect(plac
     assert messages == []
     checked(*plain, "online.metric=chrf", "online.refresh=4")
     assert messages == [
-        "the section online (refresh, metric) is not used: online.samples is 0, so the model writes no texts."
+        "the section online (refresh, metric) is not used: online.samples is 0, so nothing is generated."
     ]
     checked("online.samples=0", "objective=ce + bag(2):student", "online.refresh=4")
     assert len(messages) == 1, "the greedy text is written"
@@ -928,17 +925,19 @@ def test_a_term_that_needs_samples_of_the_model_as_it_is_gets_one_warning(place,
     for settings in (["online.temperature=0.7"], of_a_file):
         checked("objective=ce + policy", *settings)
     assert messages == [
-        "policy is right for samples of the model as it is, and online.temperature = 0.7 and online.top_p = 1 draw "
-        "from another distribution. Leave both at 1.",
-        "policy is right for samples of the model as it is, and those of a file were written by an older one. Let it "
-        "write: set online.samples.",
+        "policy is exact only for samples of the current model, but online.temperature = 0.7 and online.top_p = 1 "
+        "change the distribution. Leave both at 1.",
+        "policy is exact only for samples of the current model, but a file's candidates come from an older one. Set "
+        "online.samples.",
     ]
     checked("objective=ce + policy")
     for settings in (["online.temperature=0.7"], of_a_file):
         checked(*settings)
     assert len(messages) == 2
     trained_online(objective="ce + credit(1,2)", online={"top_p": 0.5}, max_steps=1)
-    assert messages[2].startswith("credit is right for samples of the model as it is, and online.temperature = 1 and")
+    assert messages[2].startswith(
+        "credit is exact only for samples of the current model, but online.temperature = 1 and"
+    )
 
 
 def test_a_file_of_candidates_beside_the_own_text_is_not_read_and_that_is_said(place, capsys):
@@ -961,7 +960,7 @@ def test_conversations_are_refused(place, capsys):
     Path("talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = "data.name=train=talk.jsonl,validation=talk.jsonl", "model.architecture=llama", "data.limit=0"
     assert train(*settings) == 2
-    assert "online: the model would write one text behind a prompt" in capsys.readouterr().err
+    assert "online: the model generates one output for each prompt" in capsys.readouterr().err
 
 
 def length(rows, texts, most=3):
@@ -1001,7 +1000,7 @@ OTHER_TEXTS = {
 def test_a_training_in_python_is_not_continued_with_other_texts_of_its_own(tmp_path, changed):
     given, named = OTHER_TEXTS[changed]
     trained_online(tmp_path, max_steps=1, **given(3))
-    with pytest.raises(UserError, match=rf"has changed since:\n  {named}"):
+    with pytest.raises(UserError, match=rf"have changed since it was started:\n  {named}"):
         trained_online(tmp_path, max_steps=2, **given(30))
     assert trained_online(tmp_path, max_steps=2, **given(3)).outcome.continued_from == 1
 
@@ -1035,7 +1034,7 @@ def test_a_corrected_plugin_continues_the_run_with_a_warning_unless_it_selects_w
     code = started()
     said = capsys.readouterr().err
     assert code == (2 if best else 0)
-    assert ("has changed since:\n  plugin metric counted: " in said) == bool(best)
+    assert ("have changed since it was started:\n  plugin metric counted: " in said) == bool(best)
     assert ("warning: the plugin metric counted has changed since run was started" in said) == (not best)
 
 
@@ -1059,5 +1058,5 @@ def test_steps_know_their_rows_and_those_of_a_process():
 
 def test_a_greedy_baseline_is_refused_where_the_model_does_not_write():
     settings = recipe.load("demo", ["objective=ce + policy(baseline=greedy)", "data.candidates=somewhere"])
-    with pytest.raises(UserError, match="which a file of candidates does not have"):
+    with pytest.raises(UserError, match="which a file of candidates lacks"):
         run_of(settings)

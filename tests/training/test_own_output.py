@@ -348,7 +348,7 @@ def test_an_objective_of_ones_own_does_not_get_the_greedy_text_unless_it_asks(mo
     assert not seen[0].length[:, 0].any()
     assert seen[0].greedy is None
     assert seen[1].length[:, 0].any()
-    with pytest.raises(UserError, match="reads candidates has no statistics of tokens"):
+    with pytest.raises(UserError, match="reads candidates has one value per sequence"):
         Objective(look, reads="candidates", needs=("entropy",))
 
 
@@ -423,7 +423,7 @@ def test_micro_batches_add_up_and_rows_have_their_shares():
     [
         ("precision(2):student", "greedy", r"precision\(2\):student reads the model's own greedy text, .*\[online\]"),
         ("matches(2,3):student", "greedy", r"matches\(2\):student reads the model's own .* or give `greedy` \[B, K\]"),
-        ("policy(baseline=greedy)", "baseline", r"greedy text scores, .*section \[online\].* `baseline` \[B\]"),
+        ("policy(baseline=greedy)", "baseline", r"greedy text, which .*section \[online\].* `baseline` \[B\]"),
         ("credit(2)", "token_logp", r"credit\(2\) reads the tokens of each candidate: pass `tokens` and `token_logp`"),
         ("bag(2):student", "greedy_cross_logp", r"pass `greedy_cross_logp` \[B, T, U\] to CandidateStats"),
     ],
@@ -433,7 +433,7 @@ def test_what_candidates_lack_is_named(written, missing, message):
     absent = {missing: None} | ({"tokens": None} if missing == "token_logp" else {})
     with pytest.raises(UserError, match=message):
         JointLoss(written)(logits, labels, candidates=stats._replace(**absent))
-    with pytest.raises(UserError, match=r"reads candidates, and there are none"):
+    with pytest.raises(UserError, match=r"needs candidates"):
         JointLoss(written)(logits, labels)
 
 
@@ -652,9 +652,9 @@ def test_candidates_of_a_decoder_only_model_have_their_tokens_and_the_reference_
 def test_candidates_of_a_file_are_refused_with_what_to_do():
     compared = {name: x for name, x in with_candidates().items() if name in ("candidates", "scores")}
     for objective, message in {
-        "ce + precision(2):student": r"own greedy text, and these candidates do not say which one .*\[online\]",
-        "ce + bag(2):student": r"own greedy text, and these candidates do not say which one .*\[online\]",
-        "ce + policy(baseline=greedy)": r"greedy text scores, and these candidates do not have it.*\[online\]",
+        "ce + precision(2):student": r"own greedy text, but the candidates do not mark it.*\[online\]",
+        "ce + bag(2):student": r"own greedy text, but the candidates do not mark it.*\[online\]",
+        "ce + policy(baseline=greedy)": r"score of the model's greedy text, which the candidates lack.*\[online\]",
     }.items():
         with pytest.raises(UserError, match=message):
             ng.attach(tiny("bart"), objective)(**batch("bart"), **compared)
@@ -731,6 +731,6 @@ def test_the_rows_of_an_explanation_add_up_to_the_value(written):
 
 
 def test_an_explanation_of_own_texts_needs_no_others_but_one_of_samples_does():
-    with pytest.raises(UserError, match=r"there is only the candidate\. Give more with --others"):
+    with pytest.raises(UserError, match=r"there is only one candidate\. Give more with --others"):
         explain("a b", "a b", "credit(1)")
     assert "the own text is shorter than n" in explain("a b c", "a b", "matches(3):student")

@@ -349,7 +349,7 @@ def test_saving_and_sealing_count_in_no_documents_a_second(place, tmp_path, monk
 def test_other_settings_do_not_continue_a_run(place, undisturbed, capsys):
     assert train(place / "tiny.toml", "--run", undisturbed, "--set", "train.learning_rate=1e-3") == 2
     err = capsys.readouterr().err
-    assert "was started with has changed since:\n  train.learning_rate: 0.01 → 0.001. Set it back.\n" in err
+    assert "have changed since it was started:\n  train.learning_rate: 0.01 → 0.001. Set it back.\n" in err
     assert "start over with --fresh" in err
 
 
@@ -413,7 +413,7 @@ def test_other_data_do_not_continue_a_run(place, tmp_path):
     write_split(tmp_path / "data" / "train.jsonl", "train", 41)
     code, _, err = finished(command(tmp_path, tmp_path / "run"))
     assert code == 2
-    assert "has changed since:\n  train data: " in err
+    assert "have changed since it was started:\n  train data: " in err
     assert "Traceback" not in err
 
 

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from ngramloss.metrics.candidate_scores import CandidateMetric
 
 CANDIDATES = """\
-Write several distinct texts of every source of a split, and what each scores: candidates.jsonl, with the settings in
-candidates.json. Training can learn from them which of its own texts are better.
+Generate several distinct outputs for every source of a split, and score them: candidates.jsonl, with the settings in
+candidates.json. Training can learn from them which of its own outputs are better.
 
-The first text of a source is the one that the search prefers. Texts that are equal are removed, and samples take their
-place. A score compares with the reference, from 0 to 1. To continue a stopped job, run the same command again. Under
-torchrun, each process writes a share.
+The search prefers the first output of a source. Equal outputs are replaced by samples. A score compares an output with
+the reference, from 0 to 1. To continue a stopped job, run the same command again. Under torchrun, each process
+generates a share.
 
-A run that was trained without a part of the training rows (data.leave_out) writes of this part, which it has not seen.
-Several such runs write of all rows, into one folder."""
+A run that was trained without a part of the training rows (data.leave_out) generates for this part, which it has not
+seen. Several such runs generate for all rows, into one folder."""
 
 EXAMPLES = """\
 examples:
@@ -52,7 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "others",
         nargs="*",
         metavar="RUN",
-        help="further runs: each left out another part of the training rows (data.leave_out), of which it writes",
+        help="further runs; each left out another part of the training rows (data.leave_out), for which it generates",
     )
     add_number(parser, "--count", 16, "N", "candidates of each source")
     parser.add_argument(
@@ -62,8 +62,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--beams",
         type=int,
         metavar="N",
-        help="beams of the search; of groups with more beams than candidates, some are kept, evenly "
-        "spaced in the order of their scores (default: as many as candidates)",
+        help="beams of the search; if groups have more beams than candidates, they are ranked, and kept at equal "
+        "steps (default: as many as candidates)",
     )
     parser.add_argument("--groups", type=int, metavar="N", help="groups of beams (default: as many as candidates)")
     parser.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0)")
@@ -90,12 +90,12 @@ def run(options: argparse.Namespace) -> int:
     for work in works:
         if system := system_of(work.model):
             raise UserError(
-                f"{work.model} is a run of {system.name}, which writes one text of each source. Candidates are written "
-                "by a run without a system, or a model."
+                f"{work.model} is a run of {system.name}, which generates one output for each source. Give a model, "
+                "or a run without a system."
             )
     parts, work = left_out.parts_of(works), works[0]
     if options.others and options.out is None:
-        raise UserError("several runs write into one folder: give it with --out DIR.")
+        raise UserError("several runs need one output folder: give it with --out DIR.")
     chosen = candidates.plan(
         work,
         how=options.how,
@@ -110,19 +110,20 @@ def run(options: argparse.Namespace) -> int:
     for each in works:
         check_model(each, "candidates", groups=chosen.search.groups)
     metric = _metric(work, options.metric, own)
-    folder = output_folder(options, "RUN_OR_MODEL")
+    folder = output_folder(options)
     found = candidates.write_candidates(works, chosen, metric, folder, parts)
     if found is None:
         return 0
     if found.fewer:
         logger.warning(
-            f"{found.fewer:,} of {found.sources:,} sources have fewer than {options.count} candidates, because no more "
-            f"distinct texts were found: {found.missing:,} are missing in all. A higher --temperature finds more."
+            f"{found.fewer:,} of {found.sources:,} sources have fewer than {options.count} candidates, "
+            f"{found.missing:,} too few in all: the search found no more distinct outputs. A higher --temperature "
+            "finds more."
         )
     if 2 * found.ties > found.sources:
         logger.warning(
-            f"{found.ties:,} of {found.sources:,} sources have candidates that all score the same, so there is no "
-            "order to learn. Another --metric, or an option of it, may show a difference."
+            f"{found.ties:,} of {found.sources:,} sources have candidates with equal scores, so there is no order to "
+            "learn. Another --metric, or another option of it, may show a difference."
         )
     path = RunFolder(folder).candidates
     print_result(

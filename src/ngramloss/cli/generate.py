@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ngramloss.training.system_registry import Written
 
 GENERATE = """\
-Write a summary or a translation of every source of a split: predictions.jsonl, with references.jsonl and the settings
-in generation.json.
+Generate a summary or a translation of every source of a split: predictions.jsonl, with references.jsonl and the
+settings in generation.json.
 
 MODEL is a run's folder, a model's folder or hub id, or a baseline such as lead-3, the first three sentences. `ngramloss
 list baselines` lists all baselines. The data need no targets; without them, `ngramloss score` has no references. To
-continue a stopped job, run the same command again. Under torchrun, each process writes a share of the texts. A
-multilingual model needs data.source_language and data.target_language."""
+continue a stopped job, run the same command again. Under torchrun, each process generates a share. A multilingual model
+needs data.source_language and data.target_language."""
 
 GENERATE_EXAMPLES = """\
 examples:
@@ -42,7 +42,7 @@ examples:
     --set data.source_language=en --set data.target_language=de
 """
 
-DIVERSITY = "what a token's log-probability loses for each beam of an earlier group that takes it"
+DIVERSITY = "penalty on a token's log-probability for each beam of an earlier group that chose it"
 
 
 def add(generate: argparse.ArgumentParser) -> None:
@@ -60,15 +60,15 @@ def add(generate: argparse.ArgumentParser) -> None:
         "--num-return",
         type=int,
         metavar="N",
-        help="texts of each document: the best of the beams, or samples (default: 1; with --rerank all beams)",
+        help="outputs for each document: the best beams, or samples (default: 1; with --rerank all beams)",
     )
     add_number(generate, "--groups", 1, "N", "divide the beams into N groups that avoid each other's tokens")
     generate.add_argument("--diversity", type=float, metavar="X", help=f"{DIVERSITY} (default: 1.0 with --groups)")
     generate.add_argument(
         "--rerank",
         choices=[PROBABILITY],
-        help="order the texts of a document, and so choose its prediction, by the model's log-probability of the text "
-        "divided by its length to the power of generation.length_penalty",
+        help="order a document's outputs, the first of which is its prediction, by log-probability divided by length "
+        "to the power of generation.length_penalty",
     )
     generate.add_argument("--sample", action="store_true", help="sample tokens instead of searching with beams")
 
@@ -97,28 +97,34 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
     verb.add_argument(
         "--engine",
         metavar="NAME",
-        help=f"what searches: {', '.join(choices[:-1])} or {choices[-1]}; same as --set generation.engine=... "
-        f"(default: auto, the fastest whose texts are those of {STANDARD}; for groups of beams "
+        help=f"search engine: {', '.join(choices[:-1])} or {choices[-1]}; same as --set generation.engine=... "
+        f"(default: auto, the fastest with the same outputs as {STANDARD}; for groups of beams "
         f"{' or '.join(engines_with_groups())})",
     )
     verb.add_argument(
         "--batch-size", type=int, metavar="N", help="documents per batch (default: as many as the memory allows)"
     )
-    add_number(verb, "--temperature", 1.0, "X", "of the samples; below 1, probable tokens become more probable")
-    add_number(verb, "--top-p", 1.0, "P", "sample from the most probable tokens, P of the probability")
-    add_number(verb, "--seed", 0, "N", "random seed of the samples")
+    add_number(verb, "--temperature", 1.0, "X", "sampling temperature; below 1 sharpens")
+    add_number(
+        verb,
+        "--top-p",
+        1.0,
+        "P",
+        "nucleus sampling: sample from the most probable tokens, whose probabilities sum to P",
+    )
+    add_number(verb, "--seed", 0, "N", "random seed of sampling")
     verb.add_argument("-o", "--out", metavar="DIR", help="output folder (default: the run's folder)")
-    targets = "of the targets" + ("; none reads no targets" if model == "MODEL" else "")
+    targets = "of the targets" + ("; none: read no targets" if model == "MODEL" else "")
     add_columns(verb, source="of the sources; several with commas are joined", target=targets)
     add_trust(verb)
 
 
-def output_folder(options: argparse.Namespace, model: str) -> Path:
+def output_folder(options: argparse.Namespace) -> Path:
     """Where to write: the folder that was given, or the run's."""
     from ngramloss.storage.run_folder import RunFolder
 
     if options.out is None and not RunFolder(Path(options.model)).recipe.exists():
-        raise UserError(f"give an output folder with --out DIR. It may be left out only if {model} is a run's folder.")
+        raise UserError(f"{options.model} is not a run's folder, so give an output folder: --out DIR.")
     return Path(options.out or options.model)
 
 
@@ -142,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
     check_options(asked)
     given = settings(options)
     work = job_of(options, options.model, given, like=options.like)
-    folder = output_folder(options, "MODEL")
+    folder = output_folder(options)
     if system := system_of(work.model):
         if why := _beyond(system, options, asked, given, work):
             raise UserError(f"{work.model} is a run of {system.name}, {why}")
@@ -162,7 +168,7 @@ def _beyond(system: Written, options: argparse.Namespace, asked: Options, given:
         has = f"whose search has only {', '.join(searched)}" if searched else "which has no search of its own"
         return f"{has}: leave {'other ' * bool(searched)}options of a search out."
     if asked != Options():
-        return "which writes the best text of each document: leave samples, groups and several texts out."
+        return "which generates the best output for each document. Leave samples, groups and --num-return out."
     if work.system and not entry.options_in_generate:
         return "which keeps the options of its training: leave --set system out."
     settable = [*entry.settable, *searched]

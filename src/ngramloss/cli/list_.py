@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ngramloss.training.system_registry import System
 
 LIST = """\
-List the names that other commands accept, with a one-line description of each. Of objectives and recipes, these are the
-ones to start with, and those of plugins; --all lists every one."""
+List the names that other commands accept, with a one-line description of each. For objectives and recipes,
+these are the ones to start with and all of plugins; --all lists every one."""
 
 EXAMPLES = """\
 examples:
@@ -160,8 +160,8 @@ LISTS = {
     "objectives": List("terms of an objective, for train and explain", _objectives),
     "metrics": List("scores, for score, report and candidates", _metrics),
     "recipes": List("settings of a training, for train", _recipes),
-    "baselines": List("texts without a model, for generate", _baselines),
-    "engines": List("what searches for texts, for generate and candidates", _engines),
+    "baselines": List("outputs without a model, for generate", _baselines),
+    "engines": List("search engines, for generate and candidates", _engines),
     "systems": List("other systems to train, by their recipes", _systems),
 }
 FIRST = {

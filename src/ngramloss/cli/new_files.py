@@ -49,7 +49,7 @@ def write_new(folder: Path, task: str) -> Path:
     if task not in TASKS:
         raise UserError(f"unknown task {task!r}. Choose from {', '.join(TASKS)}.")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not an empty folder. Choose the name of a new one.")
+        raise UserError(f"{folder} exists and is not an empty folder. Choose another name.")
     if folder.is_dir():
         folder.rmdir()
     with whole_folder(folder) as partial:

@@ -87,7 +87,9 @@ def add_scoring(verb: argparse.ArgumentParser, *, metrics: str, translation_metr
     )
     add_repeated(verb, "--references", "FILE", references)
     verb.add_argument("--documents", metavar="FILE", help="source documents, for the metrics that read them")
-    verb.add_argument("--prediction", metavar="COLUMN", default="", help="column of the predictions (default: found)")
+    verb.add_argument(
+        "--prediction", metavar="COLUMN", default="", help="column of the predictions (default: detected)"
+    )
     add_columns(verb, source="of the documents", target="of the references; several with commas")
     verb.add_argument(
         "--metrics",
@@ -118,9 +120,11 @@ def add_repeated(verb: argparse.ArgumentParser, name: str, metavar: str, help: s
 
 def add_columns(verb: argparse.ArgumentParser, *, source: str, target: str) -> None:
     """Add the options that name columns."""
-    verb.add_argument("--source", metavar="COLUMN", default="", help=f"column {source} (default: found)")
-    verb.add_argument("--target", metavar="COLUMN", default="", help=f"column {target} (default: found)")
-    verb.add_argument("--id", metavar="COLUMN", default="", help="column of ids; none goes by row (default: found)")
+    verb.add_argument("--source", metavar="COLUMN", default="", help=f"column {source} (default: detected)")
+    verb.add_argument("--target", metavar="COLUMN", default="", help=f"column {target} (default: detected)")
+    verb.add_argument(
+        "--id", metavar="COLUMN", default="", help="column of ids; none: use row numbers (default: detected)"
+    )
 
 
 def add_run(verb: argparse.ArgumentParser, default: str) -> None:

@@ -14,7 +14,7 @@ Write a folder that is ready for the Hugging Face hub: the weights as safetensor
 generation, and a card with data, objective, how to use the model, and the scores of `ngramloss score` with their
 intervals and signatures, also in the form that the hub shows beside the model.
 
-Nothing is uploaded: the command that does is shown at the end. Read README.md first."""
+Nothing is uploaded; the last line shows the command that uploads. Read README.md first."""
 
 PUBLISH_EXAMPLES = """\
 examples:

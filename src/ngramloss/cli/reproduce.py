@@ -58,8 +58,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--systems",
         default="",
         metavar="NAMES",
-        help="for table2: also train these systems, separated by commas, or all (see ngramloss list systems). Each has "
-        "a recipe of its own, on newswire a small one, and takes of --set what says how data are read",
+        help="for table2: also train these systems, separated by commas, or all (see ngramloss list systems). Each "
+        "has its own recipe, on newswire a small one, and reads from --set only how data are read",
     )
     parser.add_argument("--runs", metavar="DIR", help="folder for the runs (default: runs/reproduce-DATA)")
     parser.add_argument(

@@ -14,8 +14,8 @@ each system with the first.
 
 A system is a run's folder after `ngramloss generate`, or a file of predictions. The scores of a run's documents are
 saved in its folder as scores.jsonl and reused. A file is JSONL with an id and a prediction in each line, a JSON list,
-CSV, or plain text with one text per line; all may be compressed (.gz, .xz). Files of references and documents are
-written likewise.
+CSV, or plain text with one text per line; all may be compressed (.gz, .xz). Files of references and documents
+have the same formats.
 
 FILE:COLUMN names the column to read, so that systems, references and documents may be in one file. --group makes one
 row of the runs or files that differ in their seed: mean, standard deviation and tests over seeds.

@@ -16,8 +16,8 @@ data, and print tables over seeds with paired tests.
 
 FILE is a TOML file with the rows, sets, seeds, decodings and the primary score of each set; docs/study.md describes it.
 Results are small JSON files in a folder beside it. The same command continues a study that was stopped or killed.
-Several commands may share the folders of one study, on one machine or on several. A training that fails is tried
-again once, and by the next command; the exit code is 1 if one failed twice, and 130 if something is left."""
+Several commands may share the folders of one study, on one machine or on several. A failed training is tried
+again once, and again by the next command. The exit code is 1 if one failed twice, and 130 if trainings are left."""
 
 STUDY_EXAMPLES = """\
 examples:
@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="M",
-        help="end after M minutes; nothing is started that would take longer by the estimate",
+        help="end after M minutes, and start nothing that is estimated to take longer",
     )
     parser.add_argument("--delete-models", action="store_true", help="delete each model once its texts are scored")
     add_trust(parser)

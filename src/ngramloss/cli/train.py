@@ -19,12 +19,12 @@ TRAIN = """\
 Train a model with the settings of a recipe. To continue a stopped run, run the same command again.
 
 RECIPE is demo (a small model from scratch on the built-in corpus), newswire (fine-tune such a model), cnndm or xsum
-(the paper's settings), brio-cnndm or brio-xsum (training on candidates), online-demo (training on texts that the model
-of demo writes meanwhile), translation (a small model from scratch), sft or sft-lora (a decoder-only model, or adapters
-of it), simcls, bertsum-ext, bertsum-abs, pointer-generator, gsum, fes or prophetnet (other systems; with -demo, small
-ones: simcls-demo, bertsum-ext-demo, bertsum-abs-demo, pointer-generator-demo, gsum-demo, fes-demo, prophetnet-demo), lm
-or lm-demo (a language model of the targets, which fes reads), or a TOML file of your own. Your file may begin with
-base = "xsum" and contain only the settings that differ. docs/settings.md describes all settings."""
+(the paper's settings), brio-cnndm or brio-xsum (training on candidates), online-demo (training on outputs that the
+model of demo samples meanwhile), translation (a small model from scratch), sft or sft-lora (a decoder-only model, whole
+or with adapters), simcls, bertsum-ext, bertsum-abs, pointer-generator, gsum, fes or prophetnet (other systems; with
+-demo, small ones: simcls-demo, bertsum-ext-demo, bertsum-abs-demo, pointer-generator-demo, gsum-demo, fes-demo,
+prophetnet-demo), lm or lm-demo (a language model of the targets, which fes reads), or a TOML file of your own. Your
+file may begin with base = "xsum" and contain only the settings that differ. docs/settings.md describes all settings."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -107,7 +107,7 @@ def _recommend_next(asked: Run, folder: str, trust: str) -> None:
         split = next(part for part in ("test", "validation", "train") if has_split(asked.settings.data, part))
         if split == "train":
             logger.info(
-                "the data have no test split, so the next command writes texts of the training split. Hold a part of "
+                "the data have no test split, so the next command generates for the training split. Hold a part of "
                 "it out with data.test_fraction=0.1, or choose other data with --data."
             )
         extra = {"test": "", "validation": " --split validation", "train": " --split train --limit 20"}[split]

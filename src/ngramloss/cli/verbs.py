@@ -26,7 +26,7 @@ class Verb:
 _BUILTIN = {
     "new": Verb("write a small recipe and data to start from", "ngramloss.cli.new:add"),
     "train": Verb("train a model, or continue a stopped run", "ngramloss.cli.train:add"),
-    "generate": Verb("write summaries or translations of a split", "ngramloss.cli.generate:add"),
+    "generate": Verb("generate summaries or translations of a split", "ngramloss.cli.generate:add"),
     "score": Verb("score texts and compare systems", "ngramloss.cli.score:add"),
     "report": Verb("write an HTML page of results and summaries", "ngramloss.cli.report:add"),
     "explain": Verb("show how an objective scores a sentence pair", "ngramloss.cli.explain:add"),
@@ -34,8 +34,8 @@ _BUILTIN = {
     "data": Verb("inspect data sets", "ngramloss.cli.data:add"),
     "study": Verb("compare objectives over seeds, data sets and models", "ngramloss.cli.study:add"),
     "reproduce": Verb("reproduce a table of the paper", "ngramloss.cli.reproduce:add"),
-    "candidates": Verb("write several texts of each source, and their scores", "ngramloss.cli.candidates:add"),
-    "publish": Verb("write a model and its card as a hub takes them", "ngramloss.cli.publish:add"),
+    "candidates": Verb("generate and score several outputs for each source", "ngramloss.cli.candidates:add"),
+    "publish": Verb("prepare a model and its card for a hub", "ngramloss.cli.publish:add"),
     "doctor": Verb("show installed packages and the backend", "ngramloss.cli.doctor:add"),
 }
 

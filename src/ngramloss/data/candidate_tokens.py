@@ -115,9 +115,9 @@ def tokenise_candidates(
     found = sum(example.id in candidates.rows for example in examples)
     if not found:
         raise UserError(
-            f"none of the {len(examples):,} training examples has candidates: their ids are like {examples[0].id!r}, "
-            f"those of the candidates like {next(iter(candidates.rows))!r}. Make candidates for the training split of "
-            "the same data, or set data.id to the column with the ids."
+            f"none of the {len(examples):,} training examples has candidates: an example has the id "
+            f"{examples[0].id!r}, a candidate {next(iter(candidates.rows))!r}. Make candidates for the training split "
+            "of the same data, or set data.id to the column with the ids."
         )
     what = [FORMAT, fingerprint, candidates.fingerprint, tokenizer_fingerprint(tokenizer), shape.max_target]
     what += [asdict(shape.prompt)] if shape.prompt is not None else []

@@ -136,8 +136,8 @@ def check_candidates(
     again = "make the candidates again with: ngramloss candidates RUN_OR_MODEL"
     if (theirs := about.get("split", split)) != split:
         raise UserError(
-            f"the candidates in {path} are of the split {theirs!r}, but training needs those of the split {split!r}: "
-            f"{again} --split {split}"
+            f"the candidates in {path} are for the split {theirs!r}, but training needs candidates for the split "
+            f"{split!r}: {again} --split {split}"
         )
     noun = "training" if split == "train" else split
     own = [example for example in examples if example.id in candidates.rows]
@@ -146,8 +146,8 @@ def check_candidates(
     if others:
         raise UserError(
             f"{len(others):,} of {len(own):,} {noun} examples have another source than the candidates with the same "
-            f"id in {path}: {_listed(others)}. The data were edited, are other data, or are in another order and have "
-            f"no column of ids. Restore them, or {again}"
+            f"id in {path}: {_listed(others)}. The data were edited, replaced, or reordered without an id column. "
+            f"Restore them, or {again}"
         )
     others = [
         key for key in now if candidates.references.get(key, now[key]["reference_hash"]) != now[key]["reference_hash"]
@@ -161,9 +161,9 @@ def check_candidates(
     if not unknown:
         return ""
     return (
-        f"{unknown:,} of {len(own):,} rows of candidates in {path} do not say which text they belong to, so only "
-        "their ids were compared. Make sure that they belong to these data, in this order. A key 'source' in each row, "
-        "with the text of the source, lets them be checked."
+        f"{unknown:,} of {len(own):,} rows of candidates in {path} have no source, so only their ids were compared. "
+        "Make sure that they belong to these data, in this order, or give each row a key 'source' with the text of "
+        "its source, which is then checked."
     )
 
 
@@ -174,9 +174,9 @@ def note_on_training(candidates: Candidates, examples: Sequence[Example], *, pat
     if not seen:
         return ""
     return (
-        f"{seen:,} of {len(own):,} sources with candidates in {path} are sources that the writer of these was trained "
-        "on. A model knows such sources, and what it writes of them is not what it writes of new ones. To avoid it, "
-        "train two writers, with data.leave_out=1/2 and 2/2, then: ngramloss candidates RUN1 RUN2 --out DIR"
+        f"{seen:,} of {len(own):,} sources with candidates in {path} were training sources of the model that "
+        "generated them. A model's outputs for seen sources differ from its outputs for new ones. To avoid this, "
+        "train two models, with data.leave_out=1/2 and 2/2, then: ngramloss candidates RUN1 RUN2 --out DIR"
     )
 
 
@@ -233,8 +233,7 @@ def named_files(text: str) -> dict[str, list[Path]]:
         key, name = (split.strip(), path.strip()) if equals else ("train", part)
         if key not in ("train", "validation") or not name:
             raise UserError(
-                f"data.candidates: expected a path, or train=PATH,validation=PATH; train may come several times. Got "
-                f"{part!r}."
+                f"data.candidates: expected a path, or train=PATH,validation=PATH; train may be repeated. Got {part!r}."
             )
         found.setdefault(key, []).append(Path(name))
     return found
@@ -253,4 +252,4 @@ def tokenise(
 def raise_if_comma(path: Path) -> None:
     """Raise if a path has a comma, which separates files in ``data.candidates``."""
     if "," in str(path):
-        raise UserError(f"{path} has a comma, which separates files of candidates from each other. Rename it.")
+        raise UserError(f"{path} has a comma in its name, but commas separate files of candidates. Rename it.")

@@ -222,7 +222,8 @@ def _given_splits(name: str) -> dict[str, list[Path | Parallel]]:
             columns = {files.uncompressed(piece).name.rpartition(".")[2]: piece for piece in paths}
             if len(columns) < len(paths):
                 raise UserError(
-                    f"the files of parallel lines need different endings, which name their columns, got {file!r}."
+                    "files of parallel lines need different endings, such as .en and .de, which name their columns; "
+                    f"got {file!r}."
                 )
             splits[split] = [Parallel(columns)]
         else:

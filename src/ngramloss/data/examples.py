@@ -205,8 +205,8 @@ def _read(
         }
         if "weight" in dropped and split == "train":
             logger.warning(
-                f"messages of {name} have a weight, which is not read: every answer is learnt with the weight 1. Set "
-                "data.weights=weight to read it."
+                f"messages of {name} have the key weight, which is ignored: every answer has the weight 1. To read "
+                "it, set data.weights=weight."
             )
     if bad and (on_bad_row == "error" or not examples):
         may_skip = on_bad_row == "error" and name != ROWS
@@ -230,8 +230,9 @@ def _with_known_columns(
             fresh = [name for name in row.values if name not in known]
             if choose([*present, *late, *fresh], row.file) != chosen:
                 raise UserError(
-                    f"{row.file}:{row.line} has {listed(fresh)}, which the first {LOOKED_AT} rows do not have, and it "
-                    "would be read if they had it. Name the columns: data.source, data.target, --source and --target."
+                    f"{row.file}:{row.line} has {listed(fresh)}, which the first {LOOKED_AT} rows lack, so it is "
+                    "unclear which columns to read. Name the columns: data.source, data.target, --source and "
+                    "--target."
                 ).on_page("columns")
             known.update(fresh)
             late.update(dict.fromkeys(fresh))

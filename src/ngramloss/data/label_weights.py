@@ -57,9 +57,9 @@ def _write_weights(split: Split, tokens: Tokens, tokenizer: Any, shape: Shape, f
     if faults:
         lines = "\n".join(bad_row_lines(faults))
         raise UserError(
-            f"data.weights: {len(faults):,} of {len(split.examples):,} rows of the split {split.split!r} have neither "
-            f"a weight for each word of the target nor one for each of its tokens:\n{lines}\nWords are separated by "
-            "white space. Tokens are those of the model's tokenizer, without special tokens and before anything is cut."
+            f"data.weights: {len(faults):,} of {len(split.examples):,} rows of the split {split.split!r} need one "
+            f"weight for each word of the target, or one for each token:\n{lines}\nWords are separated by white "
+            "space. Tokens are counted with the model's tokenizer, without special tokens and before truncation."
         )
     np.save(folder / f"{NAME}.npy", np.concatenate(pieces))
 
@@ -126,8 +126,8 @@ def _token_weights(weights: Sequence[float], text: _Text) -> list[float] | None:
     of_tokens = list(weights) if len(weights) == len(text.ids) else None
     if len(weights) == len(text.words) and text.touched is None and of_tokens is None:
         raise UserError(
-            "data.weights: this tokenizer gives words other tokens in a text than by themselves, so that weights of "
-            "words cannot be passed on to tokens. Give a weight for each token."
+            "data.weights: this tokenizer encodes a word differently inside a text than alone, so word weights "
+            "cannot become token weights. Give one weight for each token."
         )
     if of_tokens is not None and of_words is not None and of_tokens != of_words:
         return None  # as many words as tokens, and yet other ones
@@ -143,8 +143,8 @@ def _label_weights(labels: list[int], text: _Text, weights: list[float], row: st
         if labels == [*before, *ids[part], *after][: len(labels)]:
             return np.array(framed[: len(labels)], np.float32)
     raise UserError(
-        f"data.weights: the labels of row {row!r} are not the tokens of its target, so that it is not known which "
-        "weights are theirs. Raise data.max_target, or leave the weights out."
+        f"data.weights: the labels of row {row!r} are not the tokens of its target, so its weights cannot be assigned "
+        "to tokens. Raise data.max_target, or leave the weights out."
     )
 
 
@@ -157,7 +157,8 @@ def answer_weights(example: Example, labels: NDArray[Any], shape: Shape) -> Numb
     cut = len(labels) == shape.max_target
     if answers > len(weights) or (answers < len(weights) and not cut):
         raise UserError(
-            f"data.weights: {len(weights)} answers of row {example.id!r} have a weight, and its tokens have {answers} "
-            "texts that are learnt: the chat template writes nothing between two answers. Join them into one message."
+            f"data.weights: row {example.id!r} has weights for {len(weights)} answers, but its tokens have {answers} "
+            "separate answers: the chat template puts nothing between neighbouring answers. Join these into one "
+            "message."
         )
     return np.where(learnt, np.array(weights, np.float32)[begins.cumsum() - 1], np.float32(0))

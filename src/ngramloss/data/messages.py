@@ -45,7 +45,7 @@ def split_messages(
     fault = _fault(found)
     roles = [] if fault else [message["role"] for message in found]  # type: ignore[attr-defined]
     if not fault and not answered and roles[-1] == ASSISTANT:
-        fault = "ends with an answer, and those of the first rows do not. Leave the answer out, or add it to all"
+        fault = "ends with an answer, but the first rows do not. Leave the answer out, or add one to every row"
     elif not fault and answered and ASSISTANT not in roles:
         fault = f"has no answer: no message has the role {ASSISTANT!r}"
     elif roles[:1] == [ASSISTANT]:
@@ -91,7 +91,7 @@ def _fault(messages: object) -> str:
         return "should be a list of messages, each with role and content"
     for number, message in enumerate(messages, 1):
         if isinstance(message, dict) and message.get(CALLS):
-            return f"has {CALLS} in number {number}, which are not read, so nobody would learn them. Write them as text"
+            return f"has {CALLS} in number {number}, which are not read. Write them as text"
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             return f"should be a list of messages: number {number} has no text as its role or its content"
         if message["role"] == ASSISTANT and not message["content"].strip():

@@ -58,9 +58,10 @@ def _told(examples: Sequence[Example]) -> str:
     if 2 * len(told) <= len(looked_at):
         return ""
     return (
-        f"{WARNING}most sources of the training data contain their whole target ({percent(len(told) / len(looked_at))} "
-        f"of those looked at, ids {_ids([example.id for example in told])}), so copying is all there is to learn. Is a "
-        "column with the answer read as the source? Choose another with data.source."
+        f"{WARNING}most sources of the training data contain their whole target "
+        f"({percent(len(told) / len(looked_at))} of those looked at, ids {_ids([example.id for example in told])}), "
+        "so there is only copying to learn. If a column with the answer is read as the source, choose another with "
+        "data.source."
     )
 
 

@@ -119,8 +119,9 @@ def _chat(instruction: str, tokenizer: Any, stops: Sequence[int], *, messages: b
     whole = _written(tokenizer, [asked, {"role": ASSISTANT, "content": _ANSWER}])
     if prompt.count(_SOURCE) != 1 or not whole.startswith(prompt) or whole.count(_ANSWER) != 1:
         raise UserError(
-            "the chat template of the tokenizer writes a message differently when its answer follows, so a model would "
-            'not learn what it is asked later. Use another chat template, or data.prompt with "{source}".'
+            "the tokenizer's chat template writes a message differently once its answer follows, so prompts in "
+            "training would differ from prompts in generation. Use another chat template, or data.prompt with "
+            '"{source}".'
         )
     lead, rest = whole[len(prompt) :].split(_ANSWER)
     ending = bare_ids(tokenizer, [rest])[0] if rest else []
@@ -128,8 +129,8 @@ def _chat(instruction: str, tokenizer: Any, stops: Sequence[int], *, messages: b
     at = next((at for at, token in enumerate(ending) if token in special), None)
     if at is None:
         raise UserError(
-            "the chat template of the tokenizer has no token at the end of an answer, where a model could stop. Use "
-            'another chat template, or data.prompt with "{source}".'
+            "the tokenizer's chat template puts no token at the end of an answer, so a model would not learn to "
+            'stop. Use another chat template, or data.prompt with "{source}".'
         )
     before, after = prompt.split(_SOURCE)
     stop = tuple(dict.fromkeys([ending[at], *stops]))
@@ -253,8 +254,9 @@ def _shortened(source: str, ids: Ids, first: Ids, tokenizer: Any, prompt: Prompt
     room = max_source - len(head) - len(tail)
     if room < 1:
         raise UserError(
-            f"data.max_source = {max_source} is too small: the prompt takes {len(head) + len(tail)} tokens without the "
-            f"{'longest message' if prompt.messages else 'source'}, which begins {text[:40]!r}. Raise it."
+            f"data.max_source = {max_source} is too small: the prompt takes {len(head) + len(tail)} tokens without "
+            f"the {'longest message' if prompt.messages else 'source'}, which begins {text[:40]!r}. Raise "
+            "data.max_source."
         )
     return [*head, *document[:room], *tail]
 
@@ -321,7 +323,7 @@ def _learnt(ids: Ids, end: int) -> Ids:
     """The ids of an answer: learnt up to its end; white space after that is read."""
     if end not in ids:
         raise UserError(
-            "the chat template of the tokenizer does not end every answer in the same way. Use another one."
+            "the tokenizer's chat template does not end every answer in the same way. Use another chat template."
         )
     after = len(ids) - ids[::-1].index(end)
     return [*ids[:after], *(~token for token in ids[after:])]
@@ -337,7 +339,7 @@ def _turns(example: Example, tokenizer: Any, lead: str) -> tuple[str, list[tuple
     places = [at for _, at in pieces]
     if changed := [at for at in answers if at not in places]:
         raise UserError(
-            f"the chat template of the tokenizer writes messages differently when others follow (row {example.id!r}, "
+            f"the tokenizer's chat template writes messages differently when others follow (row {example.id!r}, "
             f"message {changed[0] + 1}). Give each answer that is learnt its own row, or use another chat template."
         )
     learnt = [(text, at in answers) for text, at in pieces[places.index(answers[0]) :]]
@@ -349,7 +351,7 @@ def start_of_text(tokenizer: Any) -> Ids:
     tokens = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
     start = special_tokens(tokenizer)[0] or [token for token in tokens if token is not None][:1]
     if not start:
-        raise UserError("the tokenizer has no token that a text could begin with. Use another one.")
+        raise UserError("the tokenizer has no token to begin a text with. Use another tokenizer.")
     return start
 
 

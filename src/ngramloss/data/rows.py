@@ -41,7 +41,7 @@ LONGEST_ROW = 2**26
 """Bytes of the longest row, for CSV characters: a line of a compressed file may be gigabytes, and fill the memory."""
 
 UNQUOTED = (
-    "a quotation mark opens a field and is closed on another line, although each of these lines has all fields: rows "
+    "a quotation mark is closed only on a later line, although each of these lines has all fields, so several rows "
     "would be read as one. Write such a mark twice, in quotes, or use parallel files of plain lines"
 )
 """Why a row of tab-separated values is bad, of which every line could be a row."""
@@ -188,8 +188,8 @@ def opened(path: Path, compression: str) -> io.BufferedReader:
 
 def _too_long(path: Path, line: int) -> UserError:
     return UserError(
-        f"{path}:{line}: the row is longer than {LONGEST_ROW:,} bytes, the most that is read of one row. Is a quote or "
-        "bracket never closed, or a line end missing? Otherwise divide the text into several rows."
+        f"{path}:{line}: the row is longer than {LONGEST_ROW:,} bytes, the limit for one row. Look for an unclosed "
+        "quote or bracket, or a missing line end; otherwise divide the text into several rows."
     )
 
 

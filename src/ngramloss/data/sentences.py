@@ -183,8 +183,8 @@ def splitting_notes(texts: Sequence[str], splitter: str, language: str, option: 
             )
     if language == AUTO and letters(by_language.get("en", [])).share_not_ascii >= ACCENTED:
         found.append(
-            "sentences are split by the rules of English, and the letters say that some texts are in another "
-            f"language. Name it, for example {option}=de."
+            "sentences are split by the rules of English, but some texts seem to be in another language. Name it, "
+            f"for example {option}=de."
         )
     return found
 

@@ -44,8 +44,8 @@ def without_part(split: Split, part: str) -> Split:
     kept = [example for example in split.examples if not in_part(example.id, part)]
     if not kept or len(kept) == len(split.examples):
         raise UserError(
-            f"data.leave_out = {part!r}: of the {len(split.examples):,} training rows of {split.name}, "
-            f"{'none is' if kept else 'all are'} in this part, which the ids decide. Use fewer parts or more rows."
+            f"data.leave_out = {part!r}: {'none' if kept else 'all'} of the {len(split.examples):,} training rows of "
+            f"{split.name} fall into this part, by their ids. Use fewer parts or more rows."
         )
     return split._replace(examples=kept, fingerprint=fingerprint(kept))
 

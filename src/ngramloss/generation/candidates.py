@@ -72,7 +72,9 @@ def plan(
 ) -> CandidatePlan:
     """How candidates are made, or an error; 0 beams or groups: as many as candidates of the search; no diversity: 1."""
     if is_baseline(work.model):
-        raise UserError(f"{work.model} is a baseline, which writes one text of each document. Candidates need a model.")
+        raise UserError(
+            f"{work.model} is a baseline, which gives one output for each document. Candidates need a model."
+        )
     samples = Options(count, True, temperature, top_p, seed)
     check_options(samples)
     searched = {"mixed": (count + 1) // 2, "sample": 1}.get(how, count)
@@ -80,16 +82,18 @@ def plan(
         if groups or diversity is not None:
             raise UserError(f"--groups and --diversity are options of --search groups and mixed, not of {how}.")
         if how == "sample" and beams:
-            raise UserError("--search sample has no --beams. The search for the first text has generation.num_beams.")
+            raise UserError(
+                "--search sample takes no --beams. Leave it out; generation.num_beams is for the first output."
+            )
         if beams and beams < searched:
-            raise UserError(f"--beams {beams} are fewer than --count {count}.")
+            raise UserError(f"--beams must be at least --count, {count}, got {beams}.")
         return CandidatePlan(how, count, searched, Options(searched, beams=beams), samples)
     if (groups or searched) == 1 and (groups or diversity is not None):
         raise UserError("one group is a plain beam search, which has no diversity. Use --search beams, or more groups.")
     beams, groups = beams or searched, groups or searched
     for name, number in (("groups", groups), ("candidates of the search", searched)):
         if beams % number:
-            raise UserError(f"--beams {beams} must be a multiple of the {number} {name}.")
+            raise UserError(f"--beams must be a multiple of the {number} {name}, got {beams}.")
     loss = (1.0 if diversity is None else diversity) if groups > 1 else 0.0
     search = Options(beams, groups=groups, diversity=loss, beams=beams)
     check_options(search)
@@ -141,8 +145,8 @@ def write_candidates_like(about: Mapping[str, Any], work: Job, metric: Candidate
     if now and about.get("weights") and now != about["weights"]:
         raise UserError(
             f"the weights of {writer.model} have changed since it wrote the candidates that {work.model} was trained "
-            f"on: {now}, expected {about['weights']}. Restore them, or let it write candidates and: ngramloss rerank "
-            f"apply {work.model} CANDIDATES --out DIR"
+            f"on: {now}, expected {about['weights']}. Restore them, or generate new candidates with it and run: "
+            f"ngramloss rerank apply {work.model} CANDIDATES --out DIR"
         )
     made, search = about["candidates"], about["generation"]
     groups = search.get("num_beam_groups", 0)

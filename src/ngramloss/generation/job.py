@@ -76,7 +76,7 @@ class Job(NamedTuple):
         if reader:
             raise UserError(f"{reader} reads the targets, and {where}.{unread}")
         logger.info(
-            f"{where}: texts are written from its sources ({split.column}), but `ngramloss score` will have no "
+            f"{where}: outputs are generated from its sources ({split.column}), but `ngramloss score` will have no "
             f"references.{unread}"
         )
         return split
@@ -96,7 +96,7 @@ def job(
 ) -> Job:
     """A job of a run, by its settings and ``like`` a run's documents, or of another model, by its own or a preset's."""
     if data is not None and like is not None:
-        raise UserError("choose the documents once: with --data, or with --like.")
+        raise UserError("give --data or --like, not both: each chooses the documents.")
     run = RunFolder(Path(model))
     own: Recipe | None = None
     if run.recipe.is_file():
@@ -112,7 +112,9 @@ def job(
             raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
         key = setting.partition("=")[0].strip()
         if key == "data.leave_out":
-            raise UserError(f"data.leave_out is a setting of train: {verb} knows from a run what it left out.")
+            raise UserError(
+                f"data.leave_out is a setting of train, and {verb} reads it from the run. Leave it out here."
+            )
         if key.startswith("data.") and key in recipe.affecting("rows", "weights"):
             instead = "Use --limit." if key in recipe.affecting("rows") else "Leave it out."
             raise UserError(f"{key} is a setting of train, and {verb} does not read it. {instead}")
@@ -122,8 +124,7 @@ def job(
             hint = " For a model of the hub, choose the documents with --data." if may_be_on_hub else ""
             raise MissingFileError(missing(Path(model)) + hint)
         raise UserError(
-            f"{model} is not a run, which would name its data: choose the documents with --data, with --like RUN, or "
-            "with a --preset."
+            f"{model} is not a run, so it names no data. Choose the documents with --data, --like RUN or --preset."
         )
     base = own
     if base is None:  # a model that was trained elsewhere does not expect separators before sentences
@@ -139,7 +140,8 @@ def job(
     if data is not None and split is None and not cut and _is_file(data):  # all of its rows, and of no split but this
         if own is not None and _is_file(own.data.name) and Path(data).resolve() == Path(own.data.name).resolve():
             logger.warning(
-                f"{model} was trained on rows of {data}. Without --data, texts are written of those that it held out."
+                f"{model} was trained on rows of {data}. Without --data, outputs are generated for the rows that it "
+                "held out."
             )
         data = f"test={data}"
     if data is not None:  # columns and a held-out part are of the run's own data
@@ -158,8 +160,8 @@ def job(
     for key in ("validation_fraction", "test_fraction"):
         if getattr(chosen, key) != getattr(trained, key):
             raise UserError(
-                f"{model} was trained with data.{key} = {getattr(trained, key):g}: with another one, rows that it "
-                f"was trained on would be held out. Train again with data.{key}, or choose other data with --data."
+                f"{model} was trained with data.{key} = {getattr(trained, key):g}. With another value, some held-out "
+                f"rows would be rows that it was trained on. Leave data.{key} out, or choose other data with --data."
             )
     baseline_writer(model, chosen.name, split)  # raises if the baseline does not work on these data
     only_how = recipe.affecting("speed")
@@ -208,9 +210,9 @@ def source_column(work: Job, column: str) -> str:
         return trained or column
     if not read_alike(trained, column, template=work.data.prompt):
         raise UserError(
-            f"{work.model} was trained on the column {trained!r}, and these sources are in {column!r}. Documents, "
-            "prompts, instructions and messages are read in different ways, and so are several columns that are "
-            "joined. Name the columns as in training, or say which: --source. A template: --set data.prompt=…"
+            f"{work.model} was trained on sources in the column {trained!r}, but these are in {column!r}, which is "
+            "read in another way. Rename the column as in training, or choose one with --source; a template with "
+            "--set data.prompt=…"
         )
     return trained
 

@@ -25,18 +25,23 @@ def parts_of(works: Sequence[Job]) -> list[str]:
     if len(works) == 1:
         return [works[0].data.leave_out if works[0].split == "train" else ""]
     if works[0].split != "train":
-        raise UserError(f"several runs write of the training rows that each left out, not of {works[0].split!r}.")
+        raise UserError(
+            "several runs generate for the training rows that each left out, but the split is "
+            f"{works[0].split!r}. Leave --split out, or give one run."
+        )
     for work in works:
         if not work.data.leave_out:
             raise UserError(
-                f"{work.model} left out no part of its training rows ({LEAVE_OUT}), or other data were chosen. Several "
-                "runs write together of their own training rows, each of the part that it has not seen. Leave --data "
-                f"out, train each with another part, such as --set {LEAVE_OUT}=1/{len(works)}, or give one model."
+                f"{work.model} left out no part of its training rows ({LEAVE_OUT}), or --data chooses other data. "
+                "Several runs generate for the training rows, each for the part that it has not seen. Leave --data "
+                f"out, train each run with another part, such as --set {LEAVE_OUT}=1/{len(works)}, or give one model."
             )
     parts = {work.model: work.data.leave_out for work in works}
     listed = ", ".join(f"{work.model} {work.data.leave_out}" for work in works)
     if len(parts) < len(works) or len({*parts.values()}) < len(works):
-        raise UserError(f"several runs left out the same part of the training rows ({listed}). Keep one for each part.")
+        raise UserError(
+            f"several runs left out the same part of the training rows ({listed}). Give one run for each part."
+        )
     counts = {count for _, count in map(part_of, parts.values())}  # type: ignore[misc]
     if len(counts) > 1:
         raise UserError(f"runs left out parts of different sizes ({listed}). Train them with the same N in K/N.")
@@ -44,8 +49,9 @@ def parts_of(works: Sequence[Job]) -> list[str]:
     needed = [f"{number}/{count}" for number in range(1, count + 1)]
     if missing := [part for part in needed if part not in parts.values()]:
         raise UserError(
-            f"no run left out part {' and '.join(missing)} of the training rows ({listed}), so nobody could write of "
-            f"them. Train one with --set {LEAVE_OUT}={missing[0]}, or give one run, which writes of its part alone."
+            f"no run left out part {' and '.join(missing)} of the training rows ({listed}), so these rows would get "
+            f"no candidates. Train a run with --set {LEAVE_OUT}={missing[0]}, or give one run, which generates for "
+            "its part alone."
         )
     first, *others = (_recipe(RunFolder(Path(work.model))) for work in works)
     for work, other in zip(works[1:], others, strict=True):
@@ -56,8 +62,8 @@ def parts_of(works: Sequence[Job]) -> list[str]:
         ]
         if changes:
             raise UserError(
-                f"{work.model} has other settings than {works[0].model} ({'; '.join(changes)}), so their candidates "
-                f"would not belong together. Train both with the same, and another {LEAVE_OUT}."
+                f"{work.model} and {works[0].model} have different settings ({'; '.join(changes)}), so their "
+                f"candidates cannot be combined. Train both with the same settings, except {LEAVE_OUT}."
             )
     return list(parts.values())
 
@@ -70,9 +76,9 @@ def only_part(split: Split, part: str, model: str) -> Split:
     if not kept:
         raise UserError(f"none of the {len(split.examples):,} rows is in part {part}, which {model} left out.")
     logger.info(
-        f"{model} was trained without part {part} of the training rows, so it writes of these {len(kept):,} alone, of "
-        f"{len(split.examples):,}. For the others, also give runs with {LEAVE_OUT}={others}; --data NAME writes of all "
-        "rows, and marks those that it was trained on."
+        f"{model} was trained without part {part} of the training rows, so it generates for these {len(kept):,} of "
+        f"{len(split.examples):,} rows. For the others, also give runs with {LEAVE_OUT}={others}; with --data NAME it "
+        "generates for all rows, and marks those that it was trained on."
     )
     return split._replace(examples=kept, fingerprint=fingerprint(kept))
 
@@ -104,15 +110,15 @@ def check_left_out(
             continue
         if sources is None:
             raise UserError(
-                f"it cannot be shown that {work.model} was trained without part {part}: its training data, or those of "
-                "the run that it began with, have changed since, or cannot be read. Restore them, or train it again."
+                f"cannot check that {work.model} was trained without part {part}: its training data, or the data of "
+                "the run that it started from, have changed or cannot be read. Restore them, or train it again."
             )
         own = [example for example in examples if in_part(example.id, part)]
         if again := [example.id for example in own if source_hash(example) in sources]:
             logger.warning(
-                f"{work.model} left out part {part}, but was trained on the sources of {len(again):,} of its "
-                f"{len(own):,} rows, such as {again[0]!r}: another row has the same source, or it began with a model "
-                "that was trained on it. Rows of candidates say so (trained_on)."
+                f"{work.model} left out part {part}, but was trained on the sources of {len(again):,} of the "
+                f"{len(own):,} rows of this part, such as {again[0]!r}: another row has the same source, or the run "
+                "started from a model trained on it. The key trained_on of the candidates marks these rows."
             )
 
 

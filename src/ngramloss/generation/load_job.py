@@ -65,14 +65,14 @@ def writer_of(
         warn_without_bos(model.config, tokenizer, shape.prompt)
     if options.rerank == PROBABILITY and model.config.model_type in NOT_CAUSAL:
         raise UserError(
-            f"--rerank probability cannot order texts of {type(model).__name__}, which gives a text another "
-            "probability if padding follows it. Leave it out."
+            f"--rerank probability cannot order texts of {type(model).__name__}, whose probabilities change with "
+            "padding. Leave --rerank out."
         )
     search = search_of(model, work.generation, options, only=work.only)
     if search.sample and search.seed is None:
         logger.warning(
-            "the model's own settings sample (do_sample in its generation_config.json), without a seed: the same "
-            "command writes other texts next time. Use --sample --seed N, or a search: --set generation.num_beams=4."
+            "the model's generation_config.json sets do_sample, without a seed: running this command again gives "
+            "other outputs. Use --sample --seed N, or beam search: --set generation.num_beams=4."
         )
     _raise_unless_it_fits(model, shape, search)
     loaded = engines.load(engine or work.engine, model, search)

@@ -149,8 +149,8 @@ def _load(work: Job, device: str | None, weights: str | None, column: str) -> Wr
 
     if _weights(work) != weights:
         raise UserError(
-            f"the weights or settings in {work.loading.name} are not those for which this TextGenerator was made: "
-            "they have changed, or this process cannot see the folder. Use a folder that all machines share."
+            f"the weights or settings in {work.loading.name} have changed since this TextGenerator was made, or this "
+            "process cannot read the folder. Use a folder that all machines share."
         )
     writer = writer_of(work, *load_model(work, device=device), has_lines=work.has_lines, column=column)
     if writer.engine.note:

@@ -385,12 +385,12 @@ class JointLoss(torch.nn.Module):
         """The teacher at the objective's temperature. Raises if it is missing or unwanted."""
         if teacher is None and self.needs_teacher:
             name = next(term.names[0] for term in self.terms if "teacher" in term.requires)
-            raise UserError(f"{name} compares with a teacher, and there is none: set train.teacher, attach(model, ..., "
-                            "teacher=model), or pass teacher=logits or teacher=ngramloss.Teacher(...) to the loss. To "
-                            "leave such terms out: loss_fn.without('teacher').")
+            raise UserError(f"{name} needs a teacher: set train.teacher, attach(model, ..., teacher=model), or pass "
+                            "teacher=logits or teacher=ngramloss.Teacher(...) to the loss. To leave such terms out: "
+                            "loss_fn.without('teacher').")
         if teacher is not None and not self.needs_teacher:
-            raise UserError(f"a teacher was given, but no term of {str(self)!r} compares with one: add distill or keep "
-                            "to the objective, or leave the teacher out.")
+            raise UserError(f"a teacher was given, but no term of {str(self)!r} uses it: add distill or keep to the "
+                            "objective, or leave the teacher out.")
         if isinstance(teacher, Tensor):
             teacher = Teacher(teacher)
         return teacher._replace(temperature=self.temperature) if isinstance(teacher, Teacher) else teacher
@@ -403,9 +403,9 @@ class JointLoss(torch.nn.Module):
             return None
         if candidates is None:
             name = next(part.name for part in self.parts if part.reads == "candidates")
-            raise UserError(f"{name} reads candidates, and there are none. `ngramloss train` takes those that "
-                            "`ngramloss candidates` wrote, data.candidates; in Python, rows or batches have "
-                            "`candidates` and `scores`, and a loss takes candidates=CandidateStats(...).")
+            raise UserError(f"{name} needs candidates. Make them with `ngramloss candidates` and set data.candidates; "
+                            "in Python, give rows or batches `candidates` and `scores`, or pass "
+                            "candidates=CandidateStats(...) to the loss.")
         if not self.needs_candidates:
             raise UserError(f"candidates were given, but no term of {str(self)!r} reads them: add rank, risk or "
                             "prefer to the objective, or leave the candidates out.")
@@ -422,8 +422,9 @@ class JointLoss(torch.nn.Module):
             raise UserError(f"candidates must have one row for each row of the labels: got {len(candidates.logp)} rows "
                             f"of candidates and {len(labels)} of labels.")
         if packed is not None:
-            raise UserError(f"{str(self)!r} compares candidates of a row, and packed rows have several texts. Leave "
-                            "segments out, with one text in each row, or leave out the terms that compare candidates.")
+            raise UserError(f"{str(self)!r} compares the candidates of a row, but packed rows have several texts. Put "
+                            "one text into each row, without segments, or leave out the terms that compare "
+                            "candidates.")
         return candidates
 
     def refuse_terms_of_logits(self, by: str) -> None:
@@ -444,12 +445,12 @@ class JointLoss(torch.nn.Module):
         return diagnostics.diagnose(self, logits, labels, packing_of(labels, segments), given)
 
 
-_ONLINE = "Draw texts as the training goes, with a section [online] in the recipe, or give "
+_ONLINE = "Sample during training, with a section [online] in the recipe, or give "
 MISSING = {
     "token_logp": "the tokens of each candidate: pass `tokens` and `token_logp` [B, K, T] to CandidateStats.",
-    "greedy": "the model's own greedy text, and these candidates do not say which one it is. " + _ONLINE
+    "greedy": "the model's own greedy text, but the candidates do not mark it. " + _ONLINE
     + "`greedy` [B, K], which is true for it.",
-    "baseline": "what the model's greedy text scores, and these candidates do not have it. " + _ONLINE
+    "baseline": "the score of the model's greedy text, which the candidates lack. " + _ONLINE
     + "`baseline` [B] beside `scores`.",
     "greedy_cross_logp": "the probabilities of the reference's tokens along the model's own greedy text: pass "
     "`greedy_cross_logp` [B, T, U] to CandidateStats.",
@@ -505,9 +506,9 @@ def _weight_and_bias(head: torch.nn.Linear | Tensor, bias: Tensor | None) -> tup
         return head, bias
     name = type(head).__name__
     if getattr(type(head), "forward", None) is not torch.nn.Linear.forward or "forward" in vars(head):
-        raise TypeError(f"from_hidden takes the output head, a torch.nn.Linear, or its weight, got {name}: its logits "
-                        "may be others than those of a weight and a bias. Compute them, and call JointLoss(...)"
-                        "(logits, labels). A head with LoRA is supported by attach(model, ...).")
+        raise TypeError(f"from_hidden takes the output head, a torch.nn.Linear, or its weight, got {name}, which may "
+                        "compute its logits differently. Compute the logits, and call JointLoss(...)(logits, "
+                        "labels). A head with LoRA is supported by attach(model, ...).")
     if head._forward_hooks or head._forward_pre_hooks:
         raise UserError("the head has hooks, which from_hidden would not call. Remove them, or compute the logits and "
                         "call JointLoss(...)(logits, labels).")

@@ -30,9 +30,9 @@ def share_now(part: Part, progress: float | None) -> float:
         )
     if progress is None:
         raise UserError(
-            f"the weight of {part.name}{part.schedule} depends on the progress of training, which is not known. "
-            "NgramTrainer and NgramSFTTrainer set it; give other Hugging Face trainers callbacks=[ng.LogParts()]; "
-            "in your own loop set loss_fn.progress (for an attached model ng.attached_loss(model).progress) to the "
+            f"the weight of {part.name}{part.schedule} depends on the progress of training, which was not set. "
+            "NgramTrainer and NgramSFTTrainer set it; give other Hugging Face trainers callbacks=[ng.LogParts()]; in "
+            "your own loop set loss_fn.progress (for an attached model ng.attached_loss(model).progress) to the "
             "share of steps done."
         )
     return part.schedule.share(progress)

@@ -52,7 +52,7 @@ def check_scores(metric: str, scores: Scores, known: Sequence[str], documents: i
         raise UserError(f"the metric {metric!r} must return ngramloss.Scores, got {type(scores).__name__}.")
     if not isinstance(scores.values, dict) or not isinstance(scores.signature, str):
         raise UserError(
-            f"the metric {metric!r} must return Scores of a dict, name → values, and a text, the signature; got "
+            f"the metric {metric!r} must return Scores(values, signature) with a dict, name → values, and a text; got "
             f"{type(scores.values).__name__} and {type(scores.signature).__name__}."
         )
     for name, column in scores.values.items():
@@ -63,12 +63,14 @@ def check_scores(metric: str, scores: Scores, known: Sequence[str], documents: i
             )
         if not isinstance(column, Sized) or len(column) != documents:
             count = f"{len(column)} values" if isinstance(column, Sized) else type(column).__name__
-            raise UserError(f"the metric {metric!r} returned {count} of {name!r} for {documents} documents.")
+            raise UserError(
+                f"the metric {metric!r} returned {count} for {name!r}, expected one for each of {documents} documents."
+            )
         for value in column:
             if not isinstance(value, Real) or isinstance(value, bool):
                 raise UserError(
-                    f"the metric {metric!r} must return numbers, or NaN for a document without a score; among "
-                    f"those of {name!r} is {value!r}."
+                    f"the metric {metric!r} must return numbers, or NaN for a document without a score; {name!r} has "
+                    f"{value!r}."
                 )
 
 

@@ -40,7 +40,7 @@ def add_lora(model: Any, settings: Model) -> Any:
     if unknown:
         raise UserError(
             f"model.lora_targets: the model has no layer {unknown[0]!r}. Its linear layers are called "
-            f"{', '.join(linear)}; all-linear, alone, is every one but the head."
+            f"{', '.join(linear)}; all-linear, alone, means all of them except the head."
         )
     try:
         adapted = peft.get_peft_model(model, config)

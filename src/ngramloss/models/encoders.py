@@ -31,7 +31,7 @@ def load_encoder_config(settings: Model) -> Any:
     if getattr(config, "is_encoder_decoder", False) or is_causal(config):
         kind = "a decoder-only model" if is_causal(config) else "an encoder-decoder"
         raise UserError(
-            f"{settings.name} is {kind} (its type is {config.model_type}), and this needs an encoder, such as "
+            f"{settings.name} is {kind} (its type is {config.model_type}), but an encoder is needed, such as "
             "FacebookAI/roberta-base or google-bert/bert-base-uncased."
         )
     return config
@@ -127,7 +127,10 @@ def marks_of(tokenizer: Any, name: str) -> tuple[int, int]:
     first = tokenizer.cls_token_id if tokenizer.cls_token_id is not None else tokenizer.bos_token_id
     last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if first is None or last is None:
-        raise UserError(f"the tokenizer of {name} has no tokens for the beginning and the end of a text.")
+        raise UserError(
+            f"the tokenizer of {name} has no tokens for the beginning and the end of a text. Choose another encoder. "
+            "Choose another encoder."
+        )
     return int(first), int(last)
 
 

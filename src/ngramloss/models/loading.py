@@ -143,9 +143,8 @@ def load_config(settings: Model, *, verb: str = "train") -> Any:
         return AutoConfig.for_model(_family(settings))
     if is_guided(settings.name):
         raise UserError(
-            f"{settings.name} is a BART that reads a guidance beside the document, and this would give it none. It is "
-            "a system: ngramloss generate writes its texts if it gets the folder of the run, and ngramloss train gsum "
-            "trains it."
+            f"{settings.name} is a guided BART, which needs a guidance beside the document. To generate, give the "
+            "folder of its run to ngramloss generate; to train one, use ngramloss train gsum."
         )
     with explained(settings.name, "model"):
         config = AutoConfig.from_pretrained(settings.name, **loading_options(settings))
@@ -160,8 +159,8 @@ def load_config(settings: Model, *, verb: str = "train") -> Any:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise UserError(
             f"{settings.name} is quantised ({method or 'quantization_config'}), and ngramloss {verb} needs whole "
-            "weights. Name the model that it was made from, or one that model.dequantize() and save_pretrained wrote. "
-            "To train adapters of a quantised model, use attach with PEFT in another trainer."
+            "weights. Name the model before quantisation, or dequantise it with model.dequantize() and "
+            "save_pretrained. To train adapters of a quantised model, use attach with PEFT in another trainer."
         )
     return config
 
@@ -393,8 +392,8 @@ def _open_copying_path(model: Any) -> None:
     attentions = [module for name, module in model.named_modules() if name.endswith("encoder_attn")]
     if not attentions:
         raise UserError(
-            f"model.copying: {type(model).__name__} has no `encoder_attn` to initialise as the identity. Set it to "
-            "false, or choose the architecture bart, mbart, m2m100, pegasus or marian."
+            f"model.copying: {type(model).__name__} has no `encoder_attn` to initialise as the identity. Set "
+            "model.copying=false, or choose the architecture bart, mbart, m2m100, pegasus or marian."
         )
     for attention in attentions:
         start_as_identity(attention)

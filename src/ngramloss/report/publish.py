@@ -110,7 +110,7 @@ def _copy_model(run: RunFolder, to: Path) -> None:
         raise UserError(f"{run.model} has no safetensors. Only these are published: they cannot run code.")
     trained = read_object(run.weights).get("fingerprint") if run.weights.is_file() else None
     if trained is not None and fingerprint(weights) != trained:
-        why = f"the weights in {run.model} are not those that the training wrote, so its card is not about them"
+        why = f"the weights in {run.model} were changed after training, so the run's card does not describe them"
         raise UserError(f"{why}. Train again, or upload that folder with a card of its own.")
     if left_out:
         logger.warning(f"warning: not published, because no model is loaded from them: {', '.join(left_out)}.")
@@ -121,7 +121,7 @@ def _warn_of_paths(settings: Recipe) -> None:
     found = [f"{key} = {value}" for key, value in named.items() if re.search(r"(^|[=,])(/|~|[A-Za-z]:\\)", value)]
     if found:
         named_here = f"{CARD} and recipe.toml name folders of this machine ({'; '.join(found)})"
-        logger.warning(f"warning: {named_here}. Change them there if nobody should read these names.")
+        logger.warning(f"warning: {named_here}. Change them there if they should stay private.")
 
 
 def _evaluation(run: RunFolder) -> Evaluation | None:

@@ -175,7 +175,7 @@ def _raise_unless_alike(references: Path, gold: dict[str, Any], folders: Sequenc
             continue
         if what == "reference" and not _has_references(path):
             why = f"{folder} has no references, because its data have no targets, and {references} has some"
-            raise UserError(f"{why}. Give those of all systems with --references FILE, or score each alone.")
+            raise UserError(f"{why}. Give references for all systems with --references FILE, or score each alone.")
         other, _ = read_texts(path, what)
         ids = [key for key in gold if other.get(key) != gold[key]]
         if ids:

@@ -137,7 +137,7 @@ def _value(row: RawRow, what: str, names: Sequence[str]) -> Any:
         own = ", ".join(map(escape.name, row.values)) or "nothing"
         names = " or ".join(USUAL[what])
         raise UserError(
-            f"{where} has no {what}. Its columns are {own}; {names} is read, or the column that {OPTIONS[what]} names."
+            f"{where} has no {what}. Its columns are {own}; expected {names}. Name another column with {OPTIONS[what]}."
         )
     texts = []
     for index, value in enumerate(found):

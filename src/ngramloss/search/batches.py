@@ -97,7 +97,7 @@ def batches(
                 raise
             budget = Budget(documents=len(batch) // 2)
             logger.warning(
-                "%d documents did not fit into the memory; going on with %d at a time.", len(batch), budget.documents
+                "%d documents at a time did not fit into memory; continuing with %d.", len(batch), budget.documents
             )
             waiting.extendleft(reversed(batch))
             continue

@@ -292,7 +292,8 @@ class BartDecoder(Decoder):
             first = getattr(module, "offset", 0)
             table = module.weight[first : first + self.text_length]
         if len(table) < self.text_length:
-            raise UserError(f"the model has {len(table)} positions, but texts may have {self.text_length} tokens.")
+            raise UserError(f"the model has {len(table)} positions, but outputs may have {self.text_length} tokens. "
+                            "Lower generation.max_length.")
         return table.detach().to(self.model.device, self.model.dtype)
 
 

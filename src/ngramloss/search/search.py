@@ -16,7 +16,7 @@ BEAMS, SAMPLING = ("length_penalty", "early_stopping"), ("temperature", "top_k",
 HOW = {
     "groups": "groups of beams that avoid each other's tokens",
     "beams": "the best of one beam search",
-    "sample": "the best of the model's own search, then samples",
+    "sample": "the best output of the model's own search, then samples",
     "mixed": "half by groups of beams, half samples",
 }
 """How candidates are made."""

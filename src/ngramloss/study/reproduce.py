@@ -147,7 +147,7 @@ def make_plan(
     if any(key_of(setting) == "data.name" for setting in overrides):
         raise UserError("choose the data with --data, not with --set data.name.")
     if systems and table != "table2":
-        raise UserError(f"--systems adds rows to table2, and {table} has none of them. Use table2, or leave it out.")
+        raise UserError(f"--systems adds rows only to table2, not to {table}. Use table2, or leave --systems out.")
     asked, known = tuple(overrides), with_needed(systems)
     if stray := [text for text in asked if belongs_to(text, SYSTEMS) and not belongs_to(text, known)]:
         raise UserError(f"--set {stray[0]}: {belongs_to(stray[0], SYSTEMS)} is not one of --systems.")
@@ -223,7 +223,7 @@ def _report(
         raise UserError("\n".join(["every training failed:", *dict.fromkeys(each.failed for each in known.values())]))
     folders = [study.text_folder(training, plan.set.decoding, plan.folder) for training in written]
     if lost := [str(path) for path in folders if not RunFolder(path).predictions.exists()]:
-        raise UserError(f"{', '.join(lost)} has no texts any more. Delete {folder.path}: they are written again then.")
+        raise UserError(f"{', '.join(lost)} has lost its outputs. Delete {folder.path} to generate them again.")
     for baseline in plan.baselines:
         predictions.write_predictions(_baseline(plan, baseline), plan.folder / baseline)
     groups = [training.objective if plan.systems else "" for training in written]

@@ -154,7 +154,7 @@ def score_texts(study: Study, training: Training, decoding: str, run: RunFolder,
     trained = prepared.get("made_of")
     if not isinstance(trained, dict):
         why = f"{run.path} does not say what it was trained on, so it cannot be compared: an earlier version trained it"
-        raise UserError(f"{why}. Delete that run and all that its model wrote; the same command makes them again.")
+        raise UserError(f"{why}. Delete that run and its outputs; the same command makes them again.")
     code = {f"plugin metric {name}{OF_SCORES}": METRICS.source(name) for name in data.metrics if METRICS.origin(name)}
     made_of = {training.split: str(about.generation.get("fingerprint", "")), **trained, **code}
     return DecodingResult(
@@ -250,8 +250,8 @@ class ResultFolder:
         before = self.confirmed(data, file)
         if None not in (before, rows) and before != rows:
             raise UserError(
-                f"the test set of {data.name} was used for {_listed(before)}, and the study would choose "
-                f"{_listed(rows)} now: its rows, its screening or the number of confirmed rows changed. Put them back, "
+                f"the test set of {data.name} was used for {_listed(before)}, but the study would now choose "
+                f"{_listed(rows)}: its rows, its screening or the number of confirmed rows changed. Undo the change, "
                 "or start again with other confirmation seeds, --results and --runs."
             )
 
@@ -398,10 +398,10 @@ def _raise_unless_alike(results: Results, paths: Mapping[tuple[Training, str], P
             other = changed[0][1]
             there, here = (paths.get(each, f"{each[0]}, {each[1]}") for each in (other.key, key))
             raise UserError(
-                f"{there} and {here} cannot be compared, because what they are made of differs:\n"
+                f"{there} and {here} were made from different inputs, so they cannot be compared:\n"
                 + "\n".join(line for line, of in changed if of is other)
-                + "\nRestore what changed, and delete the result and the run that were made with it; or start again "
-                "with other --results and --runs."
+                + "\nUndo the change, and delete the result and the run made after it; or start again with other "
+                "--results and --runs."
             )
 
 

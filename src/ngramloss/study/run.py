@@ -411,13 +411,13 @@ def raise_unless_same_settings(study: Study, settings: recipe.Recipe, run: RunFo
         return
     changed = recipe.changed_settings(recipe.load(str(run.recipe)), settings)
     if lines := [f"{key}: {before!r} → {value!r}" for key, (before, value) in changed.items()]:
-        raise settings_changed(f"{run.path} was started", lines, study, "delete that run and all that its model wrote")
+        raise settings_changed(f"{run.path} was started", lines, study, "delete that run and its outputs")
 
 
 def _raise_unless_written_with(options: list[str], file: Path, texts: Path) -> None:
     if not file.exists() or json.loads(file.read_text(encoding="utf-8")) != options:
-        said = f"the texts in {texts.parent} were not written with {' '.join(options)}, as the study says now"
-        raise UserError(f"{said}. Delete {texts}: they are written again then.")
+        said = f"the texts in {texts.parent} were not generated with {' '.join(options)}, which the study now asks for"
+        raise UserError(f"{said}. Delete {texts} to generate them again.")
 
 
 def _has_checkpoints(run: RunFolder) -> bool:

@@ -55,8 +55,8 @@ class ExactSteps(Trainer):
         """Attach the objective, plus ``ce`` with weight 0 if it has none, so that validation always reports it."""
         if adds_tokens(model):
             raise UserError(
-                "adapters that add virtual tokens (prompt tuning, prefix tuning) move the labels, so tokens would not "
-                "be counted right. Use LoRA, or another adapter of layers."
+                "adapters that add virtual tokens (prompt tuning, prefix tuning) shift the labels, so token counts "
+                "would be wrong. Use LoRA, or another adapter of layers."
             )
         settings: dict[str, Any] = {"segments": self._texts, "teacher": self._teacher}
         attach(model, self.loss_fn.with_ce().terms, memory=self.loss_fn.memory, **settings)
@@ -152,10 +152,10 @@ class ExactSteps(Trainer):
         first = max(0, own - self.accelerator.process_index * rows)
         if len(labels) < rows and 0 < first < rows:
             warnings.warn(
-                "Accelerate repeats rows to fill the last batch of an epoch, and a collator put the rows of a batch "
-                "into one, where they cannot be distinguished: the repeated ones count twice. Use "
-                "dataloader_drop_last=True, or a number of rows that batches of all processes divide. Silence this "
-                "warning with warnings.filterwarnings('ignore', message='Accelerate repeats').",
+                "Accelerate repeats rows to fill the last batch of an epoch. The collator packs a batch into one "
+                "row, so repeated rows cannot be removed and count twice. Use dataloader_drop_last=True, or a number "
+                "of rows that is a multiple of the batch size over all processes. Silence this warning with "
+                "warnings.filterwarnings('ignore', message='Accelerate repeats').",
                 stacklevel=2,
             )
             return
@@ -170,9 +170,9 @@ class ExactSteps(Trainer):
             raise TypeError(f"{name} computes its loss from `objective`; do not pass `compute_loss_func`.")
         if gone := [f"`{option}`" for option in ("max_tokens", "capture", "compile") if option in kwargs]:
             raise TypeError(
-                f"{name} does not take {', '.join(gone)}: its batches are those of Hugging Face's trainer. For steps "
-                "that are planned by tokens, compiled and captured as CUDA graphs, use ng.train(model, tokenizer, "
-                "examples, settings) or `ngramloss train`."
+                f"{name} does not take {', '.join(gone)}: it takes its batches from Hugging Face's Trainer. For steps "
+                "planned by tokens, compiled layers and CUDA graphs, use ng.train(model, tokenizer, examples, "
+                "settings) or `ngramloss train`."
             )
         if args.label_smoothing_factor:
             raise UserError(

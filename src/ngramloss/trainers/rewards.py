@@ -56,8 +56,8 @@ class Reward:
         """A reward for each completion; None where there is no reference."""
         if self.reference not in columns:
             raise UserError(
-                f"the reward {self.__name__} reads the references from a column {self.reference!r}, and the rows have "
-                f"{', '.join(map(repr, sorted(columns))) or 'no columns'}. Name theirs: reference='…'."
+                f"the reward {self.__name__} reads the references from a column {self.reference!r}, but the rows have "
+                f"{', '.join(map(repr, sorted(columns))) or 'no columns'}. Name their column: reference='…'."
             )
         given = columns[self.reference]
         if len(given) != len(completions):
@@ -212,6 +212,6 @@ def _references(value: Any, column: str) -> tuple[str, ...]:
     texts = tuple(map(_text, value)) if several else (_text(value),)
     if not all(text.strip() for text in texts):
         raise UserError(
-            f"a reference in the column {column!r} is blank. Fill it in, or make it None: then it is left out."
+            f"a reference in the column {column!r} is blank. Fill it in, or set it to None, which leaves the row out."
         )
     return texts

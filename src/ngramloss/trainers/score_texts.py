@@ -86,7 +86,8 @@ class ScoreTexts(TrainerCallback):
             self._metrics.setdefault(metric_of(name, "scores"), []).append(name)
         if others := [name for name in options or {} if name not in self._metrics]:
             raise UserError(
-                f"options: no score of {others[0]} is computed. Metrics of the scores: {', '.join(self._metrics)}."
+                f"options: {others[0]} is not a metric of the scores, which are computed by "
+                f"{', '.join(self._metrics)}. Leave it out."
             )
         self._options = {name: checked_options(name, (options or {}).get(name, {})) for name in self._metrics}
         self._tokenizer, self._batch_size = tokenizer, batch_size
@@ -104,7 +105,7 @@ class ScoreTexts(TrainerCallback):
         """Move before the reporting callbacks, and check that the model can read the examples."""
         put_first(self)
         if adds_tokens(kwargs["model"]):
-            raise UserError("ScoreTexts writes no texts behind virtual tokens, as of prompt tuning. Use LoRA.")
+            raise UserError("ScoreTexts cannot generate with virtual tokens (prompt tuning, prefix tuning). Use LoRA.")
         self._prepare(bare(kwargs["model"]), kwargs.get("processing_class"))
 
     on_train_begin = on_init_end  # which callbacks that were added later do not get
@@ -134,7 +135,9 @@ class ScoreTexts(TrainerCallback):
         """The tokenizer, and how the examples become tokens of this model."""
         tokenizer = tokenizer if self._tokenizer is None else self._tokenizer
         if tokenizer is None:
-            raise UserError("ScoreTexts has no tokenizer: the trainer has none. Give it: ScoreTexts(…, tokenizer=…).")
+            raise UserError(
+                "ScoreTexts needs a tokenizer, and the trainer has none. Pass it: ScoreTexts(…, tokenizer=…)."
+            )
         if self._shape is None:
             causal = is_causal(model.config)
             if not causal and (self._prompt or self._column == "messages"):

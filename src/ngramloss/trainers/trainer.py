@@ -81,8 +81,8 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
         generates = getattr(self.args, "predict_with_generate", False) and not prediction_loss_only
         if generates and not has_encoder(bare(model)):
             raise UserError(
-                "predict_with_generate would show a decoder-only model the reference, which is in the same row. Remove "
-                "it, and add callbacks=[ng.ScoreTexts(examples)], which writes behind the prompts."
+                "predict_with_generate would show a decoder-only model the reference, which is in the same row. "
+                "Remove it, and add callbacks=[ng.ScoreTexts(examples)], which generates from the prompts."
             )
         if generates and has_candidates:
             raise UserError(
@@ -92,7 +92,7 @@ class NgramTrainer(ExactSteps, Seq2SeqTrainer):
         if generates and (beside := next((name for name in BESIDE if name in inputs), "")):
             raise UserError(
                 f"predict_with_generate cannot generate from rows with {beside}. Remove it, and add "
-                "callbacks=[ng.ScoreTexts(examples)], which writes from the sources alone."
+                "callbacks=[ng.ScoreTexts(examples)], which generates from the sources alone."
             )
         if self.loss_fn.needs_candidates and self._has_candidates not in (None, has_candidates):
             raise UserError(

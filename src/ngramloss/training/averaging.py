@@ -67,7 +67,7 @@ class MovingAverage:
             saved = checkpoints.read_tensors(path)
         except OSError as reason:
             raise UserError(
-                f"{checkpoint} has no moving average of the weights that can be read. {checkpoints.AGAIN}"
+                f"{checkpoint} has no readable moving average of the weights. {checkpoints.AGAIN}"
             ) from reason
         alike = type(saved) is list and len(saved) == len(self.values)
         if not alike or not all(map(checkpoints.is_dense, saved, (own.shape for own in self.values))):

@@ -164,7 +164,7 @@ def _raise_unless_moments(moments: Any, optimiser: Any, parameters: Mapping[Any,
             if torch.is_tensor(kept[name]) and not is_dense(value, shape):
                 wrong = f"{name} of parameter {key!r} should be a tensor of the shape {list(shape)}"
     if wrong:
-        raise UserError(f"{checkpoint / OPTIMISER} is not of this optimiser: {wrong}. {AGAIN}")
+        raise UserError(f"{checkpoint / OPTIMISER} does not fit this optimiser: {wrong}. {AGAIN}")
 
 
 def is_dense(value: Any, shape: Sequence[int]) -> bool:

@@ -72,7 +72,7 @@ def why_not_compiled(model: Any, device: torch.device, *, why_not_captured: str,
     if has_adapters(model):
         return "this was not tried with adapters"
     if writes:
-        return "the model writes texts while it is trained, which was not tried with compiled layers"
+        return "the model generates during training, which was not tried with compiled layers"
     takes = earns(model).takes
     if seconds < EARNED * takes:
         return f"this training is short: compiling takes about {takes:.0f} s, and would save {_duration(seconds)}"

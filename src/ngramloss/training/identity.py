@@ -87,7 +87,9 @@ def raise_unless_same(
     saved, now = read_record(checkpoint, otherwise), json.loads(record)
     changed = changes(saved, now)
     for name in [name for name in changed if name in may_change]:
-        logger.warning(f"warning: the {name} has changed since {folder} was started. From now on the new one is used.")
+        logger.warning(
+            f"warning: the {name} has changed since {folder} was started. The new one is used from this step on."
+        )
         del changed[name]
     if changed:
         raise error_of_changes(folder, changed, otherwise)
@@ -98,8 +100,8 @@ def read_record(checkpoint: Path, otherwise: str = ELSEWHERE) -> dict[str, Any]:
     saved = read_object(checkpoint / IDENTITY, f"Delete {checkpoint} to continue from the previous checkpoint.")
     if saved.get("version") != VERSION:
         raise UserError(
-            f"{checkpoint} cannot be continued: another version of ngramloss saved it, which recorded other things. "
-            f"Continue it with that version, or {otherwise}."
+            f"{checkpoint} cannot be continued: another version of ngramloss saved it, with another record. Continue "
+            f"it with that version, or {otherwise}."
         )
     return saved
 
@@ -119,7 +121,8 @@ def error_of_changes(folder: Path, changed: Mapping[str, tuple[Any, Any]], other
     lines = (f"  {name}: {' → '.join(pair)}. {_advice(name, changed)}" for name, pair in shown.items())
     listed = "\n".join(map(str.rstrip, lines))
     return UserError(
-        f"what {folder} was started with has changed since:\n{listed}\nTo train with what there is now, {otherwise}."
+        f"settings, data or code of {folder} have changed since it was started:\n{listed}\nTo train with the new "
+        f"ones, {otherwise}."
     ).on_page("continue")
 
 

@@ -46,13 +46,13 @@ def load_language_model(name: str, tokenizer: Any, device: torch.device) -> Lang
     config = loading.load_config(Model(name=name))
     if not loading.is_causal(config):
         raise UserError(
-            f"data.language_model: {name} is an encoder-decoder, and a language model of the targets is decoder-only: "
-            "it reads no source. Train one with ngramloss train lm."
+            f"data.language_model: {name} is an encoder-decoder, but a language model of the targets must be "
+            "decoder-only. Train one with ngramloss train lm."
         )
     otherwise = (
-        f"data.language_model: {name} has another tokenizer than the model, so it would be asked about other words. "
-        "Train one with the tokenizer of the model: ngramloss train lm --set model.tokenizer=MODEL. If both are from "
-        "scratch, their data and their model.vocabulary must be the same."
+        f"data.language_model: {name} has another tokenizer than the model, so its token ids mean other words. Train "
+        "one with the model's tokenizer: ngramloss train lm --set model.tokenizer=MODEL. If both are from scratch, "
+        "their data and their model.vocabulary must be the same."
     )
     model, own = loading.load_frozen(name, tokenizer, otherwise)
     mark = language_model_mark(name, config)
@@ -71,8 +71,8 @@ def prepare_numbers(lm: LanguageModel, tokens: Mapping[str, Tokens]) -> tuple[di
     for split, rows in tokens.items():
         if rows.has_turns:
             raise UserError(
-                "a language model of the targets reads one text after the start token, and these rows have several "
-                "turns. Leave out margin, or use columns prompt and completion."
+                "a language model of the targets reads one text, but these rows have several turns. Leave out "
+                "margin, or use columns prompt and completion."
             )
         folder = cached_at("language_models", [FORMAT, tokens_fingerprint(rows.folder), lm.fingerprint, lm.start])
         fill = partial(_write_numbers, lm, rows)

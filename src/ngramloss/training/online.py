@@ -237,8 +237,8 @@ class FreshTexts(Rows):
         known = self.known = lengths_of(self.examples, joined=joined)
         if known.texts is not None:
             raise UserError(
-                "the model writes one text behind a source, but rows have several turns, or candidates already. Leave "
-                "the section online out."
+                "online sampling generates one output for each source, but rows have several turns or candidates. "
+                "Leave the section online out."
             )
         most = self.search.max_length - 1
         targets: Lengths = np.maximum(known.targets, most)
@@ -390,18 +390,18 @@ class FreshTexts(Rows):
         texts = drawn + ["the greedy text"] * (self.greedy is not None)
         often = "at every step" if settings.refresh == 1 else f"every {settings.refresh} steps"
         last = "1 step" if settings.refresh == 2 else f"{settings.refresh - 1} steps"
-        old = f" Steps train on texts that are up to {last} old." * (settings.refresh > 1)
+        old = f" Steps train on outputs that are up to {last} old." * (settings.refresh > 1)
         writer = self.sampler or self.greedy
         assert writer is not None
         logger.info(
-            f"{often} the model writes {' and '.join(texts)} of each source, with at most {self.search.max_length - 1} "
-            f"tokens, by the engine {writer.engine.name} in {writer.engine.precision}.{old}"
+            f"{often} the model generates {' and '.join(texts)} for each source, of at most "
+            f"{self.search.max_length - 1} tokens, by engine {writer.engine.name} in {writer.engine.precision}.{old}"
         )
         if writer.engine.name == STANDARD and writer.engine.note:  # why not a faster one
             logger.info(writer.engine.note)
         if self.own.generation.engine not in (AUTO, writer.engine.name):
-            logger.info(f"generation.engine = {self.own.generation.engine} cannot write for a model in training.")
-        others = f"the model's own generation settings also change its texts: {', '.join(writer.search.others)}"
+            logger.info(f"generation.engine = {self.own.generation.engine} cannot generate with a model in training.")
+        others = f"the model's own generation settings also change its outputs: {', '.join(writer.search.others)}"
         if writer.search.others and not (self.samples and warn_of_others(loss.terms, others)):
             logger.info(f"{others}.")
 
@@ -419,15 +419,15 @@ class FreshTexts(Rows):
         if self.compares and groups and not differ:
             self._warn(
                 "scores",
-                f"all texts of each source score the same after {after}, so there is nothing to compare: policy and "
-                "risk learn nothing from them, and rank and prefer an order that is chance. If that stays, raise "
-                "online.temperature or online.samples, or choose another online.metric.",
+                f"all outputs of each source have the same score after {after}, so there is nothing to compare: "
+                "policy and risk learn nothing from them, and rank and prefer a random order. If this continues, "
+                "raise online.temperature or online.samples, or choose another online.metric.",
             )
         if texts and not ends:
             self._warn(
                 "ends",
-                f"none of the {texts} texts written after {after} ended within generation.max_length. They are trained "
-                "on as they are, without an end; the log counts them as unended.",
+                f"none of the {texts} outputs generated after {after} ended within generation.max_length. They are "
+                "trained on without an end token, and the log counts them as unended.",
             )
 
     def _warn(self, about: str, sentence: str) -> None:

@@ -86,12 +86,12 @@ def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -
     judged = _judged(run, splits.get("validation"))
     if judged and train.column == MESSAGES:
         raise UserError(
-            f"train.best: {settings.train.best} would be the score of a text behind a prompt, and conversations have "
-            "several texts. Choose a term, such as ce, or use columns prompt and completion."
+            f"train.best: {settings.train.best} scores one output for each prompt, but conversations have several. "
+            "Choose a term, such as ce, or use columns prompt and completion."
         )
     if run.writes and train.column == MESSAGES:
         raise UserError(
-            "online: the model would write one text behind a prompt, and conversations have several texts. Use columns "
+            "online: the model generates one output for each prompt, but conversations have several. Use columns "
             "prompt and completion, or leave the section online out."
         )
     tokenizer, tokenizer_folder = tokenizer_for(run, train)
@@ -197,8 +197,8 @@ def read_splits(settings: Recipe) -> dict[str, Split]:
         trained, column = (splits[name].column for name in ("train", "validation"))
         if not read_alike(trained, column, template=data.prompt):
             raise UserError(
-                f"the sources of the training split are in {trained!r}, those of the validation split in {column!r}: "
-                "the model would read them in different ways. Name the columns alike, or say which: data.source."
+                f"the training split has its sources in {trained!r}, but the validation split in {column!r}, which is "
+                "read in another way. Rename the column, or choose one with data.source."
             )
     examples, messages = splits["train"].examples, splits["train"].column == MESSAGES
     if messages and data.weights and all(set(example.weights) == {1.0} for example in examples):
@@ -276,9 +276,9 @@ def recommend_ce(run: Run) -> None:
     objective = run.settings.objective
     if not any(OBJECTIVES.entry(term.name).per == "token" for term in run.terms):
         logger.info(
-            f"{objective} has no term for each token, such as ce. Terms of n-grams are meant to be added to ce: alone, "
-            f"they teach little that the model does not write yet. Train on ce + {objective}, or on 0*ce + "
-            f"{objective}, which is the same as now, without this warning."
+            f"{objective} has no term for each token, such as ce. N-gram terms are meant to be added to ce: alone, "
+            f"they teach little that the model cannot do already. Train on ce + {objective}. To silence this warning, "
+            f"write 0*ce + {objective}."
         )
 
 

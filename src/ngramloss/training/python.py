@@ -65,8 +65,8 @@ def train(
         raise UserError("ema is written beside the checkpoints. Give a folder for these: folder=….")
     if settings.teacher or (teacher is not None and asked.compares_with_start):
         raise UserError(
-            "train.teacher is read by ngramloss train. Here, pass the loaded model: train(..., teacher=model). For "
-            "keep pass none: it compares with the model as it is before training."
+            "train.teacher is read by ngramloss train. Here, pass the loaded model: train(..., teacher=model). keep "
+            "needs none: it compares with the model before training."
         )
     if own_texts is not None:
         warn_unless_exact(asked)

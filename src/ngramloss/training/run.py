@@ -152,7 +152,7 @@ def python_run(objective: str, train: Train, own: OwnTexts | None = None) -> Run
         given = replace(given, online=own.settings, generation=own.generation)
     run = _checked(recipe.changed(given, ()))
     if own is not None and run.writes is None:
-        raise UserError(f"no text of the model is read: {objective!r} with {own.settings.samples} samples.")
+        raise UserError(f"own_texts: {objective!r} with {own.settings.samples} samples reads no outputs. Leave it out.")
     return run
 
 
@@ -163,19 +163,19 @@ def _checked(settings: Recipe) -> Run:
     run = Run(settings, terms, best_of(settings), writes)
     if needs.baseline and writes is None:
         raise UserError(
-            "policy(baseline=greedy) compares with the model's greedy text, which a file of candidates does not have. "
-            "Let the model write: set online.samples, or use another baseline, mean or others."
+            "policy(baseline=greedy) needs the model's greedy text, which a file of candidates lacks. Generate "
+            "during training with online.samples, or use the baseline mean or others."
         )
     if writes and needs.samples and not online.samples:  # they would learn nothing
         name = next(term.names[0] for term in terms if term.reads == "candidates" and "greedy" not in term.needs)
         raise UserError(
-            f"{name} compares texts that the model writes, and online.samples is 0, so that it writes the greedy text "
-            "alone. Set online.samples=4, or leave it out. Beside terms of own texts, no file of candidates is read."
+            f"{name} compares samples of the model, but online.samples is 0, so only the greedy text is generated. "
+            f"Set online.samples=4, or leave {name} out. A file of candidates is not read beside terms of own texts."
         )
     if writes and train.fsdp:
         raise UserError(
-            "a model whose weights are sharded (train.fsdp) cannot write while it is trained (online.samples). Leave "
-            "one of them out, or make a file with ngramloss candidates."
+            "train.fsdp shards the weights, so the model cannot generate during training (online.samples). Leave one "
+            "of them out, or make candidates before, with ngramloss candidates."
         )
     if run.compares_with_start and train.teacher:
         raise UserError(
@@ -217,9 +217,9 @@ def in_folder(run: Run, folder: RunFolder) -> Run:
     _note_own_texts(run)
     if run.reads_candidates and not data.candidates:
         raise UserError(
-            f"{candidates[0]} compares candidates, but data.candidates is empty. Make candidates of the training split "
-            "with ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER. Or let the "
-            "model write them while it is trained: --set online.samples=4."
+            f"{candidates[0]} compares candidates, but data.candidates is empty. Make candidates of the training "
+            "split with ngramloss candidates, then name the file or its folder: --set data.candidates=FOLDER. Or "
+            "generate them during training: --set online.samples=4."
         ).on_page("candidates")
     if readers and not data.language_model:
         raise UserError(
@@ -236,7 +236,7 @@ def in_folder(run: Run, folder: RunFolder) -> Run:
     if data.language_model and not readers:
         logger.info(f"data.language_model is not used: no term of {objective!r} reads one.")
     if train.teacher and not compared:
-        logger.info(f"train.teacher is not used: no term of {objective!r} compares with one.")
+        logger.info(f"train.teacher is not used: no term of {objective!r} compares with a teacher.")
     data = replace(
         data,
         candidates=_whole(data.candidates, "data.candidates", folder),
@@ -277,10 +277,10 @@ def _note_own_texts(run: Run) -> None:
         warn_unless_exact(run)
     elif changed and not online.samples:  # no error: a study may set them for all of its rows
         logger.info(
-            f"the section online ({', '.join(changed)}) is not used: online.samples is 0, so the model writes no texts."
+            f"the section online ({', '.join(changed)}) is not used: online.samples is 0, so nothing is generated."
         )
     if run.reads_candidates and run.settings.data.candidates:
-        warn_of_others(run.terms, "those of a file were written by an older one. Let it write: set online.samples")
+        warn_of_others(run.terms, "a file's candidates come from an older one. Set online.samples")
 
 
 def warn_unless_exact(run: Run) -> None:
@@ -289,7 +289,7 @@ def warn_unless_exact(run: Run) -> None:
     if (online.temperature, online.top_p) != (1.0, 1.0):
         warn_of_others(
             run.terms,
-            f"online.temperature = {online.temperature:g} and online.top_p = {online.top_p:g} draw from another "
+            f"online.temperature = {online.temperature:g} and online.top_p = {online.top_p:g} change the "
             "distribution. Leave both at 1",
         )
 
@@ -298,5 +298,5 @@ def warn_of_others(terms: Sequence[Term], why: str) -> bool:
     """Warn if a term needs samples of the model as it is: ``why`` says which there are. Returns whether one does."""
     exact = [term.name for term in terms if term.name in ON_POLICY]
     if exact:
-        logger.warning(f"{exact[0]} is right for samples of the model as it is, and {why}.")
+        logger.warning(f"{exact[0]} is exact only for samples of the current model, but {why}.")
     return bool(exact)

@@ -146,8 +146,9 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
     if run.loads_teacher:
         name = settings.train.teacher
         otherwise = (
-            f"train.teacher: {name} has another tokenizer than the model, so the same id is another word. Give the "
-            "model the teacher's folder as model.name; if both are from scratch, the same data and model.vocabulary."
+            f"train.teacher: {name} has another tokenizer than the model, so its token ids mean other words. Set "
+            "model.name to the teacher's folder; if both are from scratch, train both with the same data and "
+            "model.vocabulary."
         )
         teacher, _ = loading.load_frozen(name, tokenizer, otherwise)
     return ObjectiveTask(

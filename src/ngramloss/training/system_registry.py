@@ -94,7 +94,7 @@ def read_system(text: str) -> Written:
     entry = SYSTEMS.entry(name)
     if not entry.module:
         raise UserError(
-            f"system: {name} is trained as any model is: leave system out, and use the recipe {entry.recipes[0]}."
+            f"system: {name} is trained like any model. Leave system out, and use the recipe {entry.recipes[0]}."
         )
     options = {option: described.default for option, described in entry.options.items()}
     for pair in filter(None, map(str.strip, inner.split(","))):

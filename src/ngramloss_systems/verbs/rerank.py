@@ -17,12 +17,12 @@ RERANK = """\
 Choose among several texts of each source, with an encoder that scores candidates by their likeness to it: SimCLS."""
 
 TRAIN = """\
-Train a reranker on candidates, as `ngramloss candidates` writes them, of one writer or several. To continue a stopped
+Train a reranker on candidates of one model or several, as `ngramloss candidates` writes them. To continue a stopped
 training, run the same command again.
 
-A file or folder that ngramloss wrote names its data; for another file, --data names them, and ids connect the two. The
-best candidates are of sources that their writer was not trained on: of two writers, each may write those of the other's
-half. Rows without scores get those of the task's usual metric."""
+Files and folders that ngramloss wrote name their data; for other files, give --data, whose ids must match. Candidates
+are best for sources that the generating model was not trained on: train two models on a half each, and let each
+generate for the other half. Missing scores are computed with the task's usual metric."""
 
 TRAIN_EXAMPLES = """\
 examples:
@@ -34,13 +34,13 @@ examples:
 """
 
 APPLY = """\
-Choose a text of each source, and write it to predictions.jsonl with references.jsonl beside it, as `ngramloss generate`
-does. The table has the mean scores of the writer's first texts, of the chosen ones, of the best possible choice and of
-all candidates.
+Choose one candidate for each source, and write it to predictions.jsonl with references.jsonl beside it, as `ngramloss
+generate` does. The table has mean scores: of the first candidates, the chosen ones, the best possible choice and all
+candidates.
 
-RERANKER is the folder of a trained reranker; first, the writer's own first text; mbr, the candidate with the highest
-mean score against the other candidates (minimum Bayes risk); or best, the candidate with the highest score, which no
-reranker can exceed."""
+RERANKER is the folder of a trained reranker; first, the first candidate of each source; mbr, the candidate with the
+highest mean score against the others (minimum Bayes risk); or best, the candidate with the highest score, an upper
+bound."""
 
 APPLY_EXAMPLES = """\
 examples:
@@ -64,7 +64,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         whats.add_parser("train", help="train a reranker on candidates"), TRAIN, TRAIN_EXAMPLES, run_train
     )
     train.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
-    validation = "candidates that select the best weights (default: the last weights are taken); repeatable"
+    validation = "candidates that select the best weights (default: use the last weights); repeatable"
     cli.add_repeated(train, "--validation", "CANDIDATES", validation)
     train.add_argument("--recipe", default="simcls", metavar="NAME", help="recipe, or a file (default: %(default)s)")
     train.add_argument("--encoder", metavar="NAME", help="same as --set model.name=...: a hub id, a folder or scratch")
@@ -75,13 +75,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     apply = cli.describe(whats.add_parser("apply", help="choose among candidates"), APPLY, APPLY_EXAMPLES, run_apply)
     apply.add_argument("reranker", metavar="RERANKER", help="a trained reranker's folder, first, mbr or best")
     apply.add_argument("candidates", nargs="+", metavar="CANDIDATES", help="files of candidates, or folders with one")
-    apply.add_argument("--split", metavar="SPLIT", help="split of a file that does not say its own (default: test)")
+    apply.add_argument("--split", metavar="SPLIT", help="split of a file that does not name it (default: test)")
     apply.add_argument("-o", "--out", required=True, metavar="DIR", help="output folder")
     apply.add_argument(
         "--metric",
         metavar="NAME",
         default="",
-        help=f"metric of mbr, or one of its scores: {cli.ALL_METRICS} (default: that of the candidates' scores)",
+        help=f"metric of mbr, or one of its scores: {cli.ALL_METRICS} (default: the metric of the candidates' scores)",
     )
     apply.add_argument("--json", action="store_true", help="print JSON")
     cli.add_repeated(apply, "--set", "KEY=VALUE", "change a setting of data.*, or task")
@@ -117,10 +117,7 @@ def _load(name: str, settings: list[str], task: str) -> ng.recipe.Recipe:
     """A recipe of this task, if that is known. Raises if the settings name another."""
     loaded = ng.recipe.load(name, [*([f"task={json.dumps(task)}"] if task else []), *settings])
     if task and loaded.task != task:
-        raise ng.UserError(
-            f"task: expected {task}, which is that of the reranker or of the candidates, got {loaded.task}. "
-            "Leave it out."
-        )
+        raise ng.UserError(f"task: the reranker or the candidates are for {task}, got {loaded.task}. Leave task out.")
     return loaded
 
 
@@ -142,7 +139,9 @@ def run_train(options: argparse.Namespace) -> int:
         task_of(given),
     )
     if not settings.system:
-        raise ng.UserError(f"the recipe {options.recipe} trains a model that writes texts, not a reranker. Use simcls.")
+        raise ng.UserError(
+            f"the recipe {options.recipe} trains a model that generates text, not a reranker. Use simcls."
+        )
     return ng.train_run(settings, options.run, fresh=options.fresh)
 
 
@@ -155,8 +154,8 @@ def run_apply(options: argparse.Namespace) -> int:
     keys = [setting.partition("=")[0].strip() for setting in cli.recipe_settings(options)]
     if others := [key for key in keys if key not in accepted]:
         raise ng.UserError(
-            f"a choice does not depend on {', '.join(others)}. rerank apply accepts --set for {', '.join(accepted)}; "
-            "lengths are those of the reranker."
+            f"rerank apply does not read {', '.join(others)}. It accepts --set for {', '.join(accepted)}; lengths "
+            "come from the reranker."
         )
     paths, of_reranker = [Path(name) for name in options.candidates], ng.RunFolder(Path(options.reranker)).recipe
     asked = _data_settings(options)
@@ -164,7 +163,7 @@ def run_apply(options: argparse.Namespace) -> int:
     theirs = task_of(paths)
     if own and theirs and own != theirs:
         raise ng.UserError(
-            f"{options.reranker} was trained for {own}, and these candidates are of {theirs}. Give others."
+            f"{options.reranker} was trained for {own}, but these candidates are for {theirs}. Give others."
         )
     settings = _load("simcls", asked, own or theirs)
     names = [key.removeprefix("data.") for key in keys if key != "task"]

@@ -63,8 +63,8 @@ def _explain_packed(
     for number, (length, candidate) in enumerate(zip(lengths, candidates, strict=True), 1):
         if length != len(candidate.split()):
             raise UserError(
-                f"document {number}: the reference has {length} words and the candidate {len(candidate.split())}. In a "
-                "packed row give as many, or explain the documents one by one."
+                f"document {number}: the reference has {length} words and the candidate {len(candidate.split())}. "
+                "Give equal numbers in a packed row, or explain the documents one by one."
             )
     sentence, _ = read(" ".join(references), " ".join(candidates), confidence)
     ends = list(accumulate(lengths))

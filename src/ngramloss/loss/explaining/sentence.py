@@ -63,7 +63,7 @@ class Sentence(NamedTuple):
             return None
         if loss_fn.needs_samples and len(self.outputs) == 1:
             raise UserError(
-                f"{str(loss_fn)!r} compares outputs of a model, and there is only the candidate. Give more "
+                f"{str(loss_fn)!r} compares several outputs of a model, but there is only one candidate. Give more "
                 "with --others."
             )
         logp = logits[0].log_softmax(-1).clamp_min(-1e30)  # [T, V]
@@ -111,8 +111,8 @@ def read(
     for words in outputs:
         if not 1 <= len(words) <= T:
             raise UserError(
-                f"--others: an output must have from 1 to {T} words, as many as the reference, got "
-                f"{len(words)}. The model of this example has one position for each word of the reference."
+                f"--others: an output must have 1 to {T} words, got {len(words)}. It cannot be longer than the "
+                "reference, whose words are the model's positions."
             )
     if len(given) != T:
         change = "truncated" if len(given) > T else f"filled with {FILLER!r}"

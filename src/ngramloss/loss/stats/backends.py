@@ -86,7 +86,7 @@ def token_stats_from_hidden(
     _check_head(hidden, weight, low_rank, bias, scale, softcap)
     if missing := LOGITS_ONLY & set(needs):
         raise ValueError(
-            f"`{min(missing)}` needs all logits of a position at once, and they are computed in blocks here. Use "
+            f"`{min(missing)}` needs all logits of a position at once, but here they are computed in blocks. Use "
             "token_stats(logits, labels, ...)."
         )
     name = chosen_backend(hidden.device, hidden.dtype, backend).backend

@@ -58,16 +58,16 @@ def needed_teacher(
 ) -> Teacher:
     """The teacher, without gradient. Raises unless it predicts the same positions over the same vocabulary."""
     if teacher is None:
-        raise UserError("`teacher_kl` and `teacher_reverse_kl` compare with a teacher, and there is none. Pass "
-                        "teacher=logits, or teacher=ngramloss.Teacher(hidden=..., weight=...).")
+        raise UserError("`teacher_kl` and `teacher_reverse_kl` need a teacher. Pass teacher=logits, or "
+                        "teacher=ngramloss.Teacher(hidden=..., weight=...).")
     teacher = Teacher(teacher) if isinstance(teacher, Tensor) else teacher
     if not isinstance(teacher, Teacher):
         raise TypeError(f"teacher must be logits [B, T, V] or ngramloss.Teacher(...), got {type(teacher).__name__}.")
     made, weight = teacher.hidden if teacher.logits is None else teacher.logits, teacher.weight
     given = tuple(x is not None for x in teacher[:3])
     if made is None or given not in ((True, False, False), (False, True, True)):
-        raise ValueError("a teacher is given by its logits, Teacher(logits), or by hidden states and the head's "
-                         "weight, Teacher(hidden=..., weight=...), not by both or parts of them.")
+        raise ValueError("a teacher needs its logits, Teacher(logits), or its hidden states and the head's weight, "
+                         "Teacher(hidden=..., weight=...). Give one of the two, complete.")
     what = "logits" if weight is None else "hidden"
     if made.ndim != 3 or made.shape[:2] != shape or not made.dtype.is_floating_point:
         raise ValueError(f"the teacher's {what} must be floating point, [B, T, …] with [B, T] = {list(shape)} as the "
@@ -78,9 +78,8 @@ def needed_teacher(
                          f"states, got {list(weight.shape)}.")
     ids = made.shape[-1] if weight is None else weight.shape[0]
     if ids != vocabulary:
-        raise ValueError(f"the teacher has a vocabulary of {ids:,} ids, and the model of {vocabulary:,}: token by "
-                         "token they cannot be compared. A teacher must have the tokenizer and the vocabulary of the "
-                         "model.")
+        raise ValueError(f"the teacher's vocabulary has {ids:,} ids and the model's {vocabulary:,}, so their "
+                         "predictions cannot be compared. Use a teacher with the model's tokenizer and vocabulary.")
     if made.device != device:
         raise ValueError(f"the teacher's {what} are on {made.device}, and the model's on {device}. Move them there.")
     tensors: dict[str, Any] = {name: x.detach() for name, x in teacher._asdict().items() if isinstance(x, Tensor)}

@@ -67,8 +67,9 @@ class Objective:
         if self.by_position and self.per != "token":
             raise UserError("an objective that is a sum over positions is averaged over tokens: give per='token'.")
         if self.reads == "candidates" and (self.per != "sequence" or not CANDIDATE_STATISTICS.issuperset(self.needs)):
-            raise UserError("an objective that reads candidates has no statistics of tokens, and one value a sequence: "
-                            f"give `needs` of {', '.join(sorted(CANDIDATE_STATISTICS))} only, and not per='token'.")
+            raise UserError("an objective that reads candidates has one value per sequence and no token statistics: "
+                            f"give `needs` only from {', '.join(sorted(CANDIDATE_STATISTICS))}, and leave per='token' "
+                            "out.")
         object.__setattr__(self, "function", _callable(self.function))
         object.__setattr__(self, "variants", {name: _callable(function) for name, function in self.variants.items()})
 
@@ -320,8 +321,8 @@ def temperature_of(needs: Iterable[str]) -> float | None:
     """The temperature of ``tempered_lse``, None if it is not needed. Raises if there are several."""
     found = sorted({float(need.partition("=")[2] or "nan") for need in needs if need.partition("=")[0] == TEMPERED})
     if len(found) > 1:
-        raise UserError(f"ce at {len(found)} temperatures, {' and '.join(f'{each:g}' for each in found)}: one sweep of "
-                        "the vocabulary has one beside 1. Write ce with one temperature, or ce + ce(temperature=...).")
+        raise UserError(f"ce at {len(found)} temperatures, {' and '.join(f'{each:g}' for each in found)}: only one "
+                        "besides 1 is possible. Write ce with one temperature, or ce + ce(temperature=...).")
     if found and not found[0] > 0:
         raise ValueError(f"{TEMPERED} needs its temperature: write {TEMPERED}=2.0 in needs.")
     return found[0] if found else None

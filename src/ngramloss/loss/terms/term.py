@@ -215,7 +215,7 @@ class Term:
             key = f"{self.name}({name})"
             checked[name] = value = spec.options[name].check(key, value)
             if not isinstance(value, str) and 0 < abs(value) < FP32_TINY:
-                raise UserError(f"{key}: must be 0 or at least {FP32_TINY:.3g}, got {value!r}: it is lost in fp32.")
+                raise UserError(f"{key}: must be 0 or at least {FP32_TINY:.3g}, got {value!r}, too little for fp32.")
         object.__setattr__(self, "options", checked)
 
 
@@ -249,12 +249,12 @@ def teacher_temperature(terms: Sequence[Term]) -> float:
     """The temperature of all terms that compare with a teacher. Raises if they differ, or ask for two teachers."""
     compared = [term for term in terms if "teacher" in term.requires]
     if len({term.name == START for term in compared}) > 1:
-        raise UserError(f"{' + '.join(map(str, compared))} compares with a teacher and with the start of the model, "
-                        "and there is one teacher at a time. Write distill or keep.")
+        raise UserError(f"{' + '.join(map(str, compared))} would need two teachers, but a loss has one: keep compares "
+                        "with the model before training, distill with train.teacher. Write distill or keep.")
     found = {float(term.options.get("temperature", 1.0)) for term in compared}
     if len(found) > 1:
-        raise UserError(f"{' + '.join(map(str, compared))} compares at several temperatures, and one sweep has one. "
-                        "Write distill once.")
+        raise UserError(f"{' + '.join(map(str, compared))} has several temperatures, but the teacher is compared at "
+                        "one. Write distill once.")
     return found.pop() if found else 1.0
 
 

@@ -116,8 +116,8 @@ def candidate_rows(model: Any, inputs: dict[str, Any]) -> CandidateRows | None:
     greedy = greedy if labels.shape[1] else None  # without room for candidates there is no greedy text
     if refused := [name for name in FOR_ONE_TEXT if inputs.get(name) is not None]:
         raise UserError(
-            f"{refused[0]} is not known for the candidates, which become rows of the decoder like the "
-            "reference. Leave it out: padding at the end needs none."
+            f"{refused[0]} is for the reference alone, but the decoder also reads the candidates. Leave it out: "
+            "padding at the end needs none."
         )
     if not has_encoder(model):
         if positions is None or positions.shape != labels.shape or inputs.get(POSITIONS) is None:
@@ -142,8 +142,8 @@ def decoder_that_repeats(model: Any) -> Module:
     name = type(model).__name__
     if model.config.model_type in NOT_CAUSAL:
         raise UserError(
-            f"{name} gives a text another probability if padding follows it, so candidates of different "
-            "lengths cannot be compared. Leave out the terms that compare candidates."
+            f"the probabilities of {name} change with padding, so candidates of different lengths cannot be compared. "
+            "Leave out the terms that compare candidates."
         )
     decoder = model.get_decoder()
     if not isinstance(decoder, Module) or "encoder_hidden_states" not in inspect.signature(decoder.forward).parameters:

@@ -168,7 +168,7 @@ def taken_beside(inputs: Mapping[str, Any], *, shift: bool) -> dict[str, Any]:
     for argument, names in BESIDE_NAMES.items():
         given = [name for name in names if inputs.get(name) is not None]
         if len(given) > 1:
-            raise UserError(f"the batch has {' and '.join(given)}, which are two names of the same. Leave one out.")
+            raise UserError(f"the batch has {' and '.join(given)}, which are two names for one input. Leave one out.")
         for name in given:
             array = inputs[name]
             found[argument] = F.pad(array, (0, 1))[..., 1:] if shift else array  # [B, T]

@@ -60,9 +60,9 @@ def _shared(model: Any, numbers: Tensor, positions: Tensor | None) -> Iterator[N
     implementation = model.config._attn_implementation
     if implementation not in NAMES or positions is None:
         raise UserError(
-            f"the inputs have `{TEXT_NUMBERS}`: texts of a row share its prompt. That needs `position_ids`, and "
-            f"attention that takes masks, {' or '.join(NAMES)}; this model has {implementation}. Put the prompt before "
-            "each text, in a row of its own."
+            f"the inputs have `{TEXT_NUMBERS}`: the texts of a row share its prompt. This needs `position_ids` and "
+            f"{' or '.join(NAMES)} attention, but the model has {implementation}. Put the prompt before each text, in "
+            "a row of its own."
         )
     _register()
     token = _rows.set((positions, numbers))
@@ -97,7 +97,7 @@ def _mask(*, mask_function: Callable[..., Tensor], dtype: torch.dtype, use_vmap:
     it. ``use_vmap``: the rule may take single numbers.
     """
     if use_vmap:
-        raise UserError("attention has a rule of its own, which is not known at position ids.")
+        raise UserError("the attention mask of this model cannot be computed from position ids.")
     positions, numbers = _rows.get()
     device = positions.device
     row, head = torch.arange(len(positions), device=device).view(-1, 1, 1, 1), torch.zeros(1, 1, 1, 1, device=device)

@@ -124,7 +124,7 @@ class _Inputs:
         if seen is None:
             raise UserError(
                 "the model given to compute_loss_func(..., model=...) did not make these outputs, so packed rows "
-                "cannot be seen. Give it the model that the trainer trains."
+                "cannot be found. Give it the model that the trainer trains."
             )
         return seen
 
@@ -275,8 +275,8 @@ class StepLoss:
             return
         if count := int((labels == pad).sum()):
             self.warn_once(
-                f"{count:,} of {labels.numel():,} labels of this batch are the padding token, {pad}, and are learnt. "
-                f"Labels of -100 do not count: labels.masked_fill(labels == {pad}, -100)."
+                f"{count:,} of {labels.numel():,} labels of this batch are the padding token, {pad}, and count in the "
+                f"loss. Mask them: labels.masked_fill(labels == {pad}, -100)."
             )
 
     def warn_once(self, message: str) -> None:

@@ -27,8 +27,8 @@ class TeacherModel:
     def __init__(self, model: Any, student: Any) -> None:
         if not isinstance(model, Module):
             raise UserError(
-                f"teacher must be a Hugging Face model, got {type(model).__name__}. What a teacher has predicted is "
-                "given to JointLoss(...)(logits, labels, teacher=...)."
+                f"teacher must be a Hugging Face model, got {type(model).__name__}. Pass a teacher's logits to "
+                "JointLoss(...)(logits, labels, teacher=...)."
             )
         self.model, self.own, self._checked = model, bare(model) is bare(student), False
         inner = bare(model)
@@ -38,12 +38,15 @@ class TeacherModel:
             model.eval()
         kinds = ["an encoder-decoder" if has_encoder(each) else "decoder-only" for each in (inner, bare(student))]
         if kinds[0] != kinds[1]:
-            raise UserError(f"the teacher is {kinds[0]}, and the model is {kinds[1]}: they do not read the same batch.")
+            raise UserError(
+                f"the teacher is {kinds[0]}, but the model is {kinds[1]}, so they cannot read the same "
+                "batch. Use a teacher of the model's kind."
+            )
         ids = [head_of(each, head_module(each)).weight.shape[0] for each in (inner, bare(student))]
         if ids[0] != ids[1]:
             raise UserError(
-                f"the teacher has a vocabulary of {ids[0]:,} ids, and the model of {ids[1]:,}: token by token they "
-                "cannot be compared. A teacher must have the tokenizer and the vocabulary of the model."
+                f"the teacher's vocabulary has {ids[0]:,} ids and the model's {ids[1]:,}, so their predictions cannot "
+                "be compared. Use a teacher with the model's tokenizer and vocabulary."
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TeacherModel:
@@ -67,7 +70,10 @@ class TeacherModel:
                 outputs = run(self.model, **given, return_dict=True)
             hidden = capture.hidden  # [B, T, D']
             if hidden is None:
-                raise UserError(f"the teacher, {type(inner).__name__}, did not call its output head in its forward.")
+                raise UserError(
+                    f"the teacher, {type(inner).__name__}, did not call its output head in its forward, "
+                    "so its logits cannot be computed. Use another teacher."
+                )
             head = head_of(inner, module)
             if not self._checked:
                 raise_unless_equal(inner, outputs.get("logits"), head_input(module, hidden[:, :1]), head)
@@ -86,8 +92,8 @@ def teacher_model(teacher: Any, student: Any, loss_fn: JointLoss) -> TeacherMode
     name = next((term.names[0] for term in loss_fn.terms if "teacher" in term.requires), "")
     if not name:
         raise UserError(
-            f"a teacher was given, but no term of {str(loss_fn)!r} compares with one: add distill or keep to the "
-            "objective, or leave the teacher out."
+            f"a teacher was given, but no term of {str(loss_fn)!r} uses it: add distill or keep to the objective, or "
+            "leave the teacher out."
         )
     if teacher is None:
         start = (
@@ -95,7 +101,7 @@ def teacher_model(teacher: Any, student: Any, loss_fn: JointLoss) -> TeacherMode
             if loss_fn.compares_with_start
             else "teacher=a model with the same tokenizer"
         )
-        raise UserError(f"{name} compares with a teacher, and there is none. Call attach(model, ..., {start}).")
+        raise UserError(f"{name} needs a teacher. Call attach(model, ..., {start}).")
     return TeacherModel(teacher, student)
 
 

@@ -79,7 +79,7 @@ def _named(name: str, model: Any, search: Search) -> Loaded:
     precision = _precision(engine, model)
     write = engine.function("load")(model, search, precision=precision)
     reasons = list(engine.function("differences")(model, search, precision=precision))
-    note = f"engine {name}: texts may differ from those of {STANDARD}, because {_joined(reasons)}." if reasons else ""
+    note = f"engine {name}: outputs may differ from {STANDARD}'s, because {_joined(reasons)}." if reasons else ""
     return Loaded(name, precision, write, note)
 
 
@@ -97,7 +97,7 @@ def _automatic(model: Any, search: Search, names: Sequence[str]) -> Loaded:
             except UserError as problem:
                 reasons = [str(problem).rstrip(".")]
             else:
-                same = "with these settings" if precision == "fp32" else f"but for rounding in {precision}"
+                same = "with these settings" if precision == "fp32" else f"except for rounding in {precision}"
                 return Loaded(
                     name,
                     precision,

@@ -116,8 +116,8 @@ def _asked(options: Options, beams: int, *, early: bool) -> dict[str, Any]:
         changes |= {"early_stopping": early} if was_greedy and beams > 1 else {}
     if beams % options.groups:
         raise UserError(
-            f"--groups {options.groups} needs a multiple of as many beams, but the search has {beams}. "
-            f"Use --set generation.num_beams={options.groups}."
+            f"--groups {options.groups} needs a multiple of {options.groups} beams, but the search has {beams}. Use "
+            f"--set generation.num_beams={options.groups}."
         )
     texts = options.texts or beams
     if options.rerank and texts == 1:
@@ -127,7 +127,7 @@ def _asked(options: Options, beams: int, *, early: bool) -> dict[str, Any]:
         )
     if texts > beams and not options.sample:
         raise UserError(
-            f"--num-return {texts} needs as many beams, but the search has {beams}. Use --set "
+            f"--num-return {texts} needs at least {texts} beams, but the search has {beams}. Use --set "
             f"generation.num_beams={texts}, or --sample."
         )
     return changes | ({"num_return_sequences": texts} if texts > 1 or options.beams is not None else {})
@@ -214,9 +214,7 @@ def _generated(model: Any, sources: Sequence[Ids], search: Search, **options: An
     """
     causal, S = is_causal(model.config), max(map(len, sources))
     if causal and model.config.model_type in UNPADDED and min(map(len, sources)) < S:
-        raise UserError(
-            f"{type(model).__name__} writes other texts if padding stands before a prompt. Use --batch-size 1."
-        )
+        raise UserError(f"{type(model).__name__} generates other outputs for padded prompts. Use --batch-size 1.")
     if causal and search.no_repeat_ngram_size:  # transformers would also ban what the prompt contains
         options = _without_prompts(search.no_repeat_ngram_size, S, options)
     rows = [source[::-1] for source in sources] if causal else sources
