@@ -15,16 +15,14 @@ from ngramloss.metrics.bertscore import bertscore
 from ngramloss.metrics.wmd import wmd, words
 
 
-def compare_bertscore(predictions: list[str], references: list[str], model: Path, layer: int, *, idf: bool) -> None:
+def compare_bertscore(predictions: list[str], references: list[str], model: Path, layer: int) -> None:
     """Print the largest differences of precision, recall and F, of 100."""
     from bert_score import score
 
-    ours = bertscore([[text] for text in references], predictions, model=str(model), layer=layer, idf=idf).values
-    theirs = score(predictions, references, model_type=str(model), num_layers=layer, idf=idf)
+    ours = bertscore([[text] for text in references], predictions, model=str(model), layer=layer).values
+    theirs = score(predictions, references, model_type=str(model), num_layers=layer)
     for name, values in zip(("bertscore_precision", "bertscore_recall", "bertscore"), theirs, strict=True):
-        report(
-            f"{model.name} layer {layer}{' idf' * idf} {name}", ours[name], [100 * value for value in values.tolist()]
-        )
+        report(f"{model.name} layer {layer} {name}", ours[name], [100 * value for value in values.tolist()])
 
 
 def compare_wmd(predictions: list[str], references: list[str], vectors: Path) -> None:
@@ -58,7 +56,6 @@ if __name__ == "__main__":
     rows = [json.loads(line) for line in given.texts.read_text().splitlines()]
     texts = [row["prediction"] for row in rows], [row["reference"] for row in rows]
     if given.model:
-        compare_bertscore(*texts, given.model, given.layer, idf=False)
-        compare_bertscore(*texts, given.model, given.layer, idf=True)
+        compare_bertscore(*texts, given.model, given.layer)
     if given.vectors:
         compare_wmd(*texts, given.vectors)

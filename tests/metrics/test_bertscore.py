@@ -126,20 +126,14 @@ def cosine(x, y):
     return sum(a * b for a, b in zip(x, y, strict=True)) / math.sqrt(sum(a * a for a in x) * sum(b * b for b in y))
 
 
-def oracle(folder, references, predictions, layer, idf=False):
+def oracle(folder, references, predictions, layer):
     """The definition, in the dumbest Python that can express it. F, P, R of each document, 0 to 1."""
     name = folder.name
     tokenizer, model = hf.AutoTokenizer.from_pretrained(folder), hf.AutoModel.from_pretrained(folder).eval()
     special = {tokenizer.cls_token_id, tokenizer.sep_token_id}
-    everything = [read(name, tokenizer, text) for those in references for text in those]
-
-    def weight(token):
-        if not idf:
-            return 0.0 if token in special else 1.0
-        return math.log((len(everything) + 1) / (sum(token in ids for ids in everything) + 1))
 
     def side(ids, rows, others):
-        weights = [weight(token) for token in ids]
+        weights = [0.0 if token in special else 1.0 for token in ids]
         if sum(weights) == 0:
             return 0.0
         return sum(w * max(cosine(row, other) for other in others) for w, row in zip(weights, rows, strict=True)) / sum(
@@ -173,14 +167,13 @@ def assert_same(got, expected, tolerance=1e-4):  # of 100: fp32 states of anothe
         assert got[name] == pytest.approx(expected[name], abs=tolerance)
 
 
-@pytest.mark.parametrize("idf", [False, True])
 @pytest.mark.parametrize(
     ("name", "layer"),
     [("bert", 2), ("bert", 3), ("roberta", 1), ("roberta", 2), ("albert", 2), ("bart", 2), ("t5", 2), ("t5", 3)],
 )
-def test_agrees_with_the_definition(folders, name, layer, idf):
-    expected = percent(oracle(folders / name, REFERENCES, PREDICTIONS, layer, idf))
-    got = bertscore(REFERENCES, PREDICTIONS, model=str(folders / name), layer=layer, idf=idf, device="cpu")
+def test_agrees_with_the_definition(folders, name, layer):
+    expected = percent(oracle(folders / name, REFERENCES, PREDICTIONS, layer))
+    got = bertscore(REFERENCES, PREDICTIONS, model=str(folders / name), layer=layer, device="cpu")
     assert_same(got.values, expected)
     assert min(got.values["bertscore"]) < 99  # the texts are told apart
 
@@ -193,17 +186,11 @@ def test_batches_change_nothing(folders, batch_size):
     assert parts.signature == whole.signature
 
 
-@pytest.mark.parametrize("idf", [False, True])
-def test_the_order_of_documents_and_references_changes_nothing_at_all(bert, idf):
-    whole = bertscore(REFERENCES, PREDICTIONS, model=bert, layer=2, idf=idf, batch_size=3).values
+def test_the_order_of_documents_and_references_changes_nothing_at_all(bert):
+    whole = bertscore(REFERENCES, PREDICTIONS, model=bert, layer=2, batch_size=3).values
     order = [3, 0, 5, 1, 4, 2]
     moved = bertscore(
-        [REFERENCES[i][::-1] for i in order],
-        [PREDICTIONS[i] for i in order],
-        model=bert,
-        layer=2,
-        idf=idf,
-        batch_size=3,
+        [REFERENCES[i][::-1] for i in order], [PREDICTIONS[i] for i in order], model=bert, layer=2, batch_size=3
     ).values
     assert all(moved[name] == [whole[name][i] for i in order] for name in PARTS)
 
@@ -368,12 +355,6 @@ def test_half_a_surrogate_pair_is_read_as_a_question_mark(bert):
     )
 
 
-def test_idf_of_one_reference_leaves_recall_no_weight(bert):
-    values = bertscore([["the cat"]], ["the cat home"], model=bert, layer=2, idf=True).values
-    assert values["bertscore_recall"] == values["bertscore"] == [0.0]
-    assert values["bertscore_precision"][0] != 0
-
-
 def test_several_references_give_the_best_f_and_its_precision_and_recall(bert):
     texts = ["the cat", "wind in the south", "Dogs ran home quickly in 2024."]
     each = [bertscore([[text]], ["the cat ran in the wind"], model=bert, layer=2).values for text in texts]
@@ -382,68 +363,17 @@ def test_several_references_give_the_best_f_and_its_precision_and_recall(bert):
     assert_same(bertscore([texts], ["the cat ran in the wind"], model=bert, layer=2).values, best)
 
 
-@pytest.mark.parametrize("separator", [",", "\t"])
-def test_a_baseline_rescales_each_figure_by_its_own_column(bert, tmp_path, separator):
-    path = tmp_path / "bert.tsv"
-    path.write_text(
-        "\n".join(
-            separator.join(row)
-            for row in (("LAYER", "P", "R", "F"), ("1", "0.9", "0.9", "0.9"), ("2", "0.2", "0.3", "0.4"))
-        )
-        + "\n"
-    )
-    references, predictions = [*REFERENCES, ["the cat"]], [*PREDICTIONS, ""]
-    plain = bertscore(references, predictions, model=bert, layer=2)
-    rescaled = bertscore(references, predictions, model=bert, layer=2, baseline=path)
-    for name, b in zip(PARTS, (0.2, 0.3, 0.4), strict=True):
-        assert rescaled.values[name] == pytest.approx([100 * (x / 100 - b) / (1 - b) for x in plain.values[name]])
-    assert rescaled.values["bertscore"][-1] == pytest.approx(-100 * 0.4 / 0.6)
-    assert "|rescaled:no|" in plain.signature
-    assert plain.signature.split("rescaled:")[0] == rescaled.signature.split("rescaled:")[0]
-    assert len(rescaled.signature.split("rescaled:")[1].split("|")[0]) == 12
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("LAYER,P,R,F\n1,0.5,0.5,0.5\n", r"has no baseline for layer 2; it has layers \[1\]"),
-        ("LAYER,P,R,F\n2,0.5,x,0.5\n", "is not a baseline file: it needs a line LAYER,P,R,F"),
-        ("a,b\n1,2\n", "is not a baseline"),
-        ("", r"has no baseline for layer 2; it has layers \[\]"),
-        ("LAYER,P,R,F\n2,0.5\n", "is not a baseline"),
-        ("LAYER,P,R,F\n2,0.5,1.0,0.5\n", "a baseline must be at least -1 and below 1"),
-        ("LAYER,P,R,F\n2,0.5,nan,0.5\n", "a baseline must be at least -1 and below 1"),
-        ("LAYER,P,R,F\n2,0.5,-inf,0.5\n", "a baseline must be at least -1 and below 1"),
-        (b"\xff\x00\xfe" * 9, "is not a baseline"),
-        ("LAYER,P,R,F\n" + "x" * 200_000, "is not a baseline"),
-    ],
-)
-def test_a_baseline_that_does_not_serve_is_refused(bert, tmp_path, content, sentence):
-    path = tmp_path / "baseline.tsv"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=sentence):
-        bertscore([["a"]], ["a"], model=bert, layer=2, baseline=path)
-
-
-def test_an_absent_baseline_is_asked_for(bert, tmp_path):
-    with pytest.raises(
-        Absent,
-        match=r"there is no baseline file .*LAYER,P,R,F, such as those under rescale_baseline/ in the package bert-score",
-    ):
-        bertscore([["a"]], ["a"], model=bert, layer=2, baseline=tmp_path / "none.tsv")
-
-
 def test_the_signature_says_what_could_change_a_figure(folders, bert, tmp_path):
-    found = bertscore([["a"]], ["a"], model=bert, layer=2, idf=True).signature
+    found = bertscore([["a"]], ["a"], model=bert, layer=2).signature
     assert found.startswith("bertscore|model:bert|files:")
-    assert f"|layer:2|idf:yes|rescaled:no|refs:1|cut:40|space:no|transformers:{hf.__version__}|version:" in found
+    assert f"|layer:2|idf:no|rescaled:no|refs:1|cut:40|space:no|transformers:{hf.__version__}|version:" in found
     assert "|refs:var|" in bertscore(REFERENCES, PREDICTIONS, model=bert, layer=2).signature
     copy = tmp_path / "bert"
     shutil.copytree(folders / "bert", copy)
     (copy / "tokenizer_old").mkdir()
-    assert bertscore([["a"]], ["a"], model=str(copy), layer=2, idf=True).signature == found
+    assert bertscore([["a"]], ["a"], model=str(copy), layer=2).signature == found
     hf.BertModel.from_pretrained(copy, num_hidden_layers=2).save_pretrained(copy)
-    assert bertscore([["a"]], ["a"], model=str(copy), layer=2, idf=True).signature != found
+    assert bertscore([["a"]], ["a"], model=str(copy), layer=2).signature != found
 
 
 def test_no_documents_have_no_scores(bert):

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ngramloss.errors import UserError
 from ngramloss.metrics import pretrained
-from ngramloss.metrics.scores import (
-    Absent,
-    Scores,
-    check_lengths,
-    fingerprint,
-    reference_count,
-    reference_facts,
-    signature,
-)
+from ngramloss.metrics.scores import Scores, check_lengths, reference_count, reference_facts, signature
 from ngramloss.version import __version__, installed
 
 if TYPE_CHECKING:
@@ -76,8 +67,6 @@ def bertscore(
     *,
     model: str,
     layer: int | None = None,
-    idf: bool = False,
-    baseline: Path | None = None,
     batch_size: int = 64,
     device: str | None = None,
     progress: Callable[[int], None] | None = None,
@@ -95,30 +84,25 @@ def bertscore(
     refs = reference_count(references)
     check_lengths(references=references, predictions=predictions)
     encoder = _encoder(model, layer, device)
-    rescaled = None if baseline is None else _baseline(Path(baseline), encoder.layer)
     ids = _token_ids(encoder, {text for texts in references for text in texts} | set(predictions))
-    weights = _inverse_frequencies([ids[text] for texts in references for text in texts]) if idf else _plain(encoder)
-
     documents = [
         (ids[prediction], [ids[text] for text in texts])
         for prediction, texts in zip(predictions, references, strict=True)
     ]
-    best = _best_matches(encoder, documents, weights, batch_size, progress or (lambda _: None))
-    values = {}
-    for name, part in (("bertscore_precision", "precision"), ("bertscore_recall", "recall"), ("bertscore", "f")):
-        plain = [getattr(match, part) for match in best]
-        if rescaled is not None:
-            plain = [(value - rescaled[part]) / (1 - rescaled[part]) for value in plain]
-        values[name] = [100 * value for value in plain]
+    best = _best_matches(encoder, documents, batch_size, progress or (lambda _: None))
     return Scores(
-        values,
+        {
+            "bertscore_precision": [100 * match.precision for match in best],
+            "bertscore_recall": [100 * match.recall for match in best],
+            "bertscore": [100 * match.f for match in best],
+        },
         signature(
             "bertscore",
             model=encoder.source.name,
             files=pretrained.files_hash(encoder.source),
             layer=encoder.layer,
-            idf=idf,
-            rescaled="no" if baseline is None else fingerprint([Path(baseline)]),
+            idf=False,
+            rescaled="no",
             **reference_facts(refs, "best-f"),
             cut=encoder.longest or "no",
             space=encoder.spaced,
@@ -129,17 +113,14 @@ def bertscore(
 
 
 def _best_matches(
-    encoder: Encoder,
-    documents: Sequence[tuple[Ids, list[Ids]]],
-    weights: Callable[[int], float],
-    batch_size: int,
-    progress: Callable[[int], None],
+    encoder: Encoder, documents: Sequence[tuple[Ids, list[Ids]]], batch_size: int, progress: Callable[[int], None]
 ) -> list[Match]:
     """The best match of each document. A text is encoded once; its states are freed after the last use."""
-    special = encoder.tokenizer.num_special_tokens_to_add()
+    added = encoder.tokenizer.num_special_tokens_to_add()
+    special = {encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id}
     nothing = Match(0.0, 0.0, 0.0)
     pairs = [
-        [(prediction, reference) for reference in references if min(len(prediction), len(reference)) > special]
+        [(prediction, reference) for reference in references if min(len(prediction), len(reference)) > added]
         for prediction, references in documents
     ]
     uses_left = Counter(text for of_one in pairs for pair in of_one for text in pair)
@@ -149,7 +130,7 @@ def _best_matches(
         texts = {text for number in block for pair in pairs[number] for text in pair}
         states |= _states(encoder, texts - states.keys(), batch_size)
         for number in block:
-            best[number] = max((_match(*pair, states, weights) for pair in pairs[number]), default=nothing)
+            best[number] = max((_match(*pair, states, special) for pair in pairs[number]), default=nothing)
             uses_left.subtract(text for pair in pairs[number] for text in pair)
         states = {text: held for text, held in states.items() if uses_left[text]}
         progress(len(block))
@@ -196,31 +177,19 @@ def _states(encoder: Encoder, texts: Iterable[Ids], batch_size: int) -> dict[Ids
     return states
 
 
-def _match(prediction: Ids, reference: Ids, states: Mapping[Ids, Tensor], weights: Callable[[int], float]) -> Match:
+def _match(prediction: Ids, reference: Ids, states: Mapping[Ids, Tensor], special: Collection[int]) -> Match:
     from torch.nn.functional import normalize
 
     x, y = (normalize(states[text].double(), dim=-1) for text in (prediction, reference))
     cosines = x @ y.T  # [T, U]
-    precision = _weighted_mean(cosines.amax(1), [weights(token) for token in prediction])
-    recall = _weighted_mean(cosines.amax(0), [weights(token) for token in reference])
+    precision, recall = _mean(cosines.amax(1), prediction, special), _mean(cosines.amax(0), reference, special)
     total = precision + recall
     return Match(2 * precision * recall / total if total else 0.0, precision, recall)
 
 
-def _weighted_mean(values: Tensor, weights: Sequence[float]) -> float:
-    total = math.fsum(weights)
-    weighted = math.fsum(value * weight for value, weight in zip(values.tolist(), weights, strict=True))
-    return weighted / total if total else 0.0
-
-
-def _plain(encoder: Encoder) -> Callable[[int], float]:
-    without = {encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id}
-    return lambda token: float(token not in without)
-
-
-def _inverse_frequencies(references: Sequence[Ids]) -> Callable[[int], float]:
-    having = Counter(token for reference in references for token in set(reference))
-    return lambda token: math.log((len(references) + 1) / (having[token] + 1))
+def _mean(values: Tensor, ids: Ids, special: Collection[int]) -> float:
+    kept = [value for value, token in zip(values.tolist(), ids, strict=True) if token not in special]
+    return math.fsum(kept) / len(kept) if kept else 0.0
 
 
 def _token_ids(encoder: Encoder, texts: Iterable[str]) -> dict[str, Ids]:
@@ -277,26 +246,3 @@ def _cut(model: Any, layer: int) -> None:
                 setattr(module, name, child[:layer])
                 return
     raise UserError(f"bertscore cannot find the layers of {type(model).__name__}. {FAMILIES}")
-
-
-def _baseline(path: Path, layer: int) -> Mapping[str, float]:
-    """The scores of unrelated sentences at this layer. The package's .tsv files have commas; tabs are read too."""
-    if not path.is_file():
-        raise Absent(
-            f"there is no baseline file {path}. Give one with the columns LAYER,P,R,F, such as those under "
-            "rescale_baseline/ in the package bert-score, with --set bertscore.baseline=FILE, or give none."
-        )
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-        rows = csv.DictReader(lines, delimiter="\t" if lines and "\t" in lines[0] else ",")
-        of_layer = {
-            int(row["LAYER"]): {"precision": float(row["P"]), "recall": float(row["R"]), "f": float(row["F"])}
-            for row in rows
-        }
-    except (KeyError, TypeError, ValueError, csv.Error):
-        raise UserError(f"{path} is not a baseline file: it needs a line LAYER,P,R,F with numbers below it.") from None
-    if layer not in of_layer:
-        raise UserError(f"{path} has no baseline for layer {layer}; it has layers {sorted(of_layer)}.")
-    if not all(-1 <= value < 1 for value in of_layer[layer].values()):
-        raise UserError(f"a baseline must be at least -1 and below 1; {path} has {of_layer[layer]} at layer {layer}.")
-    return of_layer[layer]

@@ -189,8 +189,6 @@ _BUILTIN = {
         options={
             "model": Setting(kind=str, help="folder or hub id of the model"),
             "layer": Setting(None, kind=int, least=1, help="layer, counted from 1; by default the authors' choice"),
-            "idf": Setting(False, help="give rare tokens more weight"),
-            "baseline": Setting(None, kind=Path, help="baseline file of bert-score, to rescale scores"),
             "batch_size": Setting(64, least=1, most=2**16, help="texts per batch"),
             "device": _DEVICE,
         },
