@@ -166,14 +166,14 @@ function startOrder(table) {
   };
 }
 
-/** What stands below each score, and copies of the first table in the order it now has. */
+/** What stands below each score, and copies of the first table, its rows in the order they now have. */
 function startTools() {
   for (const button of document.querySelectorAll("[data-below]")) button.addEventListener("click", () => {
     at("results").className = `below-${button.dataset.below}`;
     document.querySelectorAll("[data-below]").forEach((other) => other.setAttribute("aria-pressed", other === button));
   });
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => {
-    const form = facts.copies[first][button.dataset.copy];
+    const form = facts.copies[button.dataset.copy];
     const lines = [...document.querySelector(".systems").querySelectorAll("[data-place]")].map((row) => form.rows[row.dataset.place]);
     copy([...form.before, ...lines, ...form.after].join("\n"), button.textContent, button.closest(".head"));
   });

@@ -62,8 +62,7 @@ def page_text(report: Report, *, budget: int = BUDGET) -> str:
     drawings = charts.draw(report)
     shown = _shown(report, drawings)
     packed, facts = _case_blocks(report)
-    copies = {first: tables.copies(report, first) for first in ("", *(head.name for head in shown["table"].heads))}
-    facts["copies"] = {first: {form: own._asdict() for form, own in forms.items()} for first, forms in copies.items()}
+    facts["copies"] = {form: own._asdict() for form, own in tables.copies(report).items()}
     facts["panels"] = [panel_facts(panel) for panel in drawings.training]
     empty = rendered("page.html", _SCRIPTS, facts, blocks=packed, **shown)
     sources = (report.cases.documents if report.cases else None) or []

@@ -45,10 +45,10 @@ def _grouped(heads: Sequence[Head], rows: Sequence[Row]) -> Table:
     return Table(heads, systems, baselines, paper)
 
 
-def copies(report: Report, first: str = "") -> dict[str, Parts]:
-    """The main table in each form, in parts, from the column that the reader has put first."""
+def copies(report: Report) -> dict[str, Parts]:
+    """The main table in each form, in parts."""
     names, _ = quality_and_description(report)
-    shown = _with_first((seeds if report.seeds else results)(report, names), first)
+    shown = (seeds if report.seeds else results)(report, names)
     return {"latex": tabular.as_latex(shown), "markdown": tabular.as_markdown(shown)}
 
 
@@ -66,15 +66,6 @@ def runs(report: Report, names: Sequence[str]) -> dict[str, list[Row]]:
         plain = [Cell(shown.text, shown.value, title=shown.title) for shown in cells]
         rows.setdefault(system.group, []).append(Row(system.name, system.label, [Cell(""), *plain]))
     return {group.label: rows[group.label] for group in report.seeds if len(group.names) > 1}
-
-
-def _with_first(table: Table, name: str) -> Table:
-    """The table with this column before the others, but behind the number of seeds."""
-    names = [head.name for head in table.heads]
-    order = sorted(range(len(names)), key=lambda index: (names[index] != "seeds", names[index] != name))
-    rows = [*table.systems, *table.baselines, *table.paper]
-    ordered = [replace(row, cells=[row.cells[index] for index in order]) for row in rows]
-    return _grouped([table.heads[index] for index in order], ordered)
 
 
 def comparisons(report: Report) -> list[tuple[str, ...]]:
