@@ -262,7 +262,7 @@ def test_a_key_like_no_other_gets_no_suggestion(key):
         ("train.report_to=[1]", "train.report_to: must be a list of texts, got [1]."),
         (
             'train.report_to=["wandb","excel"]',
-            "train.report_to: must be one of mlflow, tensorboard, trackio, wandb, got 'excel'.",
+            "train.report_to: must be one of mlflow, tensorboard, wandb, got 'excel'.",
         ),
         ("train.beta2=1", "train.beta2: must be below 1, got 1.0."),
         ("train.beta1=1.0", "train.beta1: must be below 1, got 1.0."),
@@ -333,7 +333,7 @@ def test_cross_entropy_can_choose_the_best_of_an_objective_without_it():
         ("train.learning_rate=1", "train.learning_rate", 1.0),
         ("train.seed = 7", "train.seed", 7),
         ("train.batch_size=1_000", "train.batch_size", 1000),
-        ('train.report_to=["wandb", "trackio"]', "train.report_to", ["wandb", "trackio"]),
+        ('train.report_to=["wandb", "mlflow"]', "train.report_to", ["wandb", "mlflow"]),
         ("train.report_to=[]", "train.report_to", []),
         ("train.compile=true", "train.compile", True),
         ("train.compile=auto", "train.compile", "auto"),
@@ -487,7 +487,7 @@ def recipes(draw):
             epsilon=draw(POSITIVE),
             epochs=draw(st.floats(1e-9, 1e9)),
             seed=draw(st.integers(0, 2**32 - 1)),
-            report_to=draw(st.lists(st.sampled_from(["mlflow", "tensorboard", "trackio", "wandb"]))),
+            report_to=draw(st.lists(st.sampled_from(["mlflow", "tensorboard", "wandb"]))),
         ),
         generation=Generation(length_penalty=draw(st.floats(-1e9, 1e9))),
     )

@@ -202,7 +202,7 @@ class Train:
     memory: str = setting("fast", "speed", choices=("fast", "lean"), systems=False)
     """``fast`` stores the head's logits, ``lean`` recomputes them; see docs/performance.md."""
     seed: int = setting(42, "weights", least=0)
-    report_to: list[str] = setting([], "speed", choices=("mlflow", "tensorboard", "trackio", "wandb"))
+    report_to: list[str] = setting([], "speed", choices=("mlflow", "tensorboard", "wandb"))
 
 
 @dataclass(frozen=True)

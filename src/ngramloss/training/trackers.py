@@ -63,13 +63,6 @@ def _wandb(run_name: str, folder: Path, settings: Mapping[str, Any]) -> Tracker:
     return Tracker(lambda values, step: run.log(grouped(values), step=step), run.finish)
 
 
-def _trackio(run_name: str, folder: Path, settings: Mapping[str, Any]) -> Tracker:
-    import trackio
-
-    trackio.init(project=os.environ.get("TRACKIO_PROJECT", "ngramloss"), name=run_name, config=dict(settings))
-    return Tracker(lambda values, step: trackio.log(grouped(values), step=step), trackio.finish)
-
-
 def _mlflow(run_name: str, folder: Path, settings: Mapping[str, Any]) -> Tracker:
     import mlflow
 
@@ -84,5 +77,5 @@ def _mlflow(run_name: str, folder: Path, settings: Mapping[str, Any]) -> Tracker
     return Tracker(log, mlflow.end_run)
 
 
-TRACKERS = {"mlflow": _mlflow, "tensorboard": _tensorboard, "trackio": _trackio, "wandb": _wandb}
+TRACKERS = {"mlflow": _mlflow, "tensorboard": _tensorboard, "wandb": _wandb}
 """Name in ``train.report_to`` → what starts the tracker."""
