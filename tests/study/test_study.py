@@ -1182,7 +1182,7 @@ def test_prompts_of_all_rows_have_the_day_on_which_the_study_began(path, instant
     assert all(environment == {TODAY: "2026-01-31"} for environment in instant.environments)
 
 
-# Several machines, time and budget
+# Several machines, and time
 
 
 @pytest.mark.slow
@@ -1301,24 +1301,6 @@ def test_at_the_end_of_the_time_processes_save_their_work(path, monkeypatch, cap
     assert (code, len(asked)) == (130, 3)
     assert "the time is up" in err
     assert not list(Path("mine").glob("*/*seed*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("budget", "message", "trained"),
-    [
-        ("trainings = 3", "the budget of 3 trainings is used up", 3),
-        ("minutes = 5", "the budget of 5 minutes is used up", 4),
-    ],
-)
-def test_a_budget_ends_a_study(budget, message, trained, path, instant, capsys):
-    changed(path, ('[[set]]\nname = "news"', f'[budget]\n{budget}\n\n[[set]]\nname = "news"'))
-    shown(capsys, "--share", "1/2")
-    timed("mine", 60.0)
-    code, _, err = shown(capsys)
-    assert code == 130
-    assert message in err
-    assert sum(words[0] == "train" for words in instant.started) == trained
 
 
 @pytest.mark.slow

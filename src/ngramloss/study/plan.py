@@ -35,7 +35,7 @@ _NAME = re.compile(r"[\w][\w.+-]*", re.ASCII)
 _TEXT, _LIST = Setting(kind=str), Setting([], kind=list)
 _TOP = {"title": _TEXT, "recipe": Setting(""), "objectives": Setting(kind=list), "confirm": Setting(1, least=1)}
 _TOP |= {"always": _LIST, "metrics": _LIST}
-_SECTIONS = ("seeds", "decodings", "tune", "budget", "set")
+_SECTIONS = ("seeds", "decodings", "tune", "set")
 _SET = {"name": _TEXT, "recipe": Setting(""), "primary": _TEXT, "decoding": _TEXT, "limit": Setting(0, least=0)}
 _SET |= {"set": _LIST, "metrics": _LIST, "metric_options": _LIST}
 _OWN_GRID, _OWN_SEEDS = "tune", "screening"
@@ -44,7 +44,6 @@ _ROW = {"name": Setting(""), "objective": _TEXT, "set": _LIST, "epochs": Setting
 _TUNE = {"objectives": Setting(kind=list), "others": _TEXT, "seed": Setting(kind=int, least=0)}
 _SAMPLES = {"temperature": Setting(1.0, above=0), "top_p": Setting(1.0, above=0, most=1), "seed": Setting(0, least=0)}
 """What a decoding that samples has besides ``generation.*``: options of ``ngramloss generate``."""
-_BUDGET = {"minutes": Setting(0.0, least=0), "trainings": Setting(0, least=0)}
 
 
 Rows = Mapping[str, tuple[str, ...]]  # Row → the setting that was tuned for it
@@ -149,8 +148,6 @@ class Study:
     confirm: int  # how many rows are confirmed besides the baseline and those of ``always``
     tuning: Tuning | None = None  # None if nothing is tuned
     screening: tuple[int, ...] = ()  # other seeds, by whose trainings rows are chosen; none: all rows are confirmed
-    minutes: float = 0.0  # the most minutes of all trainings and decodings together; 0: no limit
-    trainings: int = 0  # the most trainings; 0: no limit
     always: tuple[str, ...] = ()  # rows that are tested whatever the screening says, as the question is about them
     # whether rows and seeds may change after a look at the test set, as nothing was chosen; others are left alone
     grows: bool = False
@@ -274,7 +271,6 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
     every = every if "objectives" in top else []
     screening, confirmation = _seeds(content.get("seeds", {}), mistakes)
     decodings = _decodings(content.get("decodings", {}), mistakes)
-    budget = _section("budget.", content.get("budget", {}), _BUDGET, mistakes)
     named = _named_rows(every, mistakes)
     objectives = _objectives("objectives", every, mistakes, named)
     tuning = _tuning(content["tune"], objectives, named, mistakes) if "tune" in content else None
@@ -303,7 +299,7 @@ def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study
     confirm = top["confirm"] if screening else left
     rows: dict[str, Any] = {"objectives": objectives, "confirm": confirm, "always": always, "named": named}
     seeds: dict[str, Any] = {"screening": screening, "confirmation": confirmation}
-    study = Study(path.stem, top["title"], sets=(), decodings=decodings, tuning=tuning, **rows, **seeds, **budget)
+    study = Study(path.stem, top["title"], sets=(), decodings=decodings, tuning=tuning, **rows, **seeds)
     sets = [_data_set(entry, study, top, path, mistakes) for entry in given]
     names = [data.name for data in sets if data]
     mistakes += [f"set: two sets are called {name!r}." for name in sorted({*names}) if names.count(name) > 1]

@@ -36,7 +36,7 @@ from ngramloss.study.results import (
     score_texts,
     settings_changed,
 )
-from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, seconds_spent, stages
+from ngramloss.study.stages import Stages, expected_seconds, is_done, new_in, stages
 from ngramloss.study.system_rows import Needed
 from ngramloss.study.tables import unread
 
@@ -243,7 +243,7 @@ class Loop:
             results = {key: result for key, result in self.folder.read().items() if not result.failed}
             if is_done(self.study, training, results):
                 return None  # another loop was faster
-            return self._start_next(training, lock, {}, len(self.jobs))
+            return self._start_next(training, lock, {})
 
     def _advance(self, job: TrainingJob) -> TrainingJob | None:
         """Go on after a process has ended: the job with its next one; None, with its folder free, if it ends."""
@@ -264,12 +264,10 @@ class Loop:
             except BlockingIOError:
                 return None
 
-    def _start_next(
-        self, training: Training, lock: ExitStack, seconds: dict[Path, float | None], running: int = 0
-    ) -> TrainingJob | None:
+    def _start_next(self, training: Training, lock: ExitStack, seconds: dict[Path, float | None]) -> TrainingJob | None:
         """Start the next process of a training, if there is one and time. ``BlockingIOError``: its folder is taken."""
         step = self._next_step(training, seconds)
-        if step is None or not self._may_start(step, training, running):
+        if step is None or not self._may_start(step, training):
             return None
         if step.log in seconds:
             self._record_failure(training, step.what, f"it ended without its files, see {step.log}.")
@@ -356,20 +354,14 @@ class Loop:
         what = f"candidates of {writer.objective}"
         return ProcessStep(what, arguments, folder.path, False, file.with_suffix(".log"))
 
-    def _may_start(self, step: ProcessStep, training: Training, running: int) -> bool:
-        """Whether time and budget allow another process, as far as is known; for a training, with its decodings."""
-        study, results = self.study, self.folder.read()
-        parts = ["", *study.decodings] if step.what == "train" else [step.what]
+    def _may_start(self, step: ProcessStep, training: Training) -> bool:
+        """Whether the time allows another process, as far as is known; for a training, with its decodings."""
+        results = self.folder.read()
+        parts = ["", *self.study.decodings] if step.what == "train" else [step.what]
         expected = sum(expected_seconds(results, training, part) or 0.0 for part in parts)
-        trained = {of for of, _ in results}
-        if time.monotonic() + expected > self.deadline:
-            self.outcome.stopped("what is left does not fit into --minutes.")
-        elif study.minutes and seconds_spent(results) + expected > 60 * study.minutes:
-            self.outcome.stopped(f"the budget of {study.minutes:g} minutes is used up.")
-        elif study.trainings and training not in trained and len(trained) + running >= study.trainings:
-            self.outcome.stopped(f"the budget of {study.trainings} trainings is used up.")
-        else:
+        if time.monotonic() + expected <= self.deadline:
             return True
+        self.outcome.stopped("what is left does not fit into --minutes.")
         return False
 
     def _record_failure(self, training: Training, what: str, why: str, *, diverged: bool = False) -> None:

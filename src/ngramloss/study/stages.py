@@ -124,12 +124,6 @@ def new_in(of_set: Stages, stage: Stage) -> list[Training]:
     return [training for training in stage.trainings if training not in earlier]
 
 
-def seconds_spent(results: Results) -> float:
-    """The time of everything that has a result. Each training counts once."""
-    trained = {result.training: result.train_seconds or 0.0 for result in results.values()}
-    return sum(trained.values()) + sum(result.write_seconds or 0.0 for result in results.values())
-
-
 def _ended(study: Study, trainings: Sequence[Training], results: Results) -> bool:
     """Whether all have results or diverged. What is chosen does not depend on another failure, such as a full disk."""
     done = all(is_done(study, training, results) for training in trainings)

@@ -89,8 +89,7 @@ def plan_lines(study: Study, every: Sequence[Stages], results: Results, *, paral
         lines.append(f"{data.name}, {data.score.label} of {data.decoding}: {', '.join(stages)} trainings done")
     trainings = sum(stage.planned for of_set in every for stage in of_set.all)
     seconds, unknown = time_left(study, every, results)
-    budget = f" (the budget allows {study.trainings} trainings)" * (0 < study.trainings < trainings)
-    many = f"{trainings} trainings, {trainings * len(study.decodings)} decodings{budget}"
+    many = f"{trainings} trainings, {trainings * len(study.decodings)} decodings"
     return [*lines, f"{many}; {_estimate(seconds / parallel, unknown)}"]
 
 
