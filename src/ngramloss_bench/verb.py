@@ -7,6 +7,7 @@ import shlex
 from functools import partial
 from types import ModuleType
 
+from ngramloss import UserError
 from ngramloss import options as cli
 from ngramloss_bench import candidates, generate, head, ngrams, scaling, step, train
 from ngramloss_bench.benchmark import run
@@ -26,17 +27,21 @@ def add(bench: argparse.ArgumentParser) -> None:
         benchmark.add_options(parser)
         parser.add_argument("-o", "--out", metavar="FILE", help="write settings and all measurements as JSON")
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-        cli.add_device(parser)
+        parser.add_argument("--device", choices=["cpu", "cuda"], help="device to use (default: cuda if available)")
 
 
 def _run(benchmark: ModuleType, options: argparse.Namespace) -> int:
+    import torch
+
     settings = vars(options)
     read = [settings.get("data")]
     out = cli.output_file(settings.pop("out"), read)
     cli.output_file(settings.get("profile"), read)
     command, shown = shlex.join(["ngramloss", *settings.pop("arguments")]), settings.pop("json")
     del settings["run_verb"]
-    options.device = cli.chosen_device(options)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device found. Leave --device out, or use --device cpu.")
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if "precision" in settings:
         options.precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")
     return run(benchmark, options, command, out=out, shown=shown)

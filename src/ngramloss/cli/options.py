@@ -148,11 +148,6 @@ def passed_on(options: argparse.Namespace) -> tuple[str, ...]:
     return (*plugins, *(["--trust-remote-code"] if options.trust_remote_code else []))
 
 
-def add_device(verb: argparse.ArgumentParser) -> None:
-    """Add the option that chooses CPU or GPU."""
-    verb.add_argument("--device", choices=["cpu", "cuda"], help="device to use (default: cuda if available)")
-
-
 def systems_given(options: argparse.Namespace) -> list[scored_texts.Given]:
     """The systems named on the command line, groups first: a shell splits ``--group ce={a,b}.jsonl`` into words."""
     from ngramloss.scoring.scored_texts import parse_file, parse_groups
@@ -244,12 +239,3 @@ def metric_options(settings: Sequence[str], chosen: Sequence[str]) -> dict[str, 
         described = METRICS.entry(metric).options.get(name)
         options.setdefault(metric, {})[name] = described.read(text) if described else toml_value(text)
     return {metric: checked_options(metric, given) for metric, given in options.items()}
-
-
-def chosen_device(options: argparse.Namespace) -> str:
-    """The device that the options name, or the GPU if there is one."""
-    import torch
-
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device found. Leave --device out, or use --device cpu.")
-    return options.device or ("cuda" if torch.cuda.is_available() else "cpu")
