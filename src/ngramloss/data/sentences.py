@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from ngramloss.data.languages import AUTO, checked_language, language_of, letters, name_of
 from ngramloss.data.rows import needed
@@ -18,6 +18,8 @@ from ngramloss.output.console import logger
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data
 
+Part = TypeVar("Part")
+Found = TypeVar("Found")
 IN_PROCESS = 200
 """Fewer texts than this are split in this process: starting others would take longer."""
 
@@ -88,7 +90,7 @@ def split_many(
     split("")  # a wrong splitter or a missing package fails here, once
     chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
     by_text: list[list[str]] = []
-    for chunk in _split_chunks(chunks, split, _workers(len(texts), splitter, processes)):
+    for chunk in in_processes(partial(_each, split), chunks, _workers(len(texts), splitter, processes)):
         by_text += chunk
         if progress:
             progress(len(chunk))
@@ -122,11 +124,10 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _split_chunks(
-    chunks: Iterable[Sequence[str]], split: Callable[[str], list[str]], workers: int
-) -> Iterator[list[list[str]]]:
+def in_processes(function: Callable[[Part], Found], parts: Iterable[Part], workers: int) -> Iterator[Found]:
+    """What a function returns for each part, in order, by this many processes; 1: by this one."""
     if workers == 1:
-        yield from map(partial(_each, split), chunks)
+        yield from map(function, parts)
         return
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
@@ -134,7 +135,7 @@ def _split_chunks(
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
         with _ctrl_c_blocked():
-            futures = [pool.submit(_each, split, chunk) for chunk in chunks]
+            futures = [pool.submit(function, part) for part in parts]
         for future in futures:
             yield future.result()
     except BaseException:  # Ctrl-C: an orderly shutdown of a pool that is still starting may never end

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from math import fsum, isnan
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from ngramloss.data import Example
 from ngramloss.data.languages import language_of
-from ngramloss.data.sentences import processors, sentences
+from ngramloss.data.sentences import in_processes, processors, sentences
 from ngramloss.errors import UserError
 from ngramloss.metrics.registry import (
     METRICS,
@@ -142,7 +140,7 @@ def score_candidates(
     )
     found: list[list[float]] = []
     with Progress("scoring candidates", total=len(texts), unit=unit) as progress:
-        for part in _each(parts, workers):
+        for part in in_processes(_part, parts, workers):
             found += part
             progress.update(len(part))
     _raise_unless_scores(metric, examples, texts, found)
@@ -207,14 +205,6 @@ def _workers(metric: CandidateMetric, texts: int, processes: int | None) -> int:
 
 
 Part = tuple[CandidateMetric, list[Example], list[list[str]]]
-
-
-def _each(parts: Iterator[Part], workers: int) -> Iterator[list[list[float]]]:
-    if workers == 1:
-        yield from map(_part, parts)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(_part, parts)
 
 
 def _part(part: Part) -> list[list[float]]:
