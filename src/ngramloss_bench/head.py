@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     sizes = "sizes to time (default: bart-16 bart-64 llama; without a GPU: cpu)"
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help=sizes)
     objectives = "objectives to time (default: ce, and ce with matches, rewards, precision and bag)"
-    add.objectives(parser, objectives)
+    parser.add_argument("--objectives", nargs="+", metavar="OBJECTIVE", help=objectives)
     parser.add_argument("--loops", action="store_true", help="also time the paper's own loops, which are slow")
     types = "data type (default: bfloat16 on a GPU, float32 on a CPU)"
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help=types)

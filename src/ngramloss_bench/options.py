@@ -38,11 +38,6 @@ def objective(parser: ArgumentParser, default: str, help: str) -> None:
     parser.add_argument("--objective", default=default, metavar="OBJECTIVE", help=f"{help} (default: %(default)s)")
 
 
-def objectives(parser: ArgumentParser, help: str) -> None:
-    """Add several objectives."""
-    parser.add_argument("--objectives", nargs="+", metavar="OBJECTIVE", help=help)
-
-
 def precision(parser: ArgumentParser, help: str, *more: str) -> None:
     """Add the precision. The default is that of the device."""
     choices = ["bf16", "fp16", "fp32", *more]

@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"objectives to attach (default: {' and '.join(map(repr, OBJECTIVES))}; as CUDA graphs, also rewards, "
         "precision and bag)"
     )
-    add.objectives(parser, objectives)
+    parser.add_argument("--objectives", nargs="+", metavar="OBJECTIVE", help=objectives)
     add.number(parser, "--batch-size", 16, "B", "batch size")
     add.number(parser, "--source", 1024, "T", "document tokens")
     add.number(parser, "--target", 128, "T", "summary tokens")

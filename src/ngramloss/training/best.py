@@ -25,22 +25,15 @@ class Best(NamedTuple):
 
 
 def tie_note(best: Best, history: Iterable[Mapping[str, Any]]) -> str:
-    """What to say if several validations share the best value, so that the earliest of them was chosen; else empty."""
+    """What to say if all validations have the same value, so that the first of them was chosen; else empty."""
     values = _validations(history, f"eval_{best.name}")
-    top = (max if best.higher else min)(values.values(), default=0.0)
-    tied = [step for step, value in values.items() if value == top]
-    if len(tied) < 2:
+    if len(values) < 2 or len({*values.values()}) > 1:
         return ""
-    if len(tied) == len(values):
-        return (
-            f"{best.name} was {top:.4f} in all {len(tied)} validations, so it could not select a checkpoint: the model "
-            f"has the weights of the first validation, at step {tied[0]}. Choose another train.best; train.best=last "
-            "takes the last weights."
-        )
+    step, value = next(iter(values.items()))
     return (
-        f"{len(tied)} of {len(values)} validations have the best {best.name}, {top:.4f} (steps "
-        f"{', '.join(map(str, tied))}): the model has the weights of the first of them. Validate on more examples, or "
-        "choose another train.best, to see a difference."
+        f"{best.name} was {value:.4f} in all {len(values)} validations, so it could not select a checkpoint: the model "
+        f"has the weights of the first validation, at step {step}. Choose another train.best; train.best=last takes "
+        "the last weights."
     )
 
 
