@@ -61,13 +61,12 @@ def is_better(value: float, than: float | None, *, higher: bool) -> bool:
 
 
 def better_average(best: Best, facts: Mapping[str, Any]) -> str:
-    """The name of the average that is better than every checkpoint, or of any if nothing is validated; or empty."""
-    name, value = "", facts["best"]
-    for each, known in facts["averages"].items():
-        unknown = known["value"] is None
-        if (value is None) if unknown else is_better(known["value"], value, higher=best.higher):
-            name, value = each, known["value"]
-    return name
+    """The name of the average if it is better than every checkpoint, or if nothing is validated; or empty."""
+    for name, known in facts["averages"].items():
+        value, than = known["value"], facts["best"]
+        if than is None if value is None else is_better(value, than, higher=best.higher):
+            return str(name)
+    return ""
 
 
 def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
