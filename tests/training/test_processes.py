@@ -61,15 +61,14 @@ def test_training_and_validation_are_groups_in_a_tracker():
     }
 
 
-def test_a_tracker_that_is_not_installed_is_a_sentence(monkeypatch, tmp_path):
+def test_a_tracker_that_is_not_installed_is_a_sentence(monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"wandb is not installed\. Install it with: pip install wandb"):
-        trackers.start_trackers(["wandb"], run_name="a", folder=tmp_path, settings={})
+        trackers.check_trackers(["wandb"])
 
 
 def test_each_tracker_is_started_with_the_run(monkeypatch, tmp_path):
     started = []
-    monkeypatch.setattr(trackers, "find_spec", lambda name: name)
     monkeypatch.setattr(trackers, "TRACKERS", {"a": lambda *given: started.append(given) or "tracker"})
     assert trackers.start_trackers(["a"], run_name="run", folder=tmp_path, settings={"seed": 1}) == ["tracker"]
     assert started == [("run", tmp_path, {"seed": 1})]

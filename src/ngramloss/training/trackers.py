@@ -24,7 +24,6 @@ class Tracker(NamedTuple):
 
 def start_trackers(names: list[str], *, run_name: str, folder: Path, settings: Mapping[str, Any]) -> list[Tracker]:
     """Start each tracker."""
-    check_trackers(names)
     return [TRACKERS[name](run_name, folder, settings) for name in names]
 
 
