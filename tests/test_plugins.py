@@ -500,14 +500,8 @@ def test_a_plugin_that_is_not_a_python_file_is_an_error(files, capsys, name):
             "ng.Scores({'other': [1.0, 2.0]}, 's')",
             "the metric 'mine' returned the score 'other', which its entry does not name. It names mine.",
         ),
-        (
-            "ng.Scores({'mine': [1.0]}, 's')",
-            "the metric 'mine' returned 1 values for 'mine', expected one for each of 2 documents.",
-        ),
-        (
-            "ng.Scores({'mine': 1.0}, 's')",
-            "the metric 'mine' returned float for 'mine', expected one for each of 2 documents.",
-        ),
+        ("ng.Scores({'mine': [1.0]}, 's')", "the metric 'mine' returned 1 values for 'mine', expected 2 values."),
+        ("ng.Scores({'mine': 1.0}, 's')", "the metric 'mine' returned float for 'mine', expected 2 values."),
         ("ng.Scores([1.0, 2.0], 's')", "the metric 'mine' must return Scores(values, signature) with a dict"),
         (
             "ng.Scores({'mine': [1.0, 2.0]}, None)",

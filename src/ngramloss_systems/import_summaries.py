@@ -192,7 +192,7 @@ def _ids_by_text(
     unlike = [index for index, key in enumerate(ids) if key is None]
     if len(released) != len(ours) or len(unlike) > UNLIKE * len(ours):
         raise ng.UserError(
-            f"{gold} has {len(released)} references, of which {len(released) - len(unlike)} are among the {len(ours)} "
+            f"{gold} has {len(released)} references, but only {len(released) - len(unlike)} are among the {len(ours)} "
             f"of {references}. Both must be the same test set. If they are not, give the ids with --order."
         )
     left = {key: set(ng.data.words_of(ours[key])) for keys in ids_by_letters.values() for key in keys}

@@ -196,8 +196,8 @@ def load_model(folder: Path, tokenizer: Any) -> PointerGenerator:
         model.load_state_dict(load_file(folder / WEIGHTS))
     except RuntimeError as reason:
         raise ng.UserError(
-            f"the weights in {folder} are not those of its {CONFIG}: {' '.join(str(reason).split())} Restore both, or "
-            "train again."
+            f"the weights in {folder} do not fit its {CONFIG}: {' '.join(str(reason).split())} Restore both, or train "
+            "again."
         ) from reason
     return model
 

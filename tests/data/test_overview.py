@@ -62,8 +62,7 @@ def test_sources_that_contain_their_targets_are_a_warning():
     (_, warning) = overview({"train": one}, {}, Data())
     assert warning == (
         "warning: most sources of the training data contain their whole target (100% of those looked at, ids 0, 1, "
-        "2, …), so there is only copying to learn. If a column with the answer is read as the source, choose another "
-        "with data.source."
+        "2, …), so there is only copying to learn. Check data.source: is the answer read as the source?"
     )
     short = [example._replace(target="answer is") for example in examples]  # a label, or a name in the text
     half = [

@@ -404,7 +404,7 @@ def test_a_source_without_enough_distinct_texts_has_fewer_and_the_end_says_so(ru
     assert all(lacking), "so cold, all samples are the greedy text, up to rounding"
     told = capsys.readouterr().err
     assert (
-        f"3 of 3 sources have fewer than 5 candidates, {sum(lacking)} too few in all: the search found no more distinct outputs."
+        f"3 of 3 sources have fewer than 5 candidates, {sum(lacking)} too few in all: the search found no others."
         in told
     )
     assert make(tmp_path, *arguments, "--json") == 0
@@ -669,7 +669,7 @@ def test_processes_share_the_sources(run, tmp_path):
         ),
         (
             ["--search", "sample", "--beams", "4"],
-            "--search sample takes no --beams. Leave it out; generation.num_beams is for the first output.",
+            "--search sample takes no --beams. Set generation.num_beams for the first output.",
         ),
         (["--search", "beams", "--beams", "4"], "--beams must be at least --count, 16, got 4."),
         (["--beams", "24"], "--beams must be a multiple of the 16 groups, got 24."),
@@ -745,8 +745,7 @@ def test_settings_that_the_engine_does_not_know_are_told_with_what_to_do_instead
 def test_baselines_have_no_candidates_and_folders_must_be_named(run, tmp_path, capsys):
     assert make(tmp_path / "x", "lead-3", "--data", "newswire") == 2
     assert (
-        "lead-3 is a baseline, which gives one output for each document. Candidates need a model."
-        in capsys.readouterr().err
+        "lead-3 is a baseline, which gives one output per document. Candidates need a model." in capsys.readouterr().err
     )
     assert cli.main(["candidates", str(run / "model"), "--data", "newswire"]) == 2
     assert "model is not a run's folder, so give an output folder: --out DIR." in capsys.readouterr().err

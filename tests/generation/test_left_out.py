@@ -236,21 +236,18 @@ def test_sources_of_two_rows_and_of_an_earlier_run_are_not_taken_for_unseen_ones
         (["one", "one"], "several runs left out the same part of the training rows (one 1/2, one 1/2). Give one"),
         (["one", "copy"], "several runs left out the same part of the training rows (one 1/2, copy 1/2). Give one"),
         (["one", "third"], "runs left out parts of different sizes (one 1/2, third 3/3)."),
-        (
-            ["third", "second"],
-            "no run left out part 1/3 of the training rows (third 3/3, second 2/3), so these rows would",
-        ),
+        (["third", "second"], "no run left out part 1/3 of the training rows (third 3/3, second 2/3), so they would"),
         (
             ["one", "longer"],
             "longer and one have different settings (generation.max_length: 8 → 9), so their candidates",
         ),
         (
             ["one", "two", "--split", "test"],
-            "several runs generate for the training rows that each left out, but the split is 'test'.",
+            "several runs need --split train, of which each left out a part, got 'test'.",
         ),
         (
             ["one", "--set", "data.leave_out=2/2"],
-            "data.leave_out is a setting of train, and candidates reads it from the run",
+            "data.leave_out is a setting of train: candidates reads it from the run",
         ),
         (["all/model", "--data", "data", "--set", "data.leave_out=2/2"], "data.leave_out is a setting of train"),
     ],

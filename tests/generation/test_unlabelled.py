@@ -105,7 +105,7 @@ def test_a_single_file_is_what_texts_are_written_of(run, tmp_path, messages):
     (trained / "recipe.toml").write_text(re.sub(r'(?m)^name = ".*"', f'name = "{path}"', settings, count=1))
     messages.clear()
     job(str(trained), data=str(path))
-    assert f"was trained on rows of {path}. Without --data, outputs are generated" in messages[0]
+    assert f"was trained on rows of {path}. Without --data, its held-out rows" in messages[0]
 
 
 def test_lines_of_plain_text_are_sources(tmp_path):

@@ -358,7 +358,7 @@ def test_a_mark_of_utf_8_before_the_first_line_is_no_part_of_it(tmp_path):
 def test_an_absent_file_is_asked_for(tmp_path):
     with pytest.raises(
         Absent,
-        match=r"wmd needs word vectors, and there is no file .*none\.txt. Give word2vec, GloVe or fastText vectors, such as .*--set wmd\.vectors=FILE",
+        match=r"wmd needs word vectors, but there is no file .*none\.txt. Give word2vec, GloVe or fastText vectors, such as .*--set wmd\.vectors=FILE",
     ):
         wmd([["cat"]], ["dog"], vectors=tmp_path / "none.txt")
 

@@ -215,7 +215,7 @@ def test_text_numbers_without_what_they_need_are_refused():
     batch = JoinedPadder(1, shared=True)(EXAMPLES)
     batch = {name: value for name, value in batch.items() if not name.startswith(("candidate", "scores"))}
     model(**batch)
-    with pytest.raises(UserError, match="but not `label_positions`"):
+    with pytest.raises(UserError, match="but no `label_positions`"):
         model(**{name: value for name, value in batch.items() if name != "label_positions"})
     with pytest.raises(UserError, match="needs `position_ids`"):
         model(**{name: value for name, value in batch.items() if name != "position_ids"})

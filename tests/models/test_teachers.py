@@ -411,7 +411,7 @@ def test_objectives_that_no_teacher_serves_are_refused():
     logits, labels = torch.zeros(1, 2, 3), torch.zeros(1, 2, dtype=torch.long)
     with pytest.raises(UserError, match="no term of 'ce' uses it: add distill or keep"):
         JointLoss("ce")(logits, labels, teacher=logits)
-    with pytest.raises(UserError, match="keep compares all probabilities of a model with those of a teacher"):
+    with pytest.raises(UserError, match="keep compares all probabilities of a model with a teacher's"):
         explain("a b", "a b", "ce + keep", [0.5])
     rest = JointLoss("ce + keep").without("teacher")
     assert str(rest) == "ce"

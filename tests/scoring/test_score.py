@@ -182,7 +182,7 @@ def test_empty_lines_at_the_end_are_told_of(files, capsys):
         ('{"id": "a", "prediction": \n', "wrong.jsonl:1: malformed JSON: Expecting value at column 27"),
         (
             '{"id": "a", "text": "x"}\n',
-            "wrong.jsonl:1 has no prediction. Its columns are id, text; prediction or predictions or",
+            "wrong.jsonl:1 has no prediction. Its columns are id, text; expected prediction or predictions or",
         ),
         ('{"id": "a", "prediction": 3}\n', "prediction should be text, got int"),
         ('["a", 1]\n', "wrong.jsonl:2: expected a JSON object, got int"),

@@ -677,8 +677,8 @@ def test_groups_of_beams_in_a_model_s_settings_are_refused_with_what_to_do(engin
     try:
         with pytest.raises(
             UserError,
-            match=r"^the engine hf cannot be used: num_beam_groups in generation_config\.json is 2, but transformers has "
-            r"no groups of beams any more: set it to 1 there, and for groups use --groups 2\.$",
+            match=r"^the engine hf cannot be used: num_beam_groups in generation_config\.json is 2, which transformers "
+            r"no longer supports: set it to 1 there, and for groups use --groups 2\.$",
         ):
             engines.load(engine, model, search)
     finally:

@@ -438,7 +438,7 @@ def test_a_study_that_grows_leaves_results_of_other_rows_and_seeds_alone(path, i
     study = plan.read(unscreened(path))
     whole(capsys)
     less = replace(study, objectives=study.objectives[:2], confirmation=(11,), confirm=1)
-    with pytest.raises(UserError, match="which the study does not have any more"):
+    with pytest.raises(UserError, match="which the study no longer has"):
         ResultFolder(Path("mine"), less).read()
     shutil.rmtree("mine/news")
     folder = ResultFolder(Path("mine"), replace(less, grows=True))
@@ -837,8 +837,8 @@ def test_two_studies_do_not_share_a_folder(path, instant, capsys):
         ('primary = "rouge2"\ndecoding = "beam2"', 'primary = "rouge1"\ndecoding = "beam2"', "set.primary: 'rouge2' → 'rouge1'"),
         ('"generation.num_beams=2"', '"generation.num_beams=3"', "decodings.beam2: ['generation.num_beams=2'] → ['generation.num_beams=3']"),
         ("train.max_steps=3\"]", "train.max_steps=3\"]\nlimit = 5", "set.limit: 0 → 5"),
-        ('"ce + rewards(2)", ', "", "'ce + rewards(2)', beam2, which the study does not have any more"),
-        ('name = "pairs"', 'name = "couples"', "the set 'pairs', which the study does not have any more"),
+        ('"ce + rewards(2)", ', "", "'ce + rewards(2)', beam2, which the study no longer has"),
+        ('name = "pairs"', 'name = "couples"', "the set 'pairs', which the study no longer has"),
         ("confirmation = [11, 12, 13]", "confirmation = [11, 12, 13, 14]", "confirmation seeds of news were [11, 12, 13] and are [11, 12, 13, 14] now"),
         ("confirm = 2", "confirm = 1", "the test set of news was used for ce"),
     ],

@@ -81,7 +81,7 @@ def test_a_metric_reads_the_source_of_the_texts():
 
 def test_a_metric_with_a_model_of_its_own_is_refused():
     metric = candidate_metric("rouge", {})._replace(name="bertscore")
-    with pytest.raises(UserError, match=r"--metric bertscore needs a model, .*\. Use rouge, bleu or chrf\."):
+    with pytest.raises(UserError, match=r"--metric bertscore has a model of its own, .*\. Use rouge, bleu or chrf\."):
         check_utility(metric, [Example("a", "", "")])
 
 

@@ -242,7 +242,7 @@ def test_empty_summaries_and_empty_lines_at_the_end_are_told_of(folder, capsys):
         ("a\nb\nc\n", {"--order": "a\nb\nd\n"}, "must have the same ids. In "),
         ("a\nb\nc\n", {"--order": "a\nb\nd\n"}, "1 missing ('c'), 1 extra ('d')"),
         ("a\nb\nc\n", {"--order": "a\nb\na\n"}, "repeats 1 ids ('a')"),
-        ("a\nb\nc\n", {"--gold": "other\ntexts\nhere\n"}, "has 3 references, of which 0 are among the 3 of"),
+        ("a\nb\nc\n", {"--gold": "other\ntexts\nhere\n"}, "has 3 references, but only 0 are among the 3 of"),
         ("a\nb\nc\n", {"--gold": "The cat sat. It slept.\n"}, "give the ids with --order"),
     ],
 )
@@ -304,7 +304,7 @@ def test_released_references_of_another_test_set_are_refused(tmp_path):
         tmp_path / "gold.txt",
         "".join(f"{'other' if place < 2 else 'word'}{place} and more{place}\n" for place in range(10)),
     )
-    with pytest.raises(ValueError, match="has 10 references, of which 8 are among the 10 of"):
+    with pytest.raises(ValueError, match="has 10 references, but only 8 are among the 10 of"):
         import_summaries.read_summaries(written(tmp_path / "s.txt", "x\n" * 10), tmp_path / "refs.jsonl", gold=gold)
 
 

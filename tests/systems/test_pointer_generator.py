@@ -565,7 +565,7 @@ def test_a_model_with_another_vocabulary_or_other_weights_is_refused(undisturbed
         load_model(tmp_path, other)
     config = tmp_path / "pointer_generator.json"
     config.write_text(config.read_text().replace('"width": 3', '"width": 4'))
-    with pytest.raises(UserError, match=r"the weights in .* are not those of its pointer_generator\.json"):
+    with pytest.raises(UserError, match=r"the weights in .* do not fit its pointer_generator\.json"):
         load_model(tmp_path, TOKENIZER)
     config.write_text("{}")
     with pytest.raises(UserError, match="is not a model of pointer_generator"):

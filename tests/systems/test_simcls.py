@@ -611,7 +611,7 @@ def test_rerank_train_names_data_encoder_and_files(here, undisturbed, tmp_path, 
     assert f"train={here / 'train.jsonl'},validation={here / 'validation.jsonl'}" in settings
     assert "next: ngramloss rerank apply" in capsys.readouterr().err
     assert cli.main(["rerank", "train", "train.jsonl", "--data", "data", "--recipe", "demo"]) == 2
-    assert "the recipe demo trains a model that generates text, not a reranker" in capsys.readouterr().err
+    assert "the recipe demo is for a model that generates text" in capsys.readouterr().err
 
 
 def test_an_encoder_that_is_none_is_refused(here, small_run, tmp_path, capsys):

@@ -272,7 +272,7 @@ def test_texts_are_read_by_the_script_of_the_references_or_by_options(messages):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"options": {"bleu": {}}}, r"options: bleu is not a metric of the scores, which are computed by rouge\."),
+        ({"options": {"bleu": {}}}, r"options: bleu is not a metric of the scores\. Choose from rouge\."),
         ({"options": {"rouge": {"token": "auto"}}}, r"rouge\.token: unknown option. Did you mean 'tokens'\?"),
         (
             {"scores": ["rogue2"]},

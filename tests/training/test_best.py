@@ -291,7 +291,7 @@ def test_a_score_that_an_option_turns_on_is_told_before_training():
     ("returned", "sentence"),
     [
         ([1.0] * 3, r"the metric 'mine' must return ngramloss\.Scores, got list"),
-        (Scores({"mine": [1.0]}, ""), "returned 1 values for 'mine', expected one for each of 3 documents"),
+        (Scores({"mine": [1.0]}, ""), "returned 1 values for 'mine', expected 3 values"),
         (Scores({"other": [1.0] * 3}, ""), "returned the score 'other', which its entry does not name"),
     ],
 )

@@ -526,7 +526,7 @@ def test_damaged_tensors_and_weights_of_another_shape_are_refused(tmp_path):
     weights = load_file(path / "model.safetensors")
     for name in ("final_logits_bias", next(iter(dict(model.named_parameters())))):  # a buffer and a weight
         save_file({**weights, name: torch.zeros(3)}, path / "model.safetensors")
-        with pytest.raises(UserError, match=rf"checkpoint-3 are not those of Bart.*: {name} should have the shape"):
+        with pytest.raises(UserError, match=rf"checkpoint-3 do not fit Bart.*: {name} should have the shape"):
             checkpoints.restore(path, model, optimiser, sharded=False)
     for name in ("model.safetensors", "optimizer.pt"):
         (path / name).write_bytes(b"no tensors")
@@ -538,5 +538,5 @@ def test_weights_of_another_model_are_refused(tmp_path):
     """Without their names matching, the model would go on with its first weights."""
     path = save(tmp_path, *in_training())
     other, others = in_training("t5")
-    with pytest.raises(UserError, match=r"the weights in .*checkpoint-3 are not those of T5ForConditionalGeneration"):
+    with pytest.raises(UserError, match=r"the weights in .*checkpoint-3 do not fit T5ForConditionalGeneration"):
         checkpoints.restore(path, other, others, sharded=False)

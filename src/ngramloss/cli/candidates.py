@@ -117,8 +117,7 @@ def run(options: argparse.Namespace) -> int:
     if found.fewer:
         logger.warning(
             f"{found.fewer:,} of {found.sources:,} sources have fewer than {options.count} candidates, "
-            f"{found.missing:,} too few in all: the search found no more distinct outputs. A higher --temperature "
-            "finds more."
+            f"{found.missing:,} too few in all: the search found no others. A higher --temperature finds more."
         )
     if 2 * found.ties > found.sources:
         logger.warning(

@@ -37,7 +37,7 @@ def add(data: argparse.ArgumentParser) -> None:
         "--rules",
         choices=["standard", "released"],
         default="standard",
-        help="how to count: our rules, or those of the paper's released code (default: %(default)s)",
+        help="how to count: our rules, or the rules of the paper's released code (default: %(default)s)",
     )
     add_columns(stats, source="of the sources; several with commas are joined", target="of the targets")
     stats.add_argument(

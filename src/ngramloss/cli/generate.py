@@ -67,8 +67,8 @@ def add(generate: argparse.ArgumentParser) -> None:
     generate.add_argument(
         "--rerank",
         choices=[PROBABILITY],
-        help="order a document's outputs, the first of which is its prediction, by log-probability divided by length "
-        "to the power of generation.length_penalty",
+        help="order a document's outputs by log-probability, divided by length to the power of "
+        "generation.length_penalty; the first is its prediction",
     )
     generate.add_argument("--sample", action="store_true", help="sample tokens instead of searching with beams")
 
@@ -80,7 +80,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         metavar=model,
         help="a run's folder, a model's folder or hub id" + (", or a baseline" if model == "MODEL" else ""),
     )
-    verb.add_argument("--data", metavar="NAME", help="data set (default: that of the run or of the preset)")
+    verb.add_argument("--data", metavar="NAME", help="data set (default: the run's or the preset's)")
     one_file = "; of a single file all rows" if model == "MODEL" else ""
     verb.add_argument("--split", default=split, metavar="SPLIT", help=f"split to read (default: {split}{one_file})")
     verb.add_argument(
@@ -105,13 +105,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         "--batch-size", type=int, metavar="N", help="documents per batch (default: as many as the memory allows)"
     )
     add_number(verb, "--temperature", 1.0, "X", "sampling temperature; below 1 sharpens")
-    add_number(
-        verb,
-        "--top-p",
-        1.0,
-        "P",
-        "nucleus sampling: sample from the most probable tokens, whose probabilities sum to P",
-    )
+    add_number(verb, "--top-p", 1.0, "P", "nucleus sampling: the most probable tokens that sum to P")
     add_number(verb, "--seed", 0, "N", "random seed of sampling")
     verb.add_argument("-o", "--out", metavar="DIR", help="output folder (default: the run's folder)")
     targets = "of the targets" + ("; none: read no targets" if model == "MODEL" else "")

@@ -28,7 +28,7 @@ def add(publish: argparse.ArgumentParser) -> None:
     describe(publish, PUBLISH, PUBLISH_EXAMPLES, run)
     publish.add_argument("run", metavar="RUN", help="the folder of a finished run")
     publish.add_argument("-o", "--out", metavar="DIR", help="folder to write (default: published/NAME of the run)")
-    publish.add_argument("--repo", default="", metavar="OWNER/NAME", help="name on the hub (default: that of the run)")
+    publish.add_argument("--repo", default="", metavar="OWNER/NAME", help="name on the hub (default: the run's)")
     publish.add_argument(
         "--license", default="", metavar="ID", help="licence of the model as the hub spells it, such as apache-2.0"
     )

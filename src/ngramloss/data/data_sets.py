@@ -221,10 +221,7 @@ def _given_splits(name: str) -> dict[str, list[Path | Parallel]]:
             paths = [Path(piece.strip()).expanduser() for piece in file.split("+")]
             columns = {files.uncompressed(piece).name.rpartition(".")[2]: piece for piece in paths}
             if len(columns) < len(paths):
-                raise UserError(
-                    "files of parallel lines need different endings, such as .en and .de, which name their columns; "
-                    f"got {file!r}."
-                )
+                raise UserError(f"files of parallel lines need different endings, such as .en and .de, got {file!r}.")
             splits[split] = [Parallel(columns)]
         else:
             splits[split] = [path]

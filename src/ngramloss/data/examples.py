@@ -231,8 +231,7 @@ def _with_known_columns(
             if choose([*present, *late, *fresh], row.file) != chosen:
                 raise UserError(
                     f"{row.file}:{row.line} has {listed(fresh)}, which the first {LOOKED_AT} rows lack, so it is "
-                    "unclear which columns to read. Name the columns: data.source, data.target, --source and "
-                    "--target."
+                    "unclear what to read. Name the columns: data.source, data.target, --source and --target."
                 ).on_page("columns")
             known.update(fresh)
             late.update(dict.fromkeys(fresh))

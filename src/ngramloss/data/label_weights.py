@@ -158,7 +158,6 @@ def answer_weights(example: Example, labels: NDArray[Any], shape: Shape) -> Numb
     if answers > len(weights) or (answers < len(weights) and not cut):
         raise UserError(
             f"data.weights: row {example.id!r} has weights for {len(weights)} answers, but its tokens have {answers} "
-            "separate answers: the chat template puts nothing between neighbouring answers. Join these into one "
-            "message."
+            "separate answers: the chat template puts nothing between two of them. Join these two."
         )
     return np.where(learnt, np.array(weights, np.float32)[begins.cumsum() - 1], np.float32(0))

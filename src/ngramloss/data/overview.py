@@ -60,8 +60,7 @@ def _told(examples: Sequence[Example]) -> str:
     return (
         f"{WARNING}most sources of the training data contain their whole target "
         f"({percent(len(told) / len(looked_at))} of those looked at, ids {_ids([example.id for example in told])}), "
-        "so there is only copying to learn. If a column with the answer is read as the source, choose another with "
-        "data.source."
+        "so there is only copying to learn. Check data.source: is the answer read as the source?"
     )
 
 

@@ -119,9 +119,8 @@ def _chat(instruction: str, tokenizer: Any, stops: Sequence[int], *, messages: b
     whole = _written(tokenizer, [asked, {"role": ASSISTANT, "content": _ANSWER}])
     if prompt.count(_SOURCE) != 1 or not whole.startswith(prompt) or whole.count(_ANSWER) != 1:
         raise UserError(
-            "the tokenizer's chat template writes a message differently once its answer follows, so prompts in "
-            "training would differ from prompts in generation. Use another chat template, or data.prompt with "
-            '"{source}".'
+            "the tokenizer's chat template writes a message differently once its answer follows, so training and "
+            'generation would differ. Use another chat template, or data.prompt with "{source}".'
         )
     lead, rest = whole[len(prompt) :].split(_ANSWER)
     ending = bare_ids(tokenizer, [rest])[0] if rest else []
@@ -255,8 +254,7 @@ def _shortened(source: str, ids: Ids, first: Ids, tokenizer: Any, prompt: Prompt
     if room < 1:
         raise UserError(
             f"data.max_source = {max_source} is too small: the prompt takes {len(head) + len(tail)} tokens without "
-            f"the {'longest message' if prompt.messages else 'source'}, which begins {text[:40]!r}. Raise "
-            "data.max_source."
+            f"the {'longest message' if prompt.messages else 'source'}, {text[:40]!r}…. Raise it."
         )
     return [*head, *document[:room], *tail]
 

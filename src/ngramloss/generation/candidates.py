@@ -72,9 +72,7 @@ def plan(
 ) -> CandidatePlan:
     """How candidates are made, or an error; 0 beams or groups: as many as candidates of the search; no diversity: 1."""
     if is_baseline(work.model):
-        raise UserError(
-            f"{work.model} is a baseline, which gives one output for each document. Candidates need a model."
-        )
+        raise UserError(f"{work.model} is a baseline, which gives one output per document. Candidates need a model.")
     samples = Options(count, True, temperature, top_p, seed)
     check_options(samples)
     searched = {"mixed": (count + 1) // 2, "sample": 1}.get(how, count)
@@ -82,9 +80,7 @@ def plan(
         if groups or diversity is not None:
             raise UserError(f"--groups and --diversity are options of --search groups and mixed, not of {how}.")
         if how == "sample" and beams:
-            raise UserError(
-                "--search sample takes no --beams. Leave it out; generation.num_beams is for the first output."
-            )
+            raise UserError("--search sample takes no --beams. Set generation.num_beams for the first output.")
         if beams and beams < searched:
             raise UserError(f"--beams must be at least --count, {count}, got {beams}.")
         return CandidatePlan(how, count, searched, Options(searched, beams=beams), samples)

@@ -112,9 +112,7 @@ def job(
             raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
         key = setting.partition("=")[0].strip()
         if key == "data.leave_out":
-            raise UserError(
-                f"data.leave_out is a setting of train, and {verb} reads it from the run. Leave it out here."
-            )
+            raise UserError(f"data.leave_out is a setting of train: {verb} reads it from the run. Remove it.")
         if key.startswith("data.") and key in recipe.affecting("rows", "weights"):
             instead = "Use --limit." if key in recipe.affecting("rows") else "Leave it out."
             raise UserError(f"{key} is a setting of train, and {verb} does not read it. {instead}")
@@ -139,10 +137,7 @@ def job(
     cut = {"data.validation_fraction", "data.test_fraction"} & {*keys}
     if data is not None and split is None and not cut and _is_file(data):  # all of its rows, and of no split but this
         if own is not None and _is_file(own.data.name) and Path(data).resolve() == Path(own.data.name).resolve():
-            logger.warning(
-                f"{model} was trained on rows of {data}. Without --data, outputs are generated for the rows that it "
-                "held out."
-            )
+            logger.warning(f"{model} was trained on rows of {data}. Without --data, its held-out rows are used.")
         data = f"test={data}"
     if data is not None:  # columns and a held-out part are of the run's own data
         whole: dict[str, Any] = {"validation_fraction": 0.0, "test_fraction": 0.0, "leave_out": ""}

@@ -25,10 +25,7 @@ def parts_of(works: Sequence[Job]) -> list[str]:
     if len(works) == 1:
         return [works[0].data.leave_out if works[0].split == "train" else ""]
     if works[0].split != "train":
-        raise UserError(
-            "several runs generate for the training rows that each left out, but the split is "
-            f"{works[0].split!r}. Leave --split out, or give one run."
-        )
+        raise UserError(f"several runs need --split train, of which each left out a part, got {works[0].split!r}.")
     for work in works:
         if not work.data.leave_out:
             raise UserError(
@@ -39,9 +36,7 @@ def parts_of(works: Sequence[Job]) -> list[str]:
     parts = {work.model: work.data.leave_out for work in works}
     listed = ", ".join(f"{work.model} {work.data.leave_out}" for work in works)
     if len(parts) < len(works) or len({*parts.values()}) < len(works):
-        raise UserError(
-            f"several runs left out the same part of the training rows ({listed}). Give one run for each part."
-        )
+        raise UserError(f"several runs left out the same part of the training rows ({listed}). Give one for each.")
     counts = {count for _, count in map(part_of, parts.values())}  # type: ignore[misc]
     if len(counts) > 1:
         raise UserError(f"runs left out parts of different sizes ({listed}). Train them with the same N in K/N.")
@@ -49,9 +44,8 @@ def parts_of(works: Sequence[Job]) -> list[str]:
     needed = [f"{number}/{count}" for number in range(1, count + 1)]
     if missing := [part for part in needed if part not in parts.values()]:
         raise UserError(
-            f"no run left out part {' and '.join(missing)} of the training rows ({listed}), so these rows would get "
-            f"no candidates. Train a run with --set {LEAVE_OUT}={missing[0]}, or give one run, which generates for "
-            "its part alone."
+            f"no run left out part {' and '.join(missing)} of the training rows ({listed}), so they would get no "
+            f"candidates. Train a run with --set {LEAVE_OUT}={missing[0]}, or give one run, for its part alone."
         )
     first, *others = (_recipe(RunFolder(Path(work.model))) for work in works)
     for work, other in zip(works[1:], others, strict=True):

@@ -423,8 +423,7 @@ class JointLoss(torch.nn.Module):
                             f"of candidates and {len(labels)} of labels.")
         if packed is not None:
             raise UserError(f"{str(self)!r} compares the candidates of a row, but packed rows have several texts. Put "
-                            "one text into each row, without segments, or leave out the terms that compare "
-                            "candidates.")
+                            "one text into each row, without segments, or leave these terms out.")
         return candidates
 
     def refuse_terms_of_logits(self, by: str) -> None:

@@ -63,9 +63,7 @@ def check_scores(metric: str, scores: Scores, known: Sequence[str], documents: i
             )
         if not isinstance(column, Sized) or len(column) != documents:
             count = f"{len(column)} values" if isinstance(column, Sized) else type(column).__name__
-            raise UserError(
-                f"the metric {metric!r} returned {count} for {name!r}, expected one for each of {documents} documents."
-            )
+            raise UserError(f"the metric {metric!r} returned {count} for {name!r}, expected {documents} values.")
         for value in column:
             if not isinstance(value, Real) or isinstance(value, bool):
                 raise UserError(

@@ -193,9 +193,9 @@ def read_vectors(
         )
     if not path.is_file():
         raise Absent(
-            f"wmd needs word vectors, and there is no file {path}. Give word2vec, GloVe or fastText "
-            "vectors, such as GoogleNews-vectors-negative300.bin.gz or glove.840B.300d.txt, with --set "
-            "wmd.vectors=FILE (in Python vectors=)."
+            f"wmd needs word vectors, but there is no file {path}. Give word2vec, GloVe or fastText vectors, such as "
+            "GoogleNews-vectors-negative300.bin.gz or glove.840B.300d.txt, with --set wmd.vectors=FILE (in Python "
+            "vectors=)."
         )
     import numpy
 

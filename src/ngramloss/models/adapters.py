@@ -83,7 +83,7 @@ def raise_unless_mergeable(model: Any) -> None:
             )
         if uses[id(layer.get_base_layer().weight)] > 1:
             raise UserError(
-                f"{name} has an adapter, but its weight is also that of another layer: embeddings and head are tied. "
+                f"{name} has an adapter, but shares its weight with another layer: embeddings and head are tied. "
                 "Leave both out of model.lora_targets."
             )
 

@@ -128,8 +128,7 @@ def marks_of(tokenizer: Any, name: str) -> tuple[int, int]:
     last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if first is None or last is None:
         raise UserError(
-            f"the tokenizer of {name} has no tokens for the beginning and the end of a text. Choose another encoder. "
-            "Choose another encoder."
+            f"the tokenizer of {name} has no tokens for the beginning and the end of a text. Choose another."
         )
     return int(first), int(last)
 

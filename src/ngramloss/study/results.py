@@ -365,7 +365,7 @@ def _checked(path: Path, study: Study) -> DecodingResult | None:
     is_row = training.objective in study.objectives
     if not known or not (is_row or study.grows) or result.decoding not in study.decodings:
         what = f"the set {training.set!r}" if not known else f"{training.objective!r}, {result.decoding}"
-        why = f"{path} is a result of {what}, which the study does not have any more"
+        why = f"{path} is a result of {what}, which the study no longer has"
         raise UserError(f"{why}. Put it back, or move the file out of the folder.")
     if not (result.failed or result.documents) and result.decoding == study.data(training.set).decoding:
         raise UserError(f"{path} has no scores of documents. {ADVICE}")

@@ -471,4 +471,4 @@ def _estimate(seconds: float, unknown: int) -> str:
         return "how long they take is not known before the first is finished" if unknown else "nothing is left"
     minutes = seconds / 60
     text = f"about {minutes / 60:.1f} hours left" if minutes > 90 else f"about {max(1, round(minutes))} minutes left"
-    return text + (f", and {unknown} trainings of which no time is known" if unknown else "")
+    return text + (f", and {unknown} trainings of unknown length" if unknown else "")

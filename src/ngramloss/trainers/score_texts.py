@@ -86,8 +86,7 @@ class ScoreTexts(TrainerCallback):
             self._metrics.setdefault(metric_of(name, "scores"), []).append(name)
         if others := [name for name in options or {} if name not in self._metrics]:
             raise UserError(
-                f"options: {others[0]} is not a metric of the scores, which are computed by "
-                f"{', '.join(self._metrics)}. Leave it out."
+                f"options: {others[0]} is not a metric of the scores. Choose from {', '.join(self._metrics)}."
             )
         self._options = {name: checked_options(name, (options or {}).get(name, {})) for name in self._metrics}
         self._tokenizer, self._batch_size = tokenizer, batch_size
@@ -135,9 +134,7 @@ class ScoreTexts(TrainerCallback):
         """The tokenizer, and how the examples become tokens of this model."""
         tokenizer = tokenizer if self._tokenizer is None else self._tokenizer
         if tokenizer is None:
-            raise UserError(
-                "ScoreTexts needs a tokenizer, and the trainer has none. Pass it: ScoreTexts(…, tokenizer=…)."
-            )
+            raise UserError("ScoreTexts needs a tokenizer: the trainer has none. Pass ScoreTexts(…, tokenizer=…).")
         if self._shape is None:
             causal = is_causal(model.config)
             if not causal and (self._prompt or self._column == "messages"):

@@ -46,8 +46,7 @@ def loss_note(best: Best, chosen: int, history: Iterable[Mapping[str, Any]]) -> 
     return (
         f"{best.name} selected the weights of step {chosen}, but the loss of the whole objective was lowest at step "
         f"{lowest} ({losses[lowest]:.4f}, and {losses[chosen]:.4f} there). n-gram terms often improve while ce rises: "
-        "train.best=loss, train.best=last, or a score of texts such as train.best=rouge2 would select another "
-        "checkpoint."
+        "train.best=loss, train.best=last, or a score of texts such as train.best=rouge2 might choose another."
     )
 
 

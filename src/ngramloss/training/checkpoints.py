@@ -193,11 +193,11 @@ def read_weights(checkpoint: Path, model: Any) -> dict[str, Any]:
     saved_ids = {id(parameters[name]) for name in weights if name in parameters}  # tied weights are saved once
     for name, parameter in parameters.items():
         if parameter.requires_grad and id(parameter) not in saved_ids:
-            raise UserError(f"the weights in {checkpoint} are not those of {type(model).__name__}: {name} is missing.")
+            raise UserError(f"the weights in {checkpoint} do not fit {type(model).__name__}: {name} is missing.")
     for name, value in model.state_dict().items():
         if name in weights and weights[name].shape != value.shape:
             shape = f"{name} should have the shape {list(value.shape)}"
-            raise UserError(f"the weights in {checkpoint} are not those of {type(model).__name__}: {shape}.")
+            raise UserError(f"the weights in {checkpoint} do not fit {type(model).__name__}: {shape}.")
     return weights
 
 

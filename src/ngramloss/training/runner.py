@@ -147,8 +147,7 @@ def _objective_task(run: Run, here: Processes, prepared: Prepared, judged: Seque
         name = settings.train.teacher
         otherwise = (
             f"train.teacher: {name} has another tokenizer than the model, so its token ids mean other words. Set "
-            "model.name to the teacher's folder; if both are from scratch, train both with the same data and "
-            "model.vocabulary."
+            "model.name to the teacher's folder; from scratch, train both with the same data and model.vocabulary."
         )
         teacher, _ = loading.load_frozen(name, tokenizer, otherwise)
     return ObjectiveTask(

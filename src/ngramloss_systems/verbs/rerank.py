@@ -139,9 +139,7 @@ def run_train(options: argparse.Namespace) -> int:
         task_of(given),
     )
     if not settings.system:
-        raise ng.UserError(
-            f"the recipe {options.recipe} trains a model that generates text, not a reranker. Use simcls."
-        )
+        raise ng.UserError(f"the recipe {options.recipe} is for a model that generates text. Use simcls.")
     return ng.train_run(settings, options.run, fresh=options.fresh)
 
 

@@ -47,16 +47,13 @@ def lengths_of(examples: Any, *, joined: Joined = "") -> ExampleLengths:
     try:
         rows = [examples[row] for row in range(len(examples))]
         if any("segments" in row for row in rows):
-            raise UserError(
-                "planned steps take one text per row, but these rows have `segments`. Leave `segments` out."
-            )
+            raise UserError("planned steps take one text per row, without `segments`. Leave `segments` out.")
         if foreign := [name for name in ("loss_weights", "loss_scale") if any(name in row for row in rows)]:
             raise UserError(f"rows have {foreign[0]}, which is not read here. Call it weights, one for each label.")
         if joined and rows and (all(_repeats_its_source(row) for row in rows) or _has_only_ignored(rows)):
             raise UserError(
                 f"the labels repeat the input_ids, or contain {IGNORE_INDEX}. For a decoder-only model, `input_ids` "
-                "are the prompt alone, `labels` the ids that follow it; write ~id for a token that is read but not "
-                "learnt."
+                "are the prompt alone, `labels` the ids that follow it; write ~id for one that is only read."
             )
         numbers = np.array([_joined_lengths(row, joined) if joined else _lengths(row) for row in rows]).reshape(-1, 6)
     except (TypeError, KeyError) as reason:

@@ -17,8 +17,8 @@ from ngramloss.loss.stats import GIVEN, IGNORE_INDEX, CandidateStats, TokenStats
 
 FILLER = "_"  # replaces a missing word in a candidate. It has its own id and matches nothing, not even a real ``_``
 _MISSING = {
-    "twins": "two predictions of a model with different dropout, and a pair of sentences has one",
-    "teacher": "all probabilities of a model with those of a teacher, and a pair of sentences has none",
+    "twins": "two predictions of a model with different dropout, but a pair of sentences has one",
+    "teacher": "all probabilities of a model with a teacher's, but a pair of sentences has none",
 }
 """What a pair of sentences lacks, as in ``Term.requires`` → the end of a sentence that says so."""
 

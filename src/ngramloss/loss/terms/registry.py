@@ -68,8 +68,7 @@ class Objective:
             raise UserError("an objective that is a sum over positions is averaged over tokens: give per='token'.")
         if self.reads == "candidates" and (self.per != "sequence" or not CANDIDATE_STATISTICS.issuperset(self.needs)):
             raise UserError("an objective that reads candidates has one value per sequence and no token statistics: "
-                            f"give `needs` only from {', '.join(sorted(CANDIDATE_STATISTICS))}, and leave per='token' "
-                            "out.")
+                            f"give `needs` of {', '.join(sorted(CANDIDATE_STATISTICS))} only, without per='token'.")
         object.__setattr__(self, "function", _callable(self.function))
         object.__setattr__(self, "variants", {name: _callable(function) for name, function in self.variants.items()})
 

@@ -443,9 +443,7 @@ def _refuse_inputs(model: Any, inputs: Mapping[str, Any]) -> None:
     if inputs.get(POSITIONS) is not None:
         return
     if inputs.get(TEXT_NUMBERS) is not None:
-        raise UserError(
-            f"the inputs have `{TEXT_NUMBERS}`, but not `{POSITIONS}`, the positions that predict the texts."
-        )
+        raise UserError(f"the inputs have `{TEXT_NUMBERS}`, but no `{POSITIONS}`, which say where texts are predicted.")
     if ids is not None and not has_encoder(model) and labels.shape != ids.shape:
         raise UserError(
             f"labels must have the shape of input_ids, {list(ids.shape)}, got {list(labels.shape)}: one for each "

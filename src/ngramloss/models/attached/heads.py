@@ -110,7 +110,7 @@ def raise_unless_equal(model: Module, theirs: Any, hidden: Tensor, head: OutputH
     if off > max(4 * coarse, 1e-4):
         raise UserError(
             f"{type(model).__name__} changes its logits after the head in an unknown way: at one position they differ "
-            f"by {off:.2g} (relative to the largest) from those of weight, bias, scale {head.scale} and soft-cap "
+            f"by {off:.2g} (relative to the largest) from logits of weight, bias, scale {head.scale} and soft-cap "
             f"{head.softcap}. Use compute_loss_func(...), or JointLoss on the logits."
         )
 

@@ -38,10 +38,7 @@ class TeacherModel:
             model.eval()
         kinds = ["an encoder-decoder" if has_encoder(each) else "decoder-only" for each in (inner, bare(student))]
         if kinds[0] != kinds[1]:
-            raise UserError(
-                f"the teacher is {kinds[0]}, but the model is {kinds[1]}, so they cannot read the same "
-                "batch. Use a teacher of the model's kind."
-            )
+            raise UserError(f"the teacher is {kinds[0]}, but the model is {kinds[1]}. Use a teacher of the same kind.")
         ids = [head_of(each, head_module(each)).weight.shape[0] for each in (inner, bare(student))]
         if ids[0] != ids[1]:
             raise UserError(
@@ -71,8 +68,7 @@ class TeacherModel:
             hidden = capture.hidden  # [B, T, D']
             if hidden is None:
                 raise UserError(
-                    f"the teacher, {type(inner).__name__}, did not call its output head in its forward, "
-                    "so its logits cannot be computed. Use another teacher."
+                    f"the teacher, {type(inner).__name__}, did not call its output head. Use another teacher."
                 )
             head = head_of(inner, module)
             if not self._checked:

@@ -195,8 +195,8 @@ def unsupported(model: Any, search: Search) -> list[str]:
     groups = getattr(model.generation_config, "num_beam_groups", None) or 1
     if search.groups == 1 and groups > 1:
         return [
-            f"num_beam_groups in generation_config.json is {groups}, but transformers has no groups of beams any more: "
-            f"set it to 1 there, and for groups use --groups {groups}"
+            f"num_beam_groups in generation_config.json is {groups}, which transformers no longer supports: set it to "
+            f"1 there, and for groups use --groups {groups}"
         ]
     return ["transformers has no groups of beams"] if search.groups > 1 else []
 
