@@ -688,7 +688,7 @@ def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small
     assert file in text
     (tmp_path / "run" / "recipe.toml").write_text(text.replace(file, f"{file},train={tmp_path / 'more'}"))
     assert cli.main(again) == 2
-    assert "was trained on candidates of 2 writers:" in (message := capsys.readouterr().err)
+    assert "was trained on candidates of 2 models:" in (message := capsys.readouterr().err)
     assert "ngramloss rerank apply run CANDIDATES" in message
     (tmp_path / "made" / "candidates.json").unlink()
     assert cli.main(again) == 2

@@ -251,8 +251,8 @@ class ResultFolder:
         if None not in (before, rows) and before != rows:
             raise UserError(
                 f"the test set of {data.name} was used for {_listed(before)}, but the study would now choose "
-                f"{_listed(rows)}: its rows, its screening or the number of confirmed rows changed. Undo the change, "
-                "or start again with other confirmation seeds, --results and --runs."
+                f"{_listed(rows)}: its rows, its screening or the number of confirmed rows changed. Put them back, or "
+                "start again with other confirmation seeds, --results and --runs."
             )
 
     def confirm(self, data: DataSet, rows: Rows, file: str = CONFIRMED) -> None:
