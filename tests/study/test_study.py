@@ -484,6 +484,9 @@ def test_tuned_rows_have_their_own_value_and_others_take_that_of_the_named_row(p
     study = plan.read(path)
     folder = ResultFolder(Path("mine"), study)
     results = folder.read()
+    last = Training("pairs", "ce + matches(2)", study.sets[1].grid[1], 1, VALIDATION), "beam2"
+    assert stages.stages(study, study.sets[1], results).settings["ce"] == study.sets[1].grid[0]
+    results[last] = replace(results[last], scores={"bleu": 99.0})
     for data in study.sets:
         chosen = stages.stages(study, data, results).settings
         for row in study.tuning.objectives:

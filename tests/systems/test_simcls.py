@@ -650,6 +650,21 @@ def test_a_plugin_adds_a_system(tmp_path, capsys, monkeypatch):
     assert read_system("mine(size=4)").options == {"size": 4}
 
 
+def test_a_changed_system_of_a_plugin_is_not_continued_with(here, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(SYSTEMS, "_added", {})
+    plugin = tmp_path / "mine.py"
+    plugin.write_text('import ngramloss as ng\nng.SYSTEMS["mine"] = ng.SYSTEMS.entry("simcls")\n')
+    arguments = ["train", "tiny.toml", "--run", str(tmp_path / "run"), *FILES, "--plugin", str(plugin)]
+    arguments += ["--set", "system=mine", "--set", "train.max_steps=1"]
+    assert cli.main(arguments) == 0
+    shutil.rmtree(tmp_path / "run" / "model")
+    SYSTEMS._added.clear()
+    plugin.write_text(plugin.read_text() + "size = 2\n")
+    capsys.readouterr()
+    assert cli.main(arguments) == 2
+    assert "have changed since it was started:\n  plugin system mine: " in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_generate_lets_the_writer_of_the_candidates_write_and_then_chooses(small_run, tmp_path, monkeypatch, capsys):
     """The candidates of a run say who wrote them and how."""

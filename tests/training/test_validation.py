@@ -15,7 +15,7 @@ from searches import hf_texts, ids, real_model
 from ngramloss import recipe
 from ngramloss.output import progress
 from ngramloss.search import writer
-from ngramloss.training.validation import write_texts
+from ngramloss.training.validation import unchanged, write_texts
 
 PLACES = [str(HELPERS), str(TESTS / "training")]
 
@@ -61,7 +61,10 @@ def test_the_model_and_all_random_numbers_stay_as_they_are():
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), drawn[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn[1:]
-    assert written(model, settings()) == texts  # even if it samples
+    assert written(model, settings()) == texts
+    with unchanged(model):
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), drawn[0])
 
 
 @pytest.mark.slow

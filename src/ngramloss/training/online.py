@@ -119,7 +119,7 @@ class _Writer(NamedTuple):
 def _writer(model: Any, options: Options, generation: Generation) -> _Writer:
     """What writes by a search without any rule of the recipe: the model's own probabilities decide alone."""
     plain = Generation(num_beams=1, max_length=generation.max_length)
-    search = search_of(model, plain, options, min_new_tokens=None, max_new_tokens=None)
+    search = search_of(model, plain, options)
     name = generation.engine
     named = name in ENGINES and ENGINES[name].in_torch
     try:
