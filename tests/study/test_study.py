@@ -600,9 +600,9 @@ def test_a_process_that_ends_without_its_files_has_failed(path, instant, capsys,
 def test_a_failed_seed_is_named_and_in_no_mean_and_the_study_goes_on(path, instant, capsys):
     undisturbed = finished(capsys, "--results", "a", "--runs", "b")
     settings = json.loads(Path("a/news/confirmed.json").read_text())["rows"]
-    rate = settings["ce + matches(2)"][0].removeprefix("train.")
-    name = f"matches2-{rate.replace('=', '')}-seed12"
-    instant.failing = {name: 1}
+    pairs = json.loads(Path("a/pairs/confirmed.json").read_text())["rows"]
+    rates = [rows["ce + matches(2)"][0].removeprefix("train.").replace("=", "") for rows in (settings, pairs)]
+    instant.failing = {f"matches2-{rate}-seed12": 1 for rate in rates}
     code, text, err = shown(capsys)
     assert code == 1
     assert "train failed: the loss became NaN." in err
