@@ -1005,9 +1005,16 @@ def test_a_training_in_python_is_not_continued_with_other_texts_of_its_own(tmp_p
     assert trained_online(tmp_path, max_steps=2, **given(3)).outcome.continued_from == 1
 
 
-def test_a_function_is_known_by_its_source():
+def scaled(factor):
+    return lambda n: n * factor
+
+
+def test_a_function_is_known_by_its_source_and_the_values_that_are_bound_to_it():
     mark = _source_mark(length)
-    assert _source_mark(lambda n: n) != mark == _source_mark(partial(length, most=1))
+    assert len({mark, *(_source_mark(partial(length, most=most)) for most in (1, 1, 2))}) == 3
+    assert _source_mark(scaled(2)) == _source_mark(scaled(2)) != _source_mark(scaled(3))
+    assert _source_mark(lambda n: n in {"a", "b"}) != _source_mark(lambda n: n in {"a", "c"})
+    assert _source_mark(lambda n: n) != mark
     assert _source_mark(lambda n: n) == _source_mark(lambda n: n) != _source_mark(lambda n: n + 1)
     assert _source_mark(lambda n: n + 2) != _source_mark(lambda n: n + 1)
     assert _source_mark(max) != _source_mark(min), "which have a name alone"

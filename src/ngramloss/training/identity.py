@@ -61,7 +61,7 @@ ADVICE = {
     "dropout": "Give the model with the same dropout.",
     PLUGIN: "Restore the code of the plugin.",
     DAY: "The chat template writes the date: set NGRAMLOSS_TODAY to the old one, left of the arrow.",
-    "scores": "Pass the same function.",
+    "scores": "Pass the same function, with the same values bound to it.",
     "metric": "Score the candidates with the same metric.",
     "sentencex": "Install the old version, left of the arrow.",
     "words": "Use the same tokenizer, in the same version.",
@@ -238,19 +238,32 @@ def _add(digest: Any, value: Any) -> None:
 
 
 def _source_mark(thing: Any) -> str:
-    """A hash of the source of a function, or of the class of something else; of its name if there is no source."""
+    """A hash of a function's source with the values that are bound to it, or of the source of a thing's class.
+
+    Values without a text of their own do not count, nor what the function finds in its module.
+    """
+    bound: list[Any] = []
     while isinstance(thing, partial):
+        bound += [thing.args, thing.keywords]
         thing = thing.func
     thing = thing if inspect.isroutine(thing) else type(thing)
-    if thing.__name__ == "<lambda>":  # whose line has more than it
-        code = thing.__code__
-        return _mark(
-            [code.co_code.hex(), code.co_names, [each for each in code.co_consts if not hasattr(each, "co_code")]]
-        )
+    if inspect.isfunction(thing):
+        bound += [thing.__defaults__, thing.__kwdefaults__]
+        for cell in thing.__closure__ or ():
+            with suppress(ValueError):  # nothing was assigned to it yet
+                bound.append(cell.cell_contents)
     try:
-        return _mark(inspect.getsource(thing))
+        source = inspect.getsource(thing)
     except (TypeError, OSError):
-        return str(thing.__qualname__)
+        source = thing.__qualname__
+    if thing.__name__ == "<lambda>":  # whose line has more than it, such as a variable
+        source = thing.__code__.co_code.hex()
+        bound += [thing.__code__.co_names, *(each for each in thing.__code__.co_consts if isinstance(each, _PLAIN))]
+    texts = [str(sorted(map(repr, each))) if isinstance(each, set | frozenset) else repr(each) for each in bound]
+    return _mark([source, [text for text in texts if " at 0x" not in text]])
+
+
+_PLAIN = (bool, int, float, str, tuple, frozenset)
 
 
 def _config_of(model: Any) -> dict[str, Any]:
