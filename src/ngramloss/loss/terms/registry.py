@@ -253,16 +253,6 @@ _BUILTIN = {
         options={"alpha": Setting(1.0, least=0, most=10, help="exponent of the weight")},
         needs=("entropy",), variant_needs={"released": ("top_entropy",)},
     ),
-    "margin": _of_tokens(
-        "tokens.margin", "FES: penalty for tokens that a language model of the targets finds as likely. Reads one.",
-        options={"power": Setting(5, least=1, most=MOST_N, help="exponent of the margin, which keeps its sign")},
-        needs=("lm_logp",), shown="",
-    ),
-    "future": _of_tokens(
-        "tokens.future", "ProphetNet: cross-entropy of the streams that look further ahead. Only for a ProphetNet.",
-        options={"smoothing": Setting(0.0, least=0, most=1, help="amount of label smoothing")},
-        option_needs={"smoothing": "future_mean_logp"}, needs=("future_logp",), shown="",
-    ),
     "rdrop": _of_tokens(
         "pairs.rdrop", "R-Drop: divergence of two predictions with different dropout. Needs twins.",
         needs=("twin_kl",), shown="",

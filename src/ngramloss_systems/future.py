@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from ngramloss.loss.objectives.tokens.weighted import over_tokens
-from ngramloss.loss.stats import TokenStats
+import ngramloss as ng
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def future(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
+def future(stats: ng.TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
     r"""Negative log-likelihood of the reference under the further streams, summed over these and a sequence, [B].
 
     .. math::
@@ -35,11 +37,22 @@ def future(stats: TokenStats, labels: Tensor, *, smoothing: float = 0.0) -> Tens
         >>> future(stats, labels) / torch.tensor(4.0).log()
         tensor([4.])
     """
-    logp = stats.future_logp                                             # [B, T]
-    if logp is None:
+    if stats.future_logp is None:
         raise ValueError("future needs `future_logp`, which only the streams of a ProphetNet have.")
-    if smoothing:
-        if stats.future_mean_logp is None:
-            raise ValueError("future with smoothing needs `future_mean_logp`.")
-        logp = (1 - smoothing) * logp + smoothing * stats.future_mean_logp   # [B, T]
-    return over_tokens(stats, labels, -logp)                             # [B]
+    if smoothing and stats.future_mean_logp is None:
+        raise ValueError("future with smoothing needs `future_mean_logp`.")
+    further = stats._replace(label_logp=stats.future_logp, mean_logp=stats.future_mean_logp)
+    return ng.OBJECTIVES["ce"].formula()(further, labels, smoothing=smoothing)  # [B]
+
+
+FUTURE = ng.Objective(
+    future,
+    about={"": "ProphetNet: cross-entropy of the streams that look further ahead. Only for a ProphetNet."},
+    options={"smoothing": ng.Setting(0.0, least=0, most=1, help="amount of label smoothing")},
+    option_needs={"smoothing": "future_mean_logp"},
+    needs=("future_logp",),
+    least_n=None,
+    per="token",
+    by_position=True,
+    weighted=True,
+)

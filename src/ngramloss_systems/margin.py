@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from ngramloss.loss.objectives.tokens.weighted import over_tokens
-from ngramloss.loss.stats import TokenStats
+import ngramloss as ng
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def margin(stats: TokenStats, labels: Tensor, *, power: int = 5) -> Tensor:
+def margin(stats: ng.TokenStats, labels: Tensor, *, power: int = 5) -> Tensor:
     r"""Penalty for a small margin between the model and a language model of the targets, summed over a sequence, [B].
 
     .. math::
@@ -41,7 +43,19 @@ def margin(stats: TokenStats, labels: Tensor, *, power: int = 5) -> Tensor:
     """
     if stats.lm_logp is None:
         raise ValueError("margin needs `lm_logp`, the log-probabilities of the labels under a language model.")
-    p = stats.label_logp.exp()                                           # [B, T]
-    gap = p - stats.lm_logp.exp()                                        # [B, T]
-    cost = (1 - p) * (1 - gap * gap.abs() ** (power - 1)) / 2            # [B, T]
-    return over_tokens(stats, labels, cost)                              # [B]
+    p = stats.label_logp.exp()  # [B, T]
+    gap = p - stats.lm_logp.exp()  # [B, T]
+    cost = (1 - p) * (1 - gap * gap.abs() ** (power - 1)) / 2  # [B, T]
+    return ng.OBJECTIVES["ce"].formula()(stats._replace(label_logp=-cost), labels)  # [B], added up as ce adds up −log p
+
+
+MARGIN = ng.Objective(
+    margin,
+    about={"": "FES: penalty for tokens that a language model of the targets finds as likely. Reads one."},
+    options={"power": ng.Setting(5, least=1, most=1024, help="exponent of the margin, which keeps its sign")},
+    needs=("lm_logp",),
+    least_n=None,
+    per="token",
+    by_position=True,
+    weighted=True,
+)
