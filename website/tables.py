@@ -104,7 +104,7 @@ def _shown(file: Path) -> dict[tuple[str, str], list[dict[str, str]]]:
     found: dict[tuple[str, str], list[dict[str, str]]] = {}
     title, head = ("", ""), []
     for line in printed.splitlines():
-        cells = [cell.strip().replace("\\*", "*") for cell in line.strip("|").split(" |")]
+        cells = [re.sub(r"\\([*<])", r"\1", cell.strip()) for cell in line.strip("|").split(" |")]
         if named := re.match(r"(\w+): (tuned|screened|confirmed|compared|all) ", line):
             title, head = (named[1], named[2]), []
         elif line.startswith("| ") and not head:
@@ -156,7 +156,7 @@ def _decoded(file: Path, decoding: str) -> list[list[str]]:
         for row, scores in names.items():
             cells = ["", "", ""]
             if scores is not first:
-                ours, theirs = zip(*((scores[seed], first[seed]) for seed in sorted(first)), strict=True)
+                ours, theirs = zip(*((scores[seed], first[seed]) for seed in sorted({*scores} & {*first})), strict=True)
                 low, high = ttest_rel(ours, theirs).confidence_interval()
                 gained = sum(our > their for our, their in zip(ours, theirs, strict=True))
                 cells = [

@@ -61,7 +61,6 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.study import run as running
     from ngramloss.study.page import write_page
     from ngramloss.study.results import ResultFolder, claim, raise_unless_same_study
-    from ngramloss.study.stages import is_done
     from ngramloss.study.tables import as_text, plan_text, set_tables, texts_lines
 
     share = _share(options.share)
@@ -106,10 +105,8 @@ def run(options: argparse.Namespace) -> int:
         logger.info(line)
     if options.page is not None:
         print_result(f"\n{write_page(study, stages, results, shown, runs, Path(options.page))}")
-    if options.show:  # the tables need no data, but what is left to train does
-        left = [training for of_set in stages for stage in of_set.all for training in stage.trainings]
-        names = {training.set for training in left if not is_done(study, training, results)}
-        plan.check_data(study, [data for data in study.sets if data.name in names])
+    if options.show and not results:  # tables need no data, but a study that begins does
+        plan.check_data(study, study.sets)
     if not outcome.finished:
         print_result("\n" + plan_text(study, stages, results, parallel=options.parallel))
         for why in outcome.why:
