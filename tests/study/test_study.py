@@ -218,6 +218,17 @@ def test_a_data_set_that_is_not_there_or_lacks_a_split_is_an_error_before_traini
     assert message in err, err
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_row_that_cannot_be_used_is_an_error_before_training(split, path, instant, capsys):
+    Path("own").mkdir()
+    for each in ("train", "validation", "test"):
+        Path(f"own/{each}.jsonl").write_text('{"id": "1", "source": "a", "target": "b"}\n' * (1 + (each == split)))
+    changed(path, ('"train.max_steps=3"', '"data.name=own"'))
+    code, _, err = shown(capsys)
+    assert (code, instant.started) == (2, [])
+    assert f"set news: 1 of 2 rows of the split '{split}' of own cannot be used" in err
+
+
 def test_a_model_that_is_not_there_is_an_error_before_training(path, instant, capsys):
     changed(path, ('"train.max_steps=3"', '"model.name=models/none"'))
     code, _, err = shown(capsys)

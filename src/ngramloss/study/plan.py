@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramloss import recipe
-from ngramloss.data import has_split
+from ngramloss.data import has_split, load_split
 from ngramloss.data.data_sets import origin
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.loss.terms.parser import parse
@@ -246,7 +246,7 @@ def read(path: Path) -> Study:
 
 
 def check_data(study: Study, sets: Iterable[DataSet]) -> None:
-    """Raise if a data set is not there, or has no split for training, for the test, or to choose by."""
+    """Raise if a data set is not there, or a split for training, for the test, or to choose by cannot be used."""
     needed = ("train", *([VALIDATION] if study.chooses else []), TEST)
     for data in sets:
         name = data.base.data.name
@@ -259,6 +259,11 @@ def check_data(study: Study, sets: Iterable[DataSet]) -> None:
             what = f"set {data.name}: the data {name!r} have no {' and no '.join(missing)} split, or cannot be read"
             advice = "hold them out with data.validation_fraction=0.1 and data.test_fraction=0.1"
             raise UserError(f"{what}. A study chooses on validation data and confirms on test data: {advice}.")
+        for split in needed[1:]:  # a row that cannot be used would stop a study after its trainings
+            try:
+                load_split(data.base.data, data.base.task, split, limit=data.limit)
+            except UserError as mistake:
+                raise UserError(f"set {data.name}: {mistake}").on_page("rows") from None
 
 
 def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study | None:
