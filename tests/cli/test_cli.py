@@ -17,8 +17,7 @@ from benchmarks import medians
 
 import ngramloss
 from ngramloss import recipe
-from ngramloss.cli import doctor_rows as doctor
-from ngramloss.cli import main
+from ngramloss.cli import doctor, main
 from ngramloss.cli.list_ import FIRST, LISTS
 from ngramloss.cli.program import parser
 from ngramloss.cli.verbs import VERBS

@@ -8,8 +8,7 @@ from importlib.resources import files
 import pytest
 
 from ngramloss import cli, recipe
-from ngramloss.cli.new import CHOICES
-from ngramloss.cli.new_files import ROWS, TASKS, made_up_rows
+from ngramloss.cli.new import ROWS, TASKS, made_up_rows
 
 SMALL = "--set train.max_steps=2 --set train.eval_every=1 --set train.save_every=2 --set data.limit=64"
 
@@ -33,13 +32,12 @@ def test_german_sentences_have_the_nouns_article():
 
 def test_every_task_can_be_chosen_and_has_a_starter():
     starters = {path.name for path in files("ngramloss").joinpath("cli", "starters").iterdir()}
-    assert {f"{task}.toml" for task in CHOICES} == starters
-    assert set(CHOICES) == set(TASKS)
+    assert {f"{task}.toml" for task in TASKS} == starters
 
 
 def test_starters_explain_every_line(tmp_path):
     """Each section begins with a comment, and the commands in the recipe are those of the greeting."""
-    for task in CHOICES:
+    for task in TASKS:
         text = files("ngramloss").joinpath("cli", "starters", f"{task}.toml").read_text()
         (tmp_path / "recipe.toml").write_text(text)
         settings = recipe.load(str(tmp_path / "recipe.toml"))
@@ -50,7 +48,7 @@ def test_starters_explain_every_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("task", CHOICES)
+@pytest.mark.parametrize("task", TASKS)
 def test_the_commands_of_a_new_folder_work(task, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", "my folder", "--task", task]) == 0

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ngramloss.cli.generate import DIVERSITY, add_job, job_of, output_folder, settings
 from ngramloss.cli.options import ALL_METRICS, add_number, describe, metric_options
 from ngramloss.errors import UserError
-from ngramloss.output.console import logger, print_result
+from ngramloss.output.console import aligned, logger, print_result
 from ngramloss.search.search import HOW
 
 if TYPE_CHECKING:
-    from ngramloss.generation.candidates import Summary
     from ngramloss.generation.job import Job
     from ngramloss.metrics.candidate_scores import CandidateMetric
 
@@ -125,9 +124,10 @@ def run(options: argparse.Namespace) -> int:
             "learn. Another --metric, or another option of it, may show a difference."
         )
     path = RunFolder(folder).candidates
-    print_result(
-        json.dumps({"file": str(path), **found._asdict()}, indent=1) if options.json else f"{path}\n{_table(found)}"
-    )
+    cells = [f"{found.sources:,}", f"{found.candidates:.1f}", *(f"{getattr(found, name):.4f}" for name in COLUMNS)]
+    table = aligned([["sources", "a source", *COLUMNS], cells], left=())
+    as_json = json.dumps({"file": str(path), **found._asdict()}, indent=1)
+    print_result(as_json if options.json else "\n".join([str(path), *table]))
     return 0
 
 
@@ -145,10 +145,3 @@ def _metric(work: Job, name: str | None, own: Sequence[str]) -> CandidateMetric:
             )
     chosen: dict[str, Any] = metric_options(own, [metric]).get(metric, {})
     return candidate_scores.candidate_metric(name, chosen, lines=work.data.language if work.has_lines else None)
-
-
-def _table(found: Summary) -> str:
-    from ngramloss.output.console import aligned
-
-    cells = [f"{found.sources:,}", f"{found.candidates:.1f}", *(f"{getattr(found, name):.4f}" for name in COLUMNS)]
-    return "\n".join(aligned([["sources", "a source", *COLUMNS], cells], left=()))

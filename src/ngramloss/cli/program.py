@@ -26,7 +26,8 @@ from ngramloss.version import __version__, installed, lacking
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
-    _let_threads_sleep()
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:  # by default threads spin and starve others
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # GNU's OpenMP reads this with torch
     show_messages()
     options = argparse.Namespace()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± prints ? instead of failing
@@ -53,12 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 SPINS = "1000"
 """How often a waiting thread looks before it sleeps: some microseconds."""
-
-
-def _let_threads_sleep() -> None:
-    """Let waiting threads sleep soon: by default they spin and starve others. GNU's OpenMP reads this with torch."""
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 LEAST = {
@@ -115,7 +110,9 @@ def _report_failure(error: Exception, *, has_batch_size: bool) -> int:
         )
     else:
         logger.error("".join(traceback.format_exception(error)).rstrip("\n"))
-        library = _library(error)
+        *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+        package = str(innermost.f_globals.get("__name__", "")).partition(".")[0]
+        library = package if package != "ngramloss" and installed(package) else ""
         whose = (
             f"{library} raised {type(error).__name__}. If the model, the data and the versions are what they should "
             "be, this is a bug in ngramloss."
@@ -124,12 +121,6 @@ def _report_failure(error: Exception, *, has_batch_size: bool) -> int:
         )
         logger.error(f"error: {whose} Please report it with the traceback above and the output of `ngramloss doctor`.")
     return 1
-
-
-def _library(error: Exception) -> str:
-    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
-    package = str(innermost.f_globals.get("__name__", "")).partition(".")[0]
-    return package if package != "ngramloss" and installed(package) else ""
 
 
 def _lacks_memory(error: Exception) -> bool:

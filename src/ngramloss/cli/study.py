@@ -63,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.study.results import ResultFolder, claim, raise_unless_same_study
     from ngramloss.study.tables import as_text, plan_text, set_tables, texts_lines
 
-    share = _share(options.share)
+    if (share := part_of(options.share)) is None:
+        raise UserError(f"--share takes K/N, such as 1/4 for the first of four shares, got {options.share!r}.")
     if options.minutes < 0:
         raise UserError(f"--minutes must be 0 or more, got {options.minutes:g}.")
     file = Path(options.study)
@@ -113,9 +114,3 @@ def run(options: argparse.Namespace) -> int:
             logger.info(f"not finished: {why}")
         return 130
     return int(not options.show and any(result.failed for result in results.values()))
-
-
-def _share(text: str) -> tuple[int, int]:
-    if (share := part_of(text)) is None:
-        raise UserError(f"--share takes K/N, such as 1/4 for the first of four shares, got {text!r}.")
-    return share

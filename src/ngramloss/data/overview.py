@@ -110,9 +110,4 @@ def _rows(examples: Sequence[Example]) -> set[tuple[str, str]]:
 
 
 def _many(count: int, noun: str) -> str:
-    """A number and its noun.
-
-    >>> _many(1, "row"), _many(1200, "row")
-    ('1 row', '1,200 rows')
-    """
     return f"{count:,} {noun}" + "s" * (count != 1)

@@ -169,7 +169,9 @@ def _author(work: Job, chosen: CandidatePlan, output: Output, column: str) -> tu
     @lru_cache(maxsize=2)  # an engine may hold caches and graphs; later rounds are rare
     def sampler(number: int) -> Writer:
         """What draws the samples of a round, with random numbers of its own."""
-        seed = chosen.samples.seed if not number else _seed(chosen.samples.seed, number)
+        seed = chosen.samples.seed
+        if number:
+            seed = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")
         engine = writer.engine.name if ENGINES[writer.engine.name].has_groups else work.engine
         options = chosen.samples._replace(seed=seed)
         return writer_of(work, model, tokenizer, options, engine=engine, column=column)
@@ -261,10 +263,6 @@ def _write(
                 for row, values, example in zip(rows, scores, examples, strict=True)
             ],
         )
-
-
-def _seed(seed: int, number: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")
 
 
 def _distinct(texts: Sequence[Text]) -> list[Text]:

@@ -51,7 +51,9 @@ def greedy_oracle(sentences: Sequence[str], references: Sequence[str], *, most: 
         place, highest = -1, best
         for index, (ones, twos) in enumerate(grams):
             if index not in chosen:
-                value = _value((taken[0] | ones, taken[1] | twos), golds)
+                ours = taken[0] | ones, taken[1] | twos
+                values = (_f_measure(ours[0], gold[0]) + _f_measure(ours[1], gold[1]) for gold in golds)
+                value = max(values, default=0.0)
                 if value > highest:
                     place, highest = index, value
         if place < 0:
@@ -64,10 +66,6 @@ def greedy_oracle(sentences: Sequence[str], references: Sequence[str], *, most: 
 def _grams(text: str) -> Grams:
     found = words(text)
     return set(found), set(pairwise(found))
-
-
-def _value(chosen: Grams, references: Sequence[Grams]) -> float:
-    return max((_f_measure(chosen[0], gold[0]) + _f_measure(chosen[1], gold[1]) for gold in references), default=0.0)
 
 
 def _f_measure(chosen: set[str] | set[tuple[str, str]], gold: set[str] | set[tuple[str, str]]) -> float:

@@ -42,23 +42,20 @@ def load_encoder(settings: Model, tokenizer: Any, *, longest: int = 0, name: str
 
     ``longest``: tokens that it must have positions for; 0 is not checked. ``name``: for messages.
     """
-    encoder = _load_encoder(settings, tokenizer)
-    if longest:
-        raise_unless_it_fits(encoder, tokenizer, name or settings.name, longest=longest)
-    return encoder
-
-
-def _load_encoder(settings: Model, tokenizer: Any) -> Any:
     from transformers import AutoModel, BertModel
 
     if settings.name == "scratch":
         made: Any = BertModel
         layers, pad = settings.encoder_layers, tokenizer.pad_token_id
-        return made(_bert_config(settings, len(tokenizer), settings.width, layers=layers, pad=pad))
-    config = load_encoder_config(settings)
-    with explained(settings.name, "model"), quiet_loading():
-        options = loading_options(settings)
-        return load_weights(AutoModel, settings.name, needless=NEEDLESS, config=config, **options)
+        encoder = made(_bert_config(settings, len(tokenizer), settings.width, layers=layers, pad=pad))
+    else:
+        config = load_encoder_config(settings)
+        with explained(settings.name, "model"), quiet_loading():
+            options = loading_options(settings)
+            encoder = load_weights(AutoModel, settings.name, needless=NEEDLESS, config=config, **options)
+    if longest:
+        raise_unless_it_fits(encoder, tokenizer, name or settings.name, longest=longest)
+    return encoder
 
 
 def _bert_config(settings: Model, vocabulary: int, width: int, *, layers: int, pad: int | None, **more: Any) -> Any:

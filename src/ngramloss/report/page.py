@@ -99,6 +99,7 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
     quality, description = tables.quality_and_description(report)
     ablations = [tables.ablation(part, report.scores) for part in report.ablations]
     scores = [score for system in report.systems for score in system.values.values()]
+    drawn = {row.label for score in drawings.results for row in charts.estimates(report, score)}
     return {
         "report": report,
         **{name: getattr(report, name) for name in ("title", "notes", "version", "made")},
@@ -107,7 +108,7 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "results": drawings.results,
         "runs": charts.run_groups(report.training),
         "compared_with": (report.seeds or report.systems)[0].label if drawings.results else "",
-        "undrawn": _undrawn(report, drawings),
+        "undrawn": any(each.is_baseline and not {each.label, each.group} & drawn for each in report.systems),
         "seed_runs": tables.runs(report, quality),
         "described_runs": tables.runs(report, description),
         "ablations": list(zip(ablations, drawings.ablations, strict=True)),
@@ -121,11 +122,6 @@ def _shown(report: Report, drawings: charts.Drawings) -> dict[str, Any]:
         "data": _data(report.systems),
         "tests": in_words(scores),
     }
-
-
-def _undrawn(report: Report, drawings: charts.Drawings) -> bool:
-    drawn = {row.label for score in drawings.results for row in charts.estimates(report, score)}
-    return any(system.is_baseline and not {system.label, system.group} & drawn for system in report.systems)
 
 
 def _data(systems: Sequence[ReportSystem]) -> list[tuple[str, tuple[str, ...]]]:

@@ -279,15 +279,6 @@ def _seq2seq_lines(settings: Recipe) -> list[str]:
     ]
 
 
-def _tokenizer(run: RunFolder) -> Any:
-    """The tokenizer of a run; None if the model has code of its own, which does not run here."""
-    from transformers import AutoTokenizer
-
-    if any(run.model.glob("*.py")):
-        return None
-    return AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
-
-
 def _tokenised(tokenizer: Any) -> list[str]:
     """The lines that turn a prompt into ids, without a token behind it that some tokenizers add by themselves."""
     plain = ['batch = tokenizer(prompt, return_tensors="pt")']
@@ -301,7 +292,12 @@ def _tokenised(tokenizer: Any) -> list[str]:
 
 
 def _causal_lines(settings: Recipe, run: RunFolder) -> list[str]:
-    data, tokenizer = settings.data, _tokenizer(run)
+    from transformers import AutoTokenizer
+
+    data = settings.data
+    tokenizer: Any = None
+    if not any(run.model.glob("*.py")):  # code of the model's own does not run here
+        tokenizer = AutoTokenizer.from_pretrained(run.model, trust_remote_code=False)
     written = f"written = model.generate(**batch, max_new_tokens={settings.generation.max_length})"
     column = str(read_object(run.prepared).get("column", "")) if run.prepared.is_file() else ""
     if data.prompt == CHAT or column == "messages":

@@ -56,7 +56,8 @@ class Provenance(NamedTuple):
 def run(folder: Path) -> Provenance:
     """Read a folder's settings."""
     about = RunFolder(folder)
-    recipe = _toml(about.recipe)  # first: a new training deletes the predictions before it writes its recipe
+    file = about.recipe  # read first: a new training deletes the predictions before it writes its recipe
+    recipe = parse_toml(file.read_bytes(), str(file)) if file.is_file() else {}
     generation = _json(about.generation)
     if "engine" in generation:  # earlier versions did not save defaults
         generation["generation"] = effective(_section(generation, "generation"))
@@ -194,10 +195,6 @@ def _parts(text: str) -> dict[str, str]:
 def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
     section = table.get(name)
     return section if isinstance(section, dict) else {}
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    return parse_toml(path.read_bytes(), str(path)) if path.is_file() else {}
 
 
 def _json(path: Path) -> dict[str, Any]:

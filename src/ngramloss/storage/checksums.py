@@ -64,20 +64,16 @@ def damage(folder: Path, *, exact: bool = False) -> str:
 
 def cached_folder(folder: Path, fill: Callable[[Path], None], *, what: str) -> Path:
     """A folder in the cache: the one that is there, if its checksums are right; otherwise ``fill`` makes a new one."""
-    _remove_damaged(folder, what)
-    if not folder.exists():
-        with whole_folder(folder) as new:
-            fill(new)
-            seal(new)
-    return folder
-
-
-def _remove_damaged(folder: Path, what: str) -> None:
     if folder.exists() and (reason := damage(folder, exact=True)):
         logger.warning(f"the {what} {folder} is damaged ({reason}); rebuilding it.")
         with lock_folder(folder.parent, wait=True):
             if damage(folder, exact=True):  # otherwise another process has rebuilt it
                 remove(folder)
+    if not folder.exists():
+        with whole_folder(folder) as new:
+            fill(new)
+            seal(new)
+    return folder
 
 
 def _files(folder: Path) -> list[Path]:

@@ -210,7 +210,7 @@ class ResultFolder:
         """All results. Raises if one was made by another study, another version of this one, or from other data."""
         results: dict[tuple[Training, str], DecodingResult] = {}
         paths: dict[tuple[Training, str], Path] = {}
-        for path in _files_of_results(self.path):
+        for path in sorted(path for path in self.path.glob("*/*.json") if path.name not in (ALWAYS, CONFIRMED)):
             stamp = path.stat().st_mtime_ns
             if self._read.get(path, (0, None))[0] != stamp:
                 self._read[path] = stamp, _checked(path, self.study)
@@ -282,10 +282,6 @@ class ResultFolder:
         return len(new)
 
 
-def _files_of_results(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*/*.json") if path.name not in (ALWAYS, CONFIRMED))
-
-
 def claim(folder: Path, study: Study) -> None:
     """Mark a folder as this study's. Raises if it is another's."""
     raise_unless_same_study(folder, study)
@@ -297,7 +293,8 @@ def claim(folder: Path, study: Study) -> None:
 
 def raise_unless_same_study(folder: Path, study: Study) -> None:
     """Raise if a folder has the results or runs of another study."""
-    path, name = folder / MARKER, _study_of(folder)
+    path = inside(folder, MARKER)
+    name = read_object(path).get("study") if path.exists() else None
     if name not in (None, study.name):
         why = f"{folder} belongs to the study {name!r}, and this is {study.name!r}. Choose another --results or --runs"
         raise UserError(f"{why}. If you renamed the study's file, write its new name into {path}.")
@@ -311,12 +308,6 @@ def _file_names(made_of: Mapping[str, str]) -> dict[str, str]:
         if colon:
             found.setdefault(f"{what}: files", []).append(file)
     return {name: ", ".join(files) for name, files in found.items() if files != ["weights"]}  # all that was kept once
-
-
-def _study_of(folder: Path) -> str | None:
-    """Whose folder it is; None if it does not say."""
-    path = inside(folder, MARKER)
-    return read_object(path).get("study") if path.exists() else None
 
 
 def _read(path: Path) -> DecodingResult:

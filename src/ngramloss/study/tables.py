@@ -269,10 +269,6 @@ def _table(rows: Sequence[Comparison], columns: Sequence[Column]) -> Table:
     return Table([head for head, _ in columns], shown, corner="row", intervals=True)
 
 
-def _plain(name: str) -> Head:
-    return Head(name)
-
-
 def _tuned(tried: Sequence[Training], of_set: Stages, data: DataSet, results: Results) -> Table:
     rows: dict[str, dict[tuple[str, ...], Cell]] = {}
     for training in tried:
@@ -281,7 +277,7 @@ def _tuned(tried: Sequence[Training], of_set: Stages, data: DataSet, results: Re
         result = results.get((training, data.decoding))
         text = "failed" if result and result.failed else fixed(score, data.score.decimals)
         rows.setdefault(training.objective, {})[training.setting] = Cell(text, score, note="chosen" * chosen)
-    heads = [_plain(" ".join(setting)) for setting in dict.fromkeys(training.setting for training in tried)]
+    heads = [Head(" ".join(setting)) for setting in dict.fromkeys(training.setting for training in tried)]
     return Table(heads, [Row(name, name, [*cells.values()]) for name, cells in rows.items()], corner="row")
 
 
@@ -294,15 +290,15 @@ def _screened(study: Study, of_set: Stages, rows: Sequence[Comparison], results:
 
     others = [decoding for decoding in study.decodings if decoding != data.decoding]
     columns: list[Column] = [
-        (_plain("setting"), lambda row: Cell(" ".join(row.setting))),
-        (_plain("seeds"), _count),
+        (Head("setting"), lambda row: Cell(" ".join(row.setting))),
+        (Head("seeds"), _count),
         (Head(data.primary, score.label), lambda row: mean_cell([*row.scores.values()], score)),
         (
-            _plain("difference"),
+            Head("difference"),
             lambda row: Cell(signed(row.against["difference"], score.decimals) if row.against else ""),
         ),
         *((Head(f"{data.primary} {name}", f"{score.label} {name}"), partial(written, name)) for name in others),
-        (_plain("confirmed"), lambda row: Cell("yes" * (row.objective in confirmed))),
+        (Head("confirmed"), lambda row: Cell("yes" * (row.objective in confirmed))),
     ]
     return _table(rows, columns if data.grid else columns[1:])
 
@@ -325,20 +321,20 @@ def _confirmed(rows: Sequence[Comparison]) -> Table:
     return _table(
         rows,
         [
-            (_plain("seeds"), _count),
+            (Head("seeds"), _count),
             (
                 Head(data.primary, score.label, score.better == "lower"),
                 lambda row: mean_cell([*row.scores.values()], score),
             ),
             (
-                _plain("difference"),
+                Head("difference"),
                 compared(lambda _, test: Cell(change(test["difference"]), test["difference"], mark(test["p_holm"]))),
             ),
-            (_plain("95% interval"), compared(lambda _, test: Cell(interval(test)))),
-            (_plain("p"), compared(lambda _, test: p_cell(test["p"]))),
-            (_plain("p (Holm)"), compared(lambda _, test: p_cell(test["p_holm"]))),
-            (_plain("p documents (Holm)"), compared(lambda row, _: p_cell(row.p_documents))),
-            (_plain("could show"), compared(lambda row, _: Cell(fixed(row.smallest, score.decimals), row.smallest))),
+            (Head("95% interval"), compared(lambda _, test: Cell(interval(test)))),
+            (Head("p"), compared(lambda _, test: p_cell(test["p"]))),
+            (Head("p (Holm)"), compared(lambda _, test: p_cell(test["p_holm"]))),
+            (Head("p documents (Holm)"), compared(lambda row, _: p_cell(row.p_documents))),
+            (Head("could show"), compared(lambda row, _: Cell(fixed(row.smallest, score.decimals), row.smallest))),
         ],
     )
 
@@ -363,13 +359,13 @@ def _others(study: Study, rows: Sequence[Comparison], decoding: str, results: Re
         [
             *((Head(name, x.label, x.better == "lower"), partial(scored, name, x)) for name, x in scores.items()),
             (
-                _plain("trained/s"),
+                Head("trained/s"),
                 lambda row: speed(
                     [run.docs_per_second for run in runs[row.objective] if run.docs_per_second is not None]
                 ),
             ),
             (
-                _plain("written/s"),
+                Head("written/s"),
                 lambda row: speed([run.count / run.write_seconds for run in runs[row.objective] if run.write_seconds]),
             ),
         ],

@@ -199,7 +199,10 @@ def python_made_of(
         kept = [name for name in own if name not in (*_OF_SAVING, "_from_model_config")]
         found |= {f"generation_config.{name}": own[name] for name in kept}
         found["scores"] = _source_mark(own_texts.scores)
-        found["tokenizer"] = _tokenizer_mark(tokenizer)
+        try:
+            found["tokenizer"] = tokenizer_fingerprint(tokenizer)
+        except (AttributeError, TypeError):  # it is not Hugging Face's
+            found["tokenizer"] = _source_mark(tokenizer)
     return found
 
 
@@ -280,14 +283,6 @@ def _weights_mark(model: Any) -> str:
             digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
             digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:12]
-
-
-def _tokenizer_mark(tokenizer: Any) -> str:
-    """A hash of what a tokenizer does; of one that is not Hugging Face's, of its code."""
-    try:
-        return tokenizer_fingerprint(tokenizer)
-    except (AttributeError, TypeError):
-        return _source_mark(tokenizer)
 
 
 def _mark(content: Any) -> str:

@@ -59,7 +59,9 @@ def prepare_once(
     """``make`` in the first process, which writes ``prepared.json`` or the error; others wait, then ``elsewhere``."""
     if not here.first:
         besides = elsewhere()
-        return _wait_for_prepared(folder), besides
+        while not folder.prepared.exists():  # torchrun ends this process if the first one dies
+            time.sleep(0.2)
+        return Prepared.read(folder.prepared), besides
     try:
         prepared, besides = make()
     except BaseException as reason:
@@ -68,13 +70,6 @@ def prepare_once(
         raise
     write_whole(folder.prepared, prepared.to_json())
     return prepared, besides
-
-
-def _wait_for_prepared(folder: RunFolder) -> Prepared:
-    """Wait for the first process, which may read and tokenise for longer than a collective operation waits."""
-    while not folder.prepared.exists():  # torchrun ends this process if the first one dies
-        time.sleep(0.2)
-    return Prepared.read(folder.prepared)
 
 
 def prepare(run: Run, folder: RunFolder, here: Processes, newest: Path | None) -> tuple[Prepared, list[Example]]:

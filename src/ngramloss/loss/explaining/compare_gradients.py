@@ -61,7 +61,8 @@ def pushes(
 def as_text(rows: Sequence[Push], objectives: Sequence[str], notes: Sequence[str] = ()) -> str:
     """A table, one row for each word.
 
-    >>> print(as_text(*_example("a b c", "a b d", ["ce", "matches(2)"])))
+    >>> rows, _ = pushes("a b c", "a b d", ["ce", "matches(2)"], [0.6])
+    >>> print(as_text(rows, ["ce", "matches(2)"]))
     one step of training: + raises the logit of a word, − lowers it
     at  word  role       probability       ce  matches(2)
      1  a     both            0.6000  +0.1333     +0.0720
@@ -80,7 +81,3 @@ def as_text(rows: Sequence[Push], objectives: Sequence[str], notes: Sequence[str
 def _signed(value: float) -> str:
     shown = f"{abs(value):.4f}"
     return shown if float(shown) == 0 else ("+" if value > 0 else "−") + shown
-
-
-def _example(reference: str, candidate: str, objectives: list[str]) -> tuple[list[Push], list[str]]:
-    return pushes(reference, candidate, objectives, [0.6])[0], objectives

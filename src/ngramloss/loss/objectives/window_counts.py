@@ -124,11 +124,6 @@ MOST_KEYS_IN_PAIRS, MOST_PAIRS = 1024, 2**26
 
 
 def _compares_pairs(keys: Tensor) -> bool:
-    """Whether comparing all pairs of a row is faster than sorting it, and takes memory for at most ``MOST_PAIRS``.
-
-    On a GPU it takes fewer launches and is faster for rows of up to 1,024 keys (T = 512). On a CPU it never gained more
-    than a tenth of a millisecond (docs/dev/log.md). With the samples of each source there are
-    many rows: 64 of 1,024 keys already take half a gigabyte for a moment.
-    """
+    """Whether comparing all pairs of a row beats sorting it, as on a GPU, and fits into memory (docs/dev/log.md)."""
     short = 0 < keys.shape[1] <= MOST_KEYS_IN_PAIRS and keys.numel() * keys.shape[1] <= MOST_PAIRS
     return keys.device.type != "cpu" and short

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -153,14 +153,11 @@ def token_stats(
         other = known.logits                                             # [B, T, V]
         if other is None:
             with torch.no_grad():
-                other = head_logits(**_head(known))                      # [B, T, V]
+                head = {name: value for name, value in known._asdict().items() if name not in ("logits", "temperature")}
+                other = head_logits(**head)                              # [B, T, V]
         found = divergences(logits, other, labels, temperature=known.temperature, needs=needs)   # [B, T] each
         stats = stats._replace(**found)
     return stats
-
-
-def _head(teacher: Teacher) -> dict[str, Any]:
-    return {name: value for name, value in teacher._asdict().items() if name not in ("logits", "temperature")}
 
 
 def _entropy(logits: Tensor) -> Tensor:

@@ -196,8 +196,9 @@ class Term:
             if length < spec.least_n:
                 raise UserError(f"{self.name} needs n of at least {spec.least_n}, got {length}: {spec.why_least}")
             if length > MOST_N:
+                got = f"{length:,}" if length < 10**12 else f"a number of {len(str(length))} digits"
                 raise UserError(
-                    f"{self.name} takes n of at most {MOST_N:,}, got {_short(length)}: so long an n-gram is never "
+                    f"{self.name} takes n of at most {MOST_N:,}, got {got}: so long an n-gram is never "
                     "predicted completely and gives no gradient. Lower n; the paper uses 2, 3 and 4."
                 )
         if len(set(self.n)) < len(self.n):
@@ -275,10 +276,6 @@ def _number(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return str(int(value)) if value == int(value) and abs(value) < 1e16 else repr(float(value))
-
-
-def _short(number: int) -> str:
-    return f"{number:,}" if number < 10**12 else f"a number of {len(str(number))} digits"
 
 
 def _listed(n: tuple[int, ...]) -> str:

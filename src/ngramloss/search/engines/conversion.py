@@ -99,14 +99,11 @@ def _specification(model: Any) -> Any:
         scaled = getattr(config, "scale_decoder_outputs", False)
         spec.decoder.scale_outputs = config.d_model**-0.5 if scaled else OPTIONAL
     loader.set_vocabulary(spec, [str(token) for token in range(spec.decoder.embeddings.weight.shape[0])])
-    spec.config.bos_token = spec.config.eos_token = _word(config.eos_token_id)
+    end = config.eos_token_id
+    spec.config.bos_token = spec.config.eos_token = str(end[0] if isinstance(end, list) else end)
     spec.config.unk_token = "none"
     spec.config.decoder_start_token = None  # it is the first token of each target
     return spec
-
-
-def _word(token: Any) -> str:
-    return str(token[0] if isinstance(token, list) else token)
 
 
 @contextmanager
