@@ -13,8 +13,7 @@ Show how an objective scores a sentence pair: its n-grams, which of them match, 
 
 Words are split at white space. The candidate is what a model would predict, one word per position of the reference."""
 
-EXAMPLE = "the cat sat on the mat", "the cat lay on the mat"
-"""What is explained without --reference and --candidate."""
+EXAMPLE = "the cat sat on the mat", "the cat lay on the mat"  # What is explained without --reference and --candidate
 EXPLAIN_EXAMPLES = """\
 examples:
   ngramloss explain

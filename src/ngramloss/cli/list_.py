@@ -152,8 +152,7 @@ class List(NamedTuple):
     """What can be listed."""
 
     about: str
-    rows: Callable[[], dict[str, str]]
-    """Returns name → description."""
+    rows: Callable[[], dict[str, str]]  # returns name → description
 
 
 LISTS = {

@@ -52,8 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report_failure(error, has_batch_size=hasattr(options, "batch_size"))
 
 
-SPINS = "1000"
-"""How often a waiting thread looks before it sleeps: some microseconds."""
+SPINS = "1000"  # How often a waiting thread looks before it sleeps: some microseconds
 
 
 LEAST = {
@@ -141,8 +140,7 @@ def _refusal(refused: OSError) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    fill: Callable[[], object] | None = None
-    """Adds the options of a command, once it is given."""
+    fill: Callable[[], object] | None = None  # adds the options of a command, once it is given
 
     def error(self, message: str) -> NoReturn:
         super().error(escape.for_terminal(message))

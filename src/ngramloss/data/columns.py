@@ -14,8 +14,7 @@ SOURCES = ("document", "article", "source", "text", "dialogue", "input", "src", 
 TARGETS = ("summary", "highlights", "target", "reference", "abstract", "output", "tgt", "completion")
 INSTRUCTION, BESIDE = "instruction", ("input", "context", "document", "article", "dialogue")
 """Data of instructions, and the names of the text that they concern. Beside them ``text`` is often the whole prompt."""
-RESPONSE = "response"
-"""A target if there is no other; with numbers, as in data of preferences, it is none."""
+RESPONSE = "response"  # A target if there is no other; with numbers, as in data of preferences, it is none
 FIRST = {"translation": (("source", "src"), ("target", "tgt", "translation"))}
 """Task → the names of its source and target columns that come before the others."""
 IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
@@ -23,8 +22,7 @@ IDS = ("id", "doc_id", "guid", "fname", "article_id", "dialogue_id", "uid")
 
 PREDICTIONS = ("prediction", "predictions", "hypothesis", "generated", "summary", "output")
 
-NO_ID = "none"
-"""Given as the id column: rows have no ids, and their order counts."""
+NO_ID = "none"  # Given as the id column: rows have no ids, and their order counts
 
 NO_TARGET = "none"
 """Given as the target column where none is needed: rows have no targets, whatever their columns are called."""

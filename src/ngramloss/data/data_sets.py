@@ -76,8 +76,7 @@ class Files(NamedTuple):
     splits: dict[str, list[Path | Parallel]]
 
 
-Origin = Files | Hub | str
-"""Local files, a data set on the hub, or the name of the built-in corpus."""
+Origin = Files | Hub | str  # Local files, a data set on the hub, or the name of the built-in corpus
 
 
 def origin(name: str) -> Origin:

@@ -60,10 +60,8 @@ SPACELESS = ("Han", "kana", "Thai", "Lao", "Khmer", "Myanmar")
 NAMES = {code: name for code, name, _ in SCRIPTS.values()}
 """Code of a language → its name."""
 
-_WEIGHT = 3
-"""A character of a script without spaces counts as three letters: it says about as much."""
-_KANA = 0.05
-"""From this share of kana among Han and kana on, a text is Japanese: Chinese texts quote single kana."""
+_WEIGHT = 3  # A character of a script without spaces counts as three letters: it says about as much
+_KANA = 0.05  # From this share of kana among Han and kana on, a text is Japanese: Chinese texts quote single kana
 
 _NOT_ASCII = re.compile("[^\x00-\x7f]")
 _NOT_ASCII_LETTER = bytes(code for code in range(128) if not chr(code).isalpha())

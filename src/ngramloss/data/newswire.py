@@ -135,12 +135,9 @@ class Item(NamedTuple):
     event: str
     document: str
     summary: str
-    names: tuple[str, ...]
-    """People, places and organisations in the summary, as written there and in the document."""
-    figures: tuple[str, ...]
-    """Numbers in the summary, as written there and in the document."""
-    decoy: str
-    """The right wording with wrong facts: what a model would score if it ignored the document's facts."""
+    names: tuple[str, ...]  # people, places and organisations in the summary, as written there and in the document
+    figures: tuple[str, ...]  # numbers in the summary, as written there and in the document
+    decoy: str  # the right wording with wrong facts: what a model would score if it ignored the document's facts
 
 
 def items(split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:

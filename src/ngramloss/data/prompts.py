@@ -24,8 +24,7 @@ from ngramloss.recipe import CHAT, NO_SOURCE, SOURCE, Data
 
 DEFAULTS = {"summarisation": "{source}\n\nSummary:", "translation": "{source}\n\nTranslation:"}
 """Task → the template if none is given."""
-_SOURCE, _ANSWER = "⟦source⟧", "⟦answer⟧"
-"""Stand for texts while a chat template is taken apart."""
+_SOURCE, _ANSWER = "⟦source⟧", "⟦answer⟧"  # Stand for texts while a chat template is taken apart
 Ids = list[int]
 Message = dict[str, str]
 

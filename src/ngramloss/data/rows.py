@@ -46,8 +46,7 @@ UNQUOTED = (
 )
 """Why a row of tab-separated values is bad, of which every line could be a row."""
 
-LONGEST_LIST = 2**31
-"""Bytes of the longest JSON list, which is in memory as a whole."""
+LONGEST_LIST = 2**31  # Bytes of the longest JSON list, which is in memory as a whole
 
 
 class RawRow(NamedTuple):

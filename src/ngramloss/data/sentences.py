@@ -29,21 +29,17 @@ CHUNK = 50
 _CLOSING = r"[\"'”’»)\]」』）】》]*"
 _ENDING = re.compile(rf"(?<=[.!?…۔؟।॥։።፧။។៕།]){_CLOSING}\s+|(?<=[。！？｡])(?![。！？｡…]){_CLOSING}\s*")
 """The end of a sentence in any script. After full-width marks there is no space."""
-ENDINGS = ". ! ? 。 ।"
-"""Some of the marks that end a sentence, for messages."""
-ACCENTED = 0.005
-"""From this share of letters other than a to z on, a text in Latin letters is probably not English."""
+ENDINGS = ". ! ? 。 ।"  # Some of the marks that end a sentence, for messages
+ACCENTED = 0.005  # From this share of letters other than a to z on, a text in Latin letters is probably not English
 
 
 LONGEST = 20_000
 """Maximum characters of a line that pysbd gets at a time."""
 
-RULES = ("sentencex", "pysbd")
-"""The splitters that have rules by language."""
+RULES = ("sentencex", "pysbd")  # The splitters that have rules by language
 _SENTENCEX = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk zh"
 """Languages with rules of their own in sentencex, which does not list them; for Chinese, marks are enough."""
-_NOT_SENTENCEX = ("bo", "km")
-"""Languages whose marks sentencex does not know."""
+_NOT_SENTENCEX = ("bo", "km")  # Languages whose marks sentencex does not know
 _OPENED = re.compile(r"""(?<=\s)["'“‘„«(\[]+$""")
 _CLOSED = re.compile(r"""["'”’»)\]]+(?=\s|$)""")
 """Quotes and brackets at the end of a piece that belong to the next, and at its beginning that belong to the last."""

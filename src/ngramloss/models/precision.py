@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-FREQUENCIES = "inv_freq"
-"""How names of buffers end that contain the frequencies of rotary positions."""
+FREQUENCIES = "inv_freq"  # How names of buffers end that contain the frequencies of rotary positions
 
 
 def to_precision(model: Any, dtype: torch.dtype, device: Any = None) -> Any:

@@ -16,8 +16,7 @@ from ngramloss.models.attached.attach import logits_of
 from ngramloss.models.attached.decoder_inputs import decoder_inputs
 from ngramloss.models.loading import is_causal
 
-MOST_LOGITS = 2**28
-"""Logits that are computed at a time: 1 GB in fp32."""
+MOST_LOGITS = 2**28  # Logits that are computed at a time: 1 GB in fp32
 
 
 @torch.inference_mode()

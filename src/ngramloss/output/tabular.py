@@ -15,33 +15,23 @@ class Cell:
     """One value as it is shown."""
 
     text: str
-    value: float | None = None
-    """The number in full, for sorting."""
+    value: float | None = None  # the number in full, for sorting
     mark: str = ""
-    interval: str = ""
-    """Half the width of its interval, such as ±0.21."""
-    difference: str = ""
-    """To the first system; only the page shows it."""
-    note: str = ""
-    """What stands behind it in brackets."""
-    title: str = ""
-    """All that is known about it, in words; only the page shows it."""
-    best: bool = False
-    """Whether it is the best of its column."""
+    interval: str = ""  # half the width of its interval, such as ±0.21
+    difference: str = ""  # to the first system; only the page shows it
+    note: str = ""  # what stands behind it in brackets
+    title: str = ""  # all that is known about it, in words; only the page shows it
+    best: bool = False  # whether it is the best of its column
 
 
 @dataclass(frozen=True)
 class Head:
     """The head of a column."""
 
-    name: str
-    """Of the score, by which the page knows the column."""
-    label: str = ""
-    """What is shown; by default the name."""
-    lower: bool = False
-    """Whether lower values are better. An arrow says so."""
-    help: str = ""
-    """What it is, in one line; only the page shows it."""
+    name: str  # of the score, by which the page knows the column
+    label: str = ""  # what is shown; by default the name
+    lower: bool = False  # whether lower values are better. An arrow says so.
+    help: str = ""  # what it is, in one line; only the page shows it
 
     @property
     def text(self) -> str:
@@ -63,23 +53,19 @@ class Row:
 class Table:
     """Rows in up to three groups: baselines, systems, and rows of the paper."""
 
-    heads: Sequence[Head]
-    """Of all columns but the first."""
+    heads: Sequence[Head]  # of all columns but the first
     systems: Sequence[Row]
     baselines: Sequence[Row] = ()
     paper: Sequence[Row] = ()
-    corner: str = ""
-    """The head of the first column."""
-    intervals: bool = False
-    """Whether text, Markdown and LaTeX have the cells' intervals."""
+    corner: str = ""  # the head of the first column
+    intervals: bool = False  # whether text, Markdown and LaTeX have the cells' intervals
 
 
 class Parts(NamedTuple):
     """A table's lines, so that a reader can put the systems in another order."""
 
     before: list[str]
-    rows: list[str]
-    """One line for each system."""
+    rows: list[str]  # one line for each system
     after: list[str]
 
     @property

@@ -155,16 +155,13 @@ def _task(result: Result) -> str:
     return next((run.task for run in result.runs if run is not None and run.task != TASKS[0]), TASKS[0])
 
 
-def _in_words(score: Score, task: str) -> Score:
-    """A score whose description calls the texts by the words of the task."""
-    usual, words = WORDS[TASKS[0]], WORDS[task]
-    described = score.help.replace(usual.text, words.text).replace(usual.source, words.source)
-    return dataclasses.replace(score, help=described)
-
-
 def _scores(result: Result) -> dict[str, Score]:
-    described, task = result.described, _task(result)
-    return {name: _in_words(described[name], task) for name in result.scores}
+    """The scores, whose descriptions call the texts by the words of the task."""
+    usual, words, scores = WORDS[TASKS[0]], WORDS[_task(result)], {}
+    for name, score in ((name, result.described[name]) for name in result.scores):
+        described = score.help.replace(usual.text, words.text).replace(usual.source, words.source)
+        scores[name] = dataclasses.replace(score, help=described)
+    return scores
 
 
 def _labels(result: Result) -> list[str]:

@@ -58,7 +58,11 @@ def publish(folder: Path, out: Path, *, repo: str = "", license: str = "") -> st
             (partial / run.log.name).write_bytes(run.log.read_bytes())
         text = _card(settings, run, config, evaluation, repo=repo, license=license)
         (partial / CARD).write_text(text, encoding="utf-8")
-    _warn_of_paths(settings)
+    named = {key: value for key, value in recipe.flat(settings) if key in recipe.affecting("place")}
+    found = [f"{key} = {value}" for key, value in named.items() if re.search(r"(^|[=,])(/|~|[A-Za-z]:\\)", value)]
+    if found:
+        named_here = f"{CARD} and recipe.toml name folders of this machine ({'; '.join(found)})"
+        logger.warning(f"warning: {named_here}. Change them there if they should stay private.")
     return repo
 
 
@@ -114,14 +118,6 @@ def _copy_model(run: RunFolder, to: Path) -> None:
         raise UserError(f"{why}. Train again, or upload that folder with a card of its own.")
     if left_out:
         logger.warning(f"warning: not published, because no model is loaded from them: {', '.join(left_out)}.")
-
-
-def _warn_of_paths(settings: Recipe) -> None:
-    named = {key: value for key, value in recipe.flat(settings) if key in recipe.affecting("place")}
-    found = [f"{key} = {value}" for key, value in named.items() if re.search(r"(^|[=,])(/|~|[A-Za-z]:\\)", value)]
-    if found:
-        named_here = f"{CARD} and recipe.toml name folders of this machine ({'; '.join(found)})"
-        logger.warning(f"warning: {named_here}. Change them there if they should stay private.")
 
 
 def _evaluation(run: RunFolder) -> Evaluation | None:

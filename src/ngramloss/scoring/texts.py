@@ -60,7 +60,11 @@ def read_texts(path: Path, what: str, named: Named | None = None) -> Texts:
     if what != "reference" and len(given) > 1:
         why = f"the {what}s are one column, got {getattr(named, what)!r}. Each system has a column of its own"
         raise UserError(f"{why}: give {path}:{given[0]} {path}:{given[1]}.")
-    chosen = given or _usual_columns(what, present)
+    chosen = given
+    if not given and what == "reference":
+        chosen = columns.reference_columns(REFERENCES, present)
+    elif not given and (column := columns.usual(USUAL[what], present)):
+        chosen = [column]
     plain = present == [files.LINE] and not given
     key = None if plain else columns.id_column(named.id, present, str(path))
     texts: dict[str, Any] = {}
@@ -99,13 +103,6 @@ def listed(keys: Sequence[str]) -> str:
     """The first few keys, quoted."""
     shown = ", ".join(repr(key) for key in keys[:SHOWN])
     return shown + (", …" if len(keys) > SHOWN else "")
-
-
-def _usual_columns(what: str, present: Sequence[str]) -> list[str]:
-    if what == "reference":
-        return columns.reference_columns(REFERENCES, present)
-    column = columns.usual(USUAL[what], present)
-    return [column] if column else []
 
 
 def _rows(path: Path, what: str) -> Iterator[RawRow]:

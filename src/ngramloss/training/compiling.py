@@ -33,8 +33,7 @@ DECODER_ONLY = Earns(1.4e-10, 10.0)
 """30 layers of width 576 and 8,900 positions (SmolLM2 on DialogSum's lengths): 21.7 ms less a step."""
 ENCODER_DECODER = Earns(7.5e-11, 45.0)
 """6 + 6 layers of width 768, 32 sources of 479 and targets of 31 tokens (BART-base on XSum's lengths): 5.6 ms less."""
-EARNED = 2.0
-"""``auto`` compiles if that saves this many times what it takes, as the saving is a guess."""
+EARNED = 2.0  # ``auto`` compiles if that saves this many times what it takes, as the saving is a guess
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Where ``torch.compile`` keeps compiled code; without it, in a folder that a restart of the machine deletes."""
 

@@ -34,11 +34,9 @@ class LanguageModel(NamedTuple):
 
     name: str
     model: Any
-    start: list[int]
-    """The ids that it begins with."""
+    start: list[int]  # the ids that it begins with
     pad: int
-    fingerprint: str
-    """Of its configuration and weights."""
+    fingerprint: str  # of its configuration and weights
 
 
 def load_language_model(name: str, tokenizer: Any, device: torch.device) -> LanguageModel:

@@ -84,8 +84,7 @@ class Log:
         self._began, self._paused = time.perf_counter(), 0.0
 
     _values: Tensor | None
-    _pause: float | None = None
-    """When the pause began, in one."""
+    _pause: float | None = None  # when the pause began, in one
 
 
 class LogFile:

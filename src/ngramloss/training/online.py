@@ -46,8 +46,7 @@ from ngramloss.training.validation import unchanged
 
 FILE = "online.json"
 """The file of a checkpoint with the texts of the steps after it."""
-NO_SCORES = ("greedy", "token_logp")
-"""Terms that need one of these statistics read no scores."""
+NO_SCORES = ("greedy", "token_logp")  # Terms that need one of these statistics read no scores
 
 TextScores = Callable[[Sequence[int], Sequence[Sequence[str]]], list[list[float]]]
 """Numbers of rows, and texts of each → the score of each text, 0 to 1."""

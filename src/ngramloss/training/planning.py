@@ -39,8 +39,7 @@ class Rows:
 
     writes = False
     """Whether the model writes texts of them while it is trained."""
-    padded: Mapping[str, Any] = {}
-    """Further options of what pads them."""
+    padded: Mapping[str, Any] = {}  # further options of what pads them
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples

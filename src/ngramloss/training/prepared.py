@@ -35,8 +35,7 @@ class PreparedLanguageModel:
 
     name: str
     fingerprint: str
-    perplexity: float
-    """Of the training targets."""
+    perplexity: float  # of the training targets
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class PreparedCandidates:
     texts: int
     cut: int
     tokens: Path
-    metric: str
-    """The metric's scores whose mean they have; empty if unknown."""
+    metric: str  # the metric's scores whose mean they have; empty if unknown
 
 
 @dataclass(frozen=True)
@@ -67,15 +65,12 @@ class Prepared:
     """What is prepared once for all processes: the contents of ``prepared.json``."""
 
     splits: Mapping[str, PreparedSplit]
-    used: tuple[str, ...]
-    """What is used of the data, in sentences."""
+    used: tuple[str, ...]  # what is used of the data, in sentences
     candidates: PreparedCandidates | None
     language_model: PreparedLanguageModel | None
-    made_of: Mapping[str, str]
-    """What the training is made of → its fingerprint; each checkpoint has this, too."""
+    made_of: Mapping[str, str]  # what the training is made of → its fingerprint; each checkpoint has this, too
     tokenizer: str
-    column: str
-    """The source column of the training split; empty if it has no name."""
+    column: str  # the source column of the training split; empty if it has no name
     continued_from: Path | None
     trust_remote_code: bool
     machine: Machine
@@ -100,5 +95,4 @@ class Prepared:
         return prepared
 
 
-_KEYS = {"continued_from": "continue"}
-"""Fields with another name in the file."""
+_KEYS = {"continued_from": "continue"}  # Fields with another name in the file

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ngramloss.training.online import OwnTexts
 
 METRIC = "online.metric"
-ON_POLICY = ("policy", "credit")
-"""Terms whose gradient is right only if texts are drawn from the model as it is."""
+ON_POLICY = ("policy", "credit")  # Terms whose gradient is right only if texts are drawn from the model as it is
 
 
 class Needs(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Any
 from ngramloss.output.console import logger
 from ngramloss.training.processes import Processes
 
-EVERY = 10
-"""On a GPU processes agree only every tenth step, because that waits for the work given to it."""
+EVERY = 10  # On a GPU processes agree only every tenth step, because that waits for the work given to it
 
 
 class Stopping:

@@ -33,10 +33,8 @@ from ngramloss.training.validation import from_first
 TOKENS = 2**15
 """The most tokens of a micro-batch on a GPU, unless ``train.max_tokens`` says another number."""
 NOT_FIXED = "the batches of systems have no fixed shapes"
-BLANK = "blank"
-"""What a batch has besides if its row does not count."""
-MOST_ROWS = 512
-"""Rows that are scored at a time outside of training, however short they are."""
+BLANK = "blank"  # What a batch has besides if its row does not count
+MOST_ROWS = 512  # Rows that are scored at a time outside of training, however short they are
 Batches = Iterator[tuple[list[int], Batch]]
 """Row numbers, and their batch."""
 

@@ -17,8 +17,7 @@ Values = Mapping[str, float]
 class Tracker(NamedTuple):
     """One experiment tracker of a run."""
 
-    log: Callable[[Values, int], Any]
-    """Called with the values of a logging step, by their names there, and the step."""
+    log: Callable[[Values, int], Any]  # called with the values of a logging step, by their names there, and the step
     end: Callable[[], Any]
 
 

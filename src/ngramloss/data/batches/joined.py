@@ -21,8 +21,7 @@ from ngramloss.loss.stats import IGNORE_INDEX
 Ids = NDArray[np.int64]
 TEXT_NUMBERS = "text_numbers"
 """Which text of its row each position belongs to: 0 is the prompt, 1 the reference, then candidates, [R, L]."""
-NO_TEXT = -1
-"""The number of padding."""
+NO_TEXT = -1  # The number of padding
 SEVERAL_TURNS = "a row has candidates and several turns. Candidates are compared for a single text."
 
 

@@ -22,8 +22,7 @@ Joined = Literal["", "turns", "repeated", "shared"]
 ``turns``: the source, then what follows it, of which only turns may be learnt. ``repeated``: likewise, and each
 candidate is a row of its own with the source before it. ``shared``: the source once, then the reference and all
 candidates, one directly behind the other."""
-POOL = 50
-"""Number of steps whose rows are sorted by length together."""
+POOL = 50  # Number of steps whose rows are sorted by length together
 COARSE, FINE = (12, 2), (24, 3)
 """Most source and target lengths of a grid; shapes are their pairs. A fine one pads less, but has more to capture."""
 LONG = 40_000

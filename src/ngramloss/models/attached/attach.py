@@ -216,8 +216,7 @@ def logits_of(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     return logits if positions is None else at_positions(logits, positions)
 
 
-COUNTS = ("num_items_in_batch", "num_tokens", "num_sequences")
-"""The denominators of a step, which a trainer may know."""
+COUNTS = ("num_items_in_batch", "num_tokens", "num_sequences")  # The denominators of a step, which a trainer may know
 OURS = ("labels", "shift_labels", POSITIONS, KEY, *BESIDE, *COUNTS, "return_dict")
 """Inputs of an attached model that its own forward does not get."""
 

@@ -56,12 +56,9 @@ class Capture:
 class LabelledBatch(NamedTuple):
     """The labels of a call, and where they are predicted."""
 
-    labels: Tensor
-    """As they are passed, [B, T]."""
-    aligned: Tensor
-    """With the positions that predict them, [B, T] or [S, T]."""
-    places: Tensor | None
-    """These positions, if the batch names them, [S, T]."""
+    labels: Tensor  # as they are passed, [B, T]
+    aligned: Tensor  # with the positions that predict them, [B, T] or [S, T]
+    places: Tensor | None  # these positions, if the batch names them, [S, T]
     where: Labelled
 
 
@@ -69,10 +66,8 @@ class HeadRows(NamedTuple):
     """What a model made of a batch."""
 
     outputs: Outputs
-    rows: Tensor
-    """The head's whole input, or logits if there is no head, [B, T, …]."""
-    streams: Tensor | None
-    """That of the further streams of a ProphetNet, [B, n − 1, T, …]."""
+    rows: Tensor  # the head's whole input, or logits if there is no head, [B, T, …]
+    streams: Tensor | None  # that of the further streams of a ProphetNet, [B, n − 1, T, …]
     head: OutputHead | None
 
 

@@ -39,18 +39,12 @@ class CandidateRows(NamedTuple):
     decoder-only model has prompts and texts in any order; texts may share a prompt.
     """
 
-    labels: Tensor
-    """Ids, −100 where they do not count. A candidate without ids is absent, [B, K, T']."""
-    inputs: Tensor | None
-    """What the decoder of an encoder-decoder reads to predict them, [B, K, T']."""
-    scores: Tensor
-    """What each candidate scores against the reference, [B, K]."""
-    positions: Tensor | None
-    """Indices of the positions of a decoder-only model that predict them, [B, K, T']."""
-    greedy: Tensor | None = None
-    """Whether a candidate is the model's own greedy text, bool [B, K]."""
-    baseline: Tensor | None = None
-    """What that text scores, [B]."""
+    labels: Tensor  # ids, −100 where they do not count. A candidate without ids is absent, [B, K, T'].
+    inputs: Tensor | None  # what the decoder of an encoder-decoder reads to predict them, [B, K, T']
+    scores: Tensor  # what each candidate scores against the reference, [B, K]
+    positions: Tensor | None  # indices of the positions of a decoder-only model that predict them, [B, K, T']
+    greedy: Tensor | None = None  # whether a candidate is the model's own greedy text, bool [B, K]
+    baseline: Tensor | None = None  # what that text scores, [B]
 
     def beside(self, references: Tensor, pad: int) -> Tensor:
         """The decoder's input with a row for each text, also of references [B, T]: [B·(1 + K), max(T, T')]."""

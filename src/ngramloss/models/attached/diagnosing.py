@@ -15,8 +15,7 @@ from ngramloss.models.attached.adapted_heads import evaluating
 from ngramloss.models.attached.attach import aligned_given, aligned_labels, aligned_packing, attached_loss, logits_of
 from ngramloss.models.attached.segments import POSITIONS
 
-DIAGNOSED_ROWS = 4
-"""Number of rows used for diagnostics: they need full logits, which must not fill the memory."""
+DIAGNOSED_ROWS = 4  # Number of rows used for diagnostics: they need full logits, which must not fill the memory
 INPUTS = ("input_ids", "attention_mask", "position_ids", TEXT_NUMBERS)
 """What a batch with ``label_positions`` may have of each row of the model."""
 
