@@ -886,7 +886,7 @@ def test_runs_are_folded_below_their_groups(visit):
     choose(tab, "#first", label="WMD")
     assert tab.locator(".results >> nth=0 >> .run >> nth=0 >> td").all_inner_texts()[:3] == ["", "4.510", "41.87"]
     tab.click("[data-copy=markdown]")
-    assert tab.evaluate("window.copied").startswith("|  | Seeds | WMD ↓ | R-1 |")
+    assert tab.evaluate("window.copied").startswith("|  | Seeds | R-1 | R-L | R-Lsum | WMD ↓ |"), "in their order"
     tab.focus("[aria-label='The runs of ours'] >> nth=0")
     tab.keyboard.press("Enter")
     assert labels() == ["ours", "ce"]

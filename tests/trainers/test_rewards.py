@@ -175,7 +175,7 @@ def test_large_batches_stay_in_this_process(monkeypatch):
     from ngramloss.metrics import candidate_scores
 
     monkeypatch.setattr(candidate_scores, "IN_PROCESS", 1)
-    monkeypatch.setattr(candidate_scores, "ProcessPoolExecutor", None)
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", None)
     assert values(rewards.rouge("rouge1"), ["a"] * 600, ["a"] * 600) == [1.0] * 600
 
 
@@ -203,7 +203,7 @@ def test_rewards_need_no_torch():
         (lambda: rewards.bleu(reference="completion"), "TRL does not pass the column 'completion' to rewards. Rename"),
         (
             lambda: rewards.bleu()(["p"], ["a"], summary=["a"]),
-            "the reward bleu reads the references from a column 'reference', and the rows have 'summary'. Name theirs",
+            "the reward bleu reads the references from a column 'reference', but the rows have 'summary'. Name their",
         ),
         (
             lambda: values(rewards.bleu(), ["a", "b"], ["a"]),

@@ -17,7 +17,7 @@ MISTAKES = {
     "ce + bag(2):student": {"fsdp": True},
     "ce + distill + keep": {},
     "rdrop": {"twins": True, "best": "loss"},
-    "ce": {"average": 1},
+    "ce": {"ema": 1.0},
     "ce + bag(2)": {"early_stopping": 2, "eval_every": 0},
     "ce + bag(3)": {"precision": "fp15"},
     "ce + bag(4)": {"warmup_steps": 1.5},
