@@ -81,7 +81,7 @@ def with_decoder_config(settings: Model) -> Any:
     """The configuration of an encoder-decoder whose encoder is ``settings.encoder`` and whose decoder is new."""
     from transformers import EncoderDecoderConfig
 
-    encoder = load_encoder_config(_encoder_of(settings))
+    encoder = load_encoder_config(replace(settings, name=settings.encoder, encoder=""))
     if encoder.hidden_size % settings.heads:
         raise UserError(
             f"model.heads: must divide the width of {settings.encoder}, {encoder.hidden_size}, got {settings.heads}."
@@ -103,7 +103,7 @@ def with_new_decoder(settings: Model, tokenizer: Any) -> Any:
     from transformers import BertLMHeadModel, EncoderDecoderModel
 
     config = with_decoder_config(settings)
-    encoder = load_encoder(_encoder_of(settings), tokenizer)
+    encoder = load_encoder(replace(settings, name=settings.encoder, encoder=""), tokenizer)
     made: Any = BertLMHeadModel
     decoder = made(config.decoder)
     with torch.no_grad():
@@ -113,10 +113,6 @@ def with_new_decoder(settings: Model, tokenizer: Any) -> Any:
     for part in (model.config, model.generation_config):
         part.decoder_start_token_id, part.eos_token_id, part.pad_token_id = first, last, tokenizer.pad_token_id
     return model
-
-
-def _encoder_of(settings: Model) -> Model:
-    return replace(settings, name=settings.encoder, encoder="")
 
 
 def marks_of(tokenizer: Any, name: str) -> tuple[int, int]:

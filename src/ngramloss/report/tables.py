@@ -11,7 +11,7 @@ from ngramloss.metrics.registry import Score
 from ngramloss.output import tabular
 from ngramloss.output.console import fixed, is_number
 from ngramloss.output.tabular import Cell, Head, Parts, Row, Table, chance, signed
-from ngramloss.report.record import Ablation, PaperRow, Report, ReportSystem
+from ngramloss.report.record import Ablation, Report, ReportSystem
 from ngramloss.scoring.tables import cell, seed_cell
 
 _SPEED = Head(
@@ -33,7 +33,9 @@ def results(report: Report, names: Sequence[str], *, speed: bool = True, paper: 
     scores = {name: report.scores[name] for name in names}
     printed = report.paper.rows if report.paper and paper else []
     rows = _with_best([_row(system, scores) for system in report.systems], scores.values())
-    rows += _with_best([_paper_row(row, scores) for row in printed], scores.values())
+    cells = [[*_plain_cells(row.values, scores), _speed_cell(row.docs_per_second, row.ratio)] for row in printed]
+    theirs = [Row(row.label, row.label, own, "paper") for row, own in zip(printed, cells, strict=True)]
+    rows += _with_best(theirs, scores.values())
     if speed and any(row.cells[-1].value is not None for row in rows):
         return _grouped([*_heads(scores), _SPEED], rows)
     return _grouped(_heads(scores), [replace(row, cells=row.cells[:-1]) for row in rows])
@@ -152,11 +154,6 @@ def _row(system: ReportSystem, scores: Mapping[str, Score]) -> Row:
     cells = [cell(system.values[name], score) for name, score in scores.items()]
     cells.append(_speed_cell(system.docs_per_second, None))
     return Row(system.name, system.label, cells, "baseline" if system.is_baseline else "system")
-
-
-def _paper_row(row: PaperRow, scores: Mapping[str, Score]) -> Row:
-    cells = _plain_cells(row.values, scores)
-    return Row(row.label, row.label, [*cells, _speed_cell(row.docs_per_second, row.ratio)], "paper")
 
 
 def _plain_cells(values: Mapping[str, float | None], scores: Mapping[str, Score]) -> list[Cell]:

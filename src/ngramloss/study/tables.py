@@ -151,7 +151,9 @@ def set_tables(study: Study, every: Sequence[Stages], results: Results) -> list[
                 others.append(Shown(f"all scores of {decoding} on test data", table, warnings=warnings))
         stopped = [escape.name(line) for line in why_stopped(study, of_set, results)]
         shown = tuned, screened, confirmed, others, stopped
-        found.append(SetTables(data, screening, rows, _signatures(made), _speeds(made), *shown))
+        many = " and ".join(map(str, sorted({result.parallel for result in made})))
+        speeds = f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model."
+        found.append(SetTables(data, screening, rows, _signatures(made), speeds, *shown))
     return found
 
 
@@ -455,11 +457,6 @@ def unread(own: Sequence[DecodingResult], split: str) -> list[str]:
     notes = {name: said for result in own if result.training.split == split for name, said in result.notes.items()}
     found = [escape.name(f"{name}: {sentence}") for name, said in notes.items() for sentence in said]
     return [*found, "A study names such options in metric_options of the set."] if found else []
-
-
-def _speeds(own: Sequence[DecodingResult]) -> str:
-    many = " and ".join(map(str, sorted({result.parallel for result in own})))
-    return f"Speeds were measured with {many} at a time on a machine; written/s includes loading the model."
 
 
 def _estimate(seconds: float, unknown: int) -> str:
