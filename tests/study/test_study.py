@@ -1534,7 +1534,7 @@ def test_show_ends_with_the_error_that_a_run_begins_with_if_data_of_what_is_left
     """A recipe of another folder names its data as seen from the folder in which the command runs."""
     Path("below/data").mkdir(parents=True)
     for split in ("train", "validation", "test"):
-        Path(f"below/data/{split}.jsonl").touch()
+        Path(f"below/data/{split}.jsonl").write_text('{"source": "a", "target": "b"}\n')
     Path("below/small.toml").write_text('base = "demo"\n[data]\nname = "data"\n')
     changed(path, ('recipe = "demo"', 'recipe = "below/small.toml"'))
     for options in (["--show"], []):
