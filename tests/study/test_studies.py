@@ -95,6 +95,12 @@ def test_a_missing_piece_is_an_error_that_lists_the_others(tmp_path, lost):
         named["convert"](wheels, tmp_path / "mpnet")
 
 
+def test_a_missing_piece_of_gemma_is_an_error_that_lists_the_others(tmp_path):
+    wheels = [wheel(tmp_path / f"{at}.whl", {f"part{at}/data/g.gguf.part0{at}": b"x"}) for at in (3, 0, 1)]
+    with pytest.raises(SystemExit, match=r"have the pieces \[0, 1, 3\] of an archive; name the wheels of all"):
+        script("gemma3")["convert"](wheels, tmp_path / "gemma3")
+
+
 def test_vectors_are_those_that_wmd_reads(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

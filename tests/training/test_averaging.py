@@ -191,15 +191,14 @@ def test_two_processes_have_the_averages_of_one(tmp_path):
         torch.testing.assert_close(two[key], value, rtol=1e-3, atol=1e-4)
     state = json.loads((tmp_path / "two" / "checkpoint-7" / "state.json").read_text())
     for name, known in outcome.state.averages.items():
-        assert state["averages"][name]["value"] == pytest.approx(known["value"], abs=1e-3)
+        assert state["averages"][name] == pytest.approx(known, abs=1e-3)
 
 
 # Which weights become the model
 
 
 def facts(best, **averages):
-    known = {name: {"value": value, "steps": [2]} for name, value in averages.items()}
-    return {"step": 2, "best_step": None if best is None else 1, "best": best, "averages": known}
+    return {"step": 2, "best_step": None if best is None else 1, "best": best, "averages": averages}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +265,7 @@ def test_a_better_average_becomes_the_model_and_its_card_says_so(place, tmp_path
     run, name = tmp_path / "run", "ema"
     err = ran(place, run, capsys, "train.ema=0.8", *HIGH_RATE)
     seal = checkpoints.facts(run / "checkpoints" / "checkpoint-24")
-    value, single = seal["averages"][name]["value"], seal["best"]
+    value, single = seal["averages"][name], seal["best"]
     assert value < single, "with such a learning rate, averaging helps"
     prepared = json.loads((run / "prepared.json").read_text())
     assert ce_of(run / "model", Path(prepared["splits"]["validation"]["tokens"])) == pytest.approx(value, abs=1e-4)

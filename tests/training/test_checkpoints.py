@@ -460,7 +460,7 @@ STATES = {
     "ended_early": [None, 0],
     "scale": ["x", math.nan, 0.0],
     "scale_grows_in": [1.5, -1],
-    "averages": [[], {"ema": 3}, {"ema": {"value": "x", "steps": []}}],
+    "averages": [[], {"ema": "x"}, {"ema": []}],
     "something else": [1],
 }
 

@@ -58,7 +58,7 @@ class RawRow(NamedTuple):
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be used. Prints as ``FILE:LINE: reason``, with its first line, or its number without lines."""
+    """A row that cannot be used. Prints as ``FILE:LINE: reason``; in Parquet or a JSON list, LINE is its number."""
 
     file: str
     line: int

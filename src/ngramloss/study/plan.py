@@ -263,7 +263,7 @@ def check_data(study: Study, sets: Iterable[DataSet]) -> None:
             try:
                 load_split(data.base.data, data.base.task, split, limit=data.limit)
             except UserError as mistake:
-                raise UserError(f"set {data.name}: {mistake}").on_page("rows") from None
+                raise UserError(f"set {data.name}: {mistake}").on_page(mistake.about) from None
 
 
 def _study(path: Path, content: Mapping[str, Any], mistakes: list[str]) -> Study | None:
@@ -530,11 +530,11 @@ def _data_set(
     return None if len(mistakes) > before else data
 
 
-def _unknown_metrics(where: str, names: Sequence[Any]) -> list[str]:
-    unknown = [str(name) for name in names if name not in METRICS]
-    hints = [nearest(name, METRICS, 0.5) for name in unknown]
-    told = "{}: there is no metric {!r}. {}See ngramloss list metrics."
-    return [told.format(where, name, hint) for name, hint in zip(unknown, hints, strict=True)]
+def _unknown_metrics(where: str, names: Sequence[Any]) -> Iterator[str]:
+    for name in names:
+        if name not in METRICS:
+            hint = nearest(str(name), METRICS, 0.5)
+            yield f"{where}: there is no metric {name!r}. {hint}See ngramloss list metrics."
 
 
 def _wrong_options(data: DataSet) -> Iterator[str]:

@@ -25,7 +25,7 @@ EMA = "ema"
 
 def write(
     folder: Path, task: Task, here: Processes, step: int, ema: MovingAverage | None, log: Log
-) -> dict[str, checkpoints.Average]:
+) -> dict[str, float | None]:
     """Validate the average as a checkpoint is, and write it as a model beside these. Returns ``State.averages``."""
     if ema is None:
         return {}
@@ -38,7 +38,7 @@ def write(
             value = measured if math.isfinite(measured) else None
         if here.first:
             checkpoints.save_model(folder / EMA, task.model, task.tokenizer)
-    return {EMA: {"value": value, "steps": [step]}}
+    return {EMA: value}
 
 
 def trained(model: Any) -> list[Any]:

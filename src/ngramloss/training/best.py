@@ -61,8 +61,8 @@ def is_better(value: float, than: float | None, *, higher: bool) -> bool:
 
 def better_average(best: Best, facts: Mapping[str, Any]) -> str:
     """The name of the average if it is better than every checkpoint, or if nothing is validated; or empty."""
-    for name, known in facts["averages"].items():
-        value, than = known["value"], facts["best"]
+    for name, value in facts["averages"].items():
+        than = facts["best"]
         if than is None if value is None else is_better(value, than, higher=best.higher):
             return str(name)
     return ""
@@ -76,7 +76,7 @@ def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
     'the weights of step 20 (lowest validation ce, 1.2500)'
     >>> weights_text(Best("ce"), facts, Path("checkpoint-30"))
     'the weights of step 30 (the last)'
-    >>> facts["averages"] = {"ema": {"value": 1.2, "steps": [30]}}
+    >>> facts["averages"] = {"ema": 1.2}
     >>> weights_text(Best("ce"), facts, Path("ema"))
     'the moving average of the weights (ema) (validation ce 1.2000; the weights of step 20: 1.2500)'
     """
@@ -84,7 +84,7 @@ def weights_text(best: Best, facts: Mapping[str, Any], chosen: Path) -> str:
     newest = facts["step"] if facts["best_step"] is None else facts["best_step"]
     own = f"the weights of step {newest if chosen.name in averages else chosen.name.rpartition('-')[2]}"
     values: dict[str, float | None] = {own: facts["best"] if own.endswith(f" {facts['best_step']}") else None}
-    values |= {text: facts["averages"][name]["value"] for name, text in averages.items()}
+    values |= {text: facts["averages"][name] for name, text in averages.items()}
     taken = averages.get(chosen.name, own)
     value = values.pop(taken)
     if value is None:

@@ -44,13 +44,6 @@ _NOT_MODEL = re.compile(
 AGAIN = "Delete the checkpoint to continue from the previous one, or start over with --fresh."
 
 
-class Average(TypedDict):
-    """What is known of the moving average: what selects the best of a validation, and its step."""
-
-    value: float | None
-    steps: list[int]
-
-
 class Facts(TypedDict):
     """What a checkpoint's seal says of the training."""
 
@@ -58,7 +51,7 @@ class Facts(TypedDict):
     best_step: int | None
     best: float | None
     finished: bool
-    averages: dict[str, Average]
+    averages: dict[str, float | None]  # name → what selects the best of a validation
 
 
 class CheckpointError(OSError):

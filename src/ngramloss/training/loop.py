@@ -52,7 +52,7 @@ class State:
     """What fp16 multiplies the loss with."""
     scale_grows_in: int = 0
     """Steps since the scale last changed."""
-    averages: dict[str, checkpoints.Average] = dataclasses.field(default_factory=dict)
+    averages: dict[str, float | None] = dataclasses.field(default_factory=dict)
     """At the end: of ``ema``."""
 
     def judge(self, value: float, settings: Train, *, higher: bool) -> bool:
