@@ -567,6 +567,7 @@ OBJECTIVES = [
     "ce + soft(2,1)",
     "ce + near(2)",
     "ce + near(2,power=0)",
+    "accept(8,alpha=0.3):detached",
     "ce + gated(2)",
     "dft",
     "ce + dft",

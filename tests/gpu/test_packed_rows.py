@@ -8,7 +8,7 @@ from ngramloss.loss.stats import packing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-WRITTEN = "ce + matches(2,3,4) + 0.5*rewards(2) + precision(2) + soft(2) + bag(2) + unlikelihood + convex"
+WRITTEN = "ce + matches(2,3,4) + 0.5*rewards(2) + precision(2) + soft(2) + accept(3) + bag(2) + unlikelihood + convex"
 
 
 def packed_batch(seed, B=4, T=512, V=1000, D=64, dtype=torch.float32):

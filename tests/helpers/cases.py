@@ -54,6 +54,10 @@ CASES = [
     *(case("gated", oracle.gated, 0, 1, (n,)) for n in (1, 2, 3)),
     *(case("near", oracle.near, 0, 1, (n,)) for n in (1, 2)),
     case("near", oracle.near, 0, 1, (2,), power=0.5),
+    *(case("accept", oracle.accept, 0, 1, (n,)) for n in (1, 3)),
+    *(case("accept", oracle.accept_detached, 0, INFINITY, (n,), "detached") for n in (2, 4)),
+    *(case("accept", oracle.accept_detached, 0, INFINITY, (3,), "detached", alpha=alpha) for alpha in (0.0, 1.0)),
+    *(case("accept", oracle.accept_gated, 0, INFINITY, (n,), "gated") for n in (1, 3)),
     *(case("convex", oracle.convex, -INFINITY, 0, order=order) for order in (1, 3)),
     case("dft", oracle.dft, 0, INFINITY),
     case("tailr", oracle.tailr, 0, INFINITY),
@@ -120,5 +124,5 @@ def batches(draw, longest=8, rows=3):
 EVERYTHING = (
     "ce(smoothing=0.1) + 0.5*ce(temperature=2) + 0.5*matches(1,2,3) + matches(3):released + rewards(2) + 2*precision(2) + precision(2):released "
     "+ bag(2) + bag(2):original + bag(2):released + bleu(1,2) + lcs + eisl(2) "
-    "+ soft(2,kappa=1) + gated(2) + near(2) + convex(order=2) + dft + tailr(gamma=0.5,min_weight=0.1) + mixce + unlikelihood + focal + 0.5*eaft"
+    "+ soft(2,kappa=1) + gated(2) + near(2) + accept(3) + accept(2,alpha=0.3):detached + 0.5*accept(3):gated + convex(order=2) + dft + tailr(gamma=0.5,min_weight=0.1) + mixce + unlikelihood + focal + 0.5*eaft"
 )

@@ -191,6 +191,57 @@ def near(p, labels, n, power=4):
     return loss
 
 
+def block_from(labels, t, n):
+    places = []
+    while t < len(labels) and labels[t] != -100 and len(places) < n:
+        places.append(t)
+        t += 1
+    return places
+
+
+def blocks(labels, n, anchors=None):
+    """The places of each block."""
+    if anchors is not None:
+        return [block_from(labels, t, n) for t in range(len(labels)) if anchors[t] and labels[t] != -100]
+    found, t = [], 0
+    while t < len(labels):
+        places = block_from(labels, t, n)
+        found += [places] if places else []
+        t += max(len(places), 1)
+    return found
+
+
+def accept(p, labels, n, anchors=None):
+    found = blocks(labels, n, anchors)
+    loss = 1 + 0.0 * p[0][0]
+    for places in found:
+        for m in range(1, len(places) + 1):
+            loss = loss - prod(p[t][labels[t]] for t in places[:m]) / len(places) / len(found)
+    return loss
+
+
+def accept_detached(p, labels, n, alpha=0.5, anchors=None):
+    """The weights are plain numbers."""
+    found, loss = blocks(labels, n, anchors), 0.0 * p[0][0]
+    for places in found:
+        smoothed = [(1 - alpha) * p[t][labels[t]].item() + alpha for t in places]
+        for j, t in enumerate(places, 1):
+            weight = sum(prod(smoothed[:m]) for m in range(j, len(places) + 1))
+            loss = loss - weight * p[t][labels[t]].log() / len(places) / len(found)
+    return loss
+
+
+def accept_gated(p, labels, n, anchors=None):
+    found, (ids, _) = blocks(labels, n, anchors), best(p)
+    loss = 0.0 * p[0][0]
+    for places in found:
+        for t in places:
+            loss = loss - p[t][labels[t]].log() / len(places) / len(found)
+            if ids[t] != labels[t]:
+                break
+    return loss
+
+
 def convex(p, labels, order=1):
     spans = windows(labels, 1)
     return -len(spans) * prod((p[t][labels[t]] for t in spans), start=1 + 0.0 * p[0][0]) ** (order / len(spans))

@@ -313,6 +313,7 @@ def test_a_certain_model_adds_nothing_to_eaft_even_where_the_label_is_impossible
         "matches(3):released",
         "soft(2,kappa=1) + gated(2) + near(2)",
         "convex + dft + tailr + mixce + unlikelihood",
+        "accept(4) + accept(3):detached + accept(20):gated",
         "eaft + eaft:released",
     ],
 )

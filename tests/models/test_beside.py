@@ -12,7 +12,7 @@ from ngramloss.errors import UserError
 from ngramloss.loss.stats import GIVEN, labelled, with_given
 
 WEIGHTED = [case for case in CASES if OBJECTIVES[case.term.name].weighted]
-REFUSED = ["precision(2)", "bag(2)", "bleu(1,2)", "lcs", "eisl(2)", "convex"]
+REFUSED = ["precision(2)", "bag(2)", "bleu(1,2)", "lcs", "eisl(2)", "accept(2)", "convex"]
 WINDOWS = {"matches", "rewards", "gated", "soft", "near"}
 JOINT = "ce(smoothing=0.1) + matches(2,3) + 0.5*near(2) + unlikelihood + soft(1)"
 each = pytest.mark.parametrize("case", WEIGHTED, ids=repr)

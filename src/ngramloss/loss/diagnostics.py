@@ -11,7 +11,17 @@ from torch import Tensor
 from ngramloss.loss.objectives import window_counts
 from ngramloss.loss.objectives.windows.matches import matched
 from ngramloss.loss.objectives.windows.rewards import placed
-from ngramloss.loss.stats import GIVEN, IGNORE_INDEX, WEIGHTS, Packing, TokenStats, token_stats, unpack, with_given
+from ngramloss.loss.stats import (
+    ANCHORS,
+    GIVEN,
+    IGNORE_INDEX,
+    WEIGHTS,
+    Packing,
+    TokenStats,
+    token_stats,
+    unpack,
+    with_given,
+)
 from ngramloss.loss.terms.registry import TEMPERED
 
 if TYPE_CHECKING:
@@ -29,18 +39,18 @@ def diagnose(
     ProphetNet, are left out: their gradient does not pass through these logits. So are parts that need twins or a
     teacher. In packed rows the windows are those of the texts. ``given`` has what ``JointLoss`` takes beside labels.
     """
-    read = {*loss_fn.needs, WEIGHTS}
+    read = {*loss_fn.needs, WEIGHTS, ANCHORS}
     given = {name: value for name, value in (given or {}).items() if value is not None and name in read}
     absent = GIVEN.keys() - given.keys()
     loss_fn = loss_fn.without("candidates", "twins", "teacher").only(lambda term: not term.needs & absent)
     labels = labels.long()                                               # [B, T]
     with torch.no_grad():
-        stats, own = token_stats(logits, labels), labels
+        stats, own = with_given(token_stats(logits, labels), labels, given), labels
         if packed is not None:
             stats, own = unpack(stats, packed), packed.labels            # [S, U]
         lengths = dict.fromkeys(n for term in loss_fn.terms for n in term.n)
         shares = {name: value for n in lengths for name, value in match_shares(stats, own, n=n).items()}
-        return shares | floors(loss_fn, own) | gradient_shares(loss_fn, logits, labels, packed, given)
+        return shares | floors(loss_fn, own, stats.anchors) | gradient_shares(loss_fn, logits, labels, packed, given)
 
 
 def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tensor]:
@@ -55,9 +65,10 @@ def match_shares(stats: TokenStats, labels: Tensor, *, n: int) -> dict[str, Tens
     }
 
 
-def floors(loss_fn: JointLoss, labels: Tensor) -> dict[str, Tensor]:
+def floors(loss_fn: JointLoss, labels: Tensor, anchors: Tensor | None = None) -> dict[str, Tensor]:
     """``floor/part`` of each part that is averaged over sequences."""
-    values = loss_fn.part_values(certain(labels, cross="cross_logp" in loss_fn.needs), labels)   # [parts]
+    sure = certain(labels, cross="cross_logp" in loss_fn.needs)._replace(anchors=anchors)
+    values = loss_fn.part_values(sure, labels)                           # [parts]
     parts = zip(loss_fn.parts, values.unbind(), strict=True)
     return {f"floor/{part.name}": value for part, value in parts if part.per == "sequence"}
 

@@ -12,6 +12,7 @@ from ngramloss.errors import UserError
 from ngramloss.loss import diagnostics
 from ngramloss.loss.kernels import replay
 from ngramloss.loss.stats import (
+    ANCHORS,
     GIVEN,
     IGNORE_INDEX,
     LOGITS_ONLY,
@@ -140,7 +141,8 @@ class JointLoss(torch.nn.Module):
                 ``Teacher(hidden=..., weight=...)``. It gets no gradient.
             given: numbers of each label that the logits do not have, [B, T]: ``lm_logp``, which ``margin`` reads, and
                 ``weights``, 0 or more. A token's value is multiplied by its weight; an n-gram has the mean weight of
-                its tokens. Denominators stay counts. Terms that cannot weight tokens raise an error.
+                its tokens. Denominators stay counts. Terms that cannot weight tokens raise an error. ``anchors``, 0 or
+                1, mark the labels with which a block of ``accept`` begins.
         """
         return self.with_parts(
             logits, labels, num_tokens=num_tokens, num_sequences=num_sequences, candidates=candidates,
@@ -374,11 +376,13 @@ class JointLoss(torch.nn.Module):
     def _with_given(self, stats: TokenStats, labels: Tensor, given: Mapping[str, Tensor | None]) -> TokenStats:
         """The statistics with those that were given. Raises if no term reads one of them."""
         for name, value in given.items():
-            if name not in (*GIVEN, WEIGHTS):
-                raise TypeError(f"JointLoss takes no argument {name!r}. {nearest(name, (*GIVEN, WEIGHTS))}".rstrip())
-            if value is not None and name not in (*self.needs, WEIGHTS):
+            known = (*GIVEN, WEIGHTS, ANCHORS)
+            if name not in known:
+                raise TypeError(f"JointLoss takes no argument {name!r}. {nearest(name, known)}".rstrip())
+            anchored = name == ANCHORS and any(term.anchored for term in self.terms)
+            if value is not None and name not in (*self.needs, WEIGHTS) and not anchored:
                 raise UserError(f"{name} was given, but no term of {str(self)!r} reads it: leave it out, or add a term "
-                                "that does, such as margin for lm_logp.")
+                                "that does, such as margin for lm_logp, or accept for anchors.")
         return with_given(stats, labels, given)
 
     def _checked_teacher(self, teacher: Teacher | Tensor | None) -> Teacher | None:

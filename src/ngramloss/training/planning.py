@@ -17,7 +17,7 @@ from ngramloss.data.batches.padding import Batch, Pad, Padder, Step
 from ngramloss.data.batches.plan import MULTIPLE, Grid, Joined, Plan, fitted_grid, most_lengths
 from ngramloss.data.batches.planned import Epochs, ExampleLengths, PlannedSteps, lengths_of
 from ngramloss.data.batches.twins import twins
-from ngramloss.loss.stats import BESIDE_LABELS, WEIGHTS
+from ngramloss.loss.stats import ANCHORS, BESIDE_LABELS, WEIGHTS
 from ngramloss.models.attached.attach import attached_loss
 from ngramloss.models.attached.decoder_inputs import decoder_inputs
 from ngramloss.models.attached.heads import has_encoder
@@ -140,8 +140,8 @@ def padder_of(task: ObjectiveTask, *, joined: Joined = "turns", always_mask: boo
     """What makes batches of a task's rows; ``more`` are further options of texts that the model writes."""
     model, multiple = task.model, MULTIPLE if task.here.device.type == "cuda" else 1
     beside = [name for name in BESIDE_LABELS if name in attached_loss(model).needs]
-    if len(task.examples) and WEIGHTS in task.examples[0]:  # blank batches have them, too: one graph for each shape
-        beside.append(WEIGHTS)
+    # Blank batches have them, too: one graph for each shape.
+    beside += [name for name in (WEIGHTS, ANCHORS) if len(task.examples) and name in task.examples[0]]
     if not has_encoder(model):  # padding follows the text, so any id will do
         routed, shared = hasattr(model.config, "output_router_logits"), joined == "shared"
         pad = getattr(task.tokenizer, "pad_token_id", None) or getattr(model.config, "pad_token_id", None) or 0

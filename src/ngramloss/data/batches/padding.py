@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ngramloss.data.batches.plan import Size
 from ngramloss.errors import UserError
-from ngramloss.loss.stats import BESIDE_LABELS, IGNORE_INDEX, WEIGHTS
+from ngramloss.loss.stats import ANCHORS, BESIDE_LABELS, IGNORE_INDEX, WEIGHTS
 
 Batch = dict[str, Tensor]
 
@@ -143,7 +143,8 @@ def names_beside(rows: Sequence[Mapping[str, Any]], expected: Collection[str] | 
     if expected is None:
         return found
     if unread := next((name for name in found if name not in (*expected, WEIGHTS)), ""):
-        raise UserError(f"the rows have {unread}, which no term of the objective reads. Leave it out.")
+        why = "no term of the objective reads. Leave it out" if unread != ANCHORS else "the first row lacks. Give them to all rows"
+        raise UserError(f"the rows have {unread}, which {why}.")
     return [*expected, *(name for name in found if name not in expected)]
 
 

@@ -17,6 +17,7 @@ from ngramloss.loss.objectives.candidates.policy import advantages
 from ngramloss.loss.objectives.candidates.rank import costs as rank_costs
 from ngramloss.loss.objectives.candidates.risk import shares
 from ngramloss.loss.objectives.tokens.unlikelihood import negatives, penalties
+from ngramloss.loss.objectives.windows.accept import opened, reached, shares, tails
 from ngramloss.loss.objectives.windows.bag import expected, found
 from ngramloss.loss.objectives.windows.bleu import clipped_share
 from ngramloss.loss.objectives.windows.eisl import preferred
@@ -141,6 +142,29 @@ def near(sentence: Sentence, term: Term, n: int) -> Explanation:
     probability, weight = nearness(sentence.stats, sentence.labels, n=n, **options)  # [1, S] each
     earns = weight * probability / max(weight.shape[1], 1)  # [1, S]
     return _windows(sentence, "reference", n, {"probability": probability, "weight": weight, "earns": earns})
+
+
+def accept(sentence: Sentence, term: Term, n: int) -> Explanation:
+    """1 − what the words of the blocks earn"""
+    stats, labels, own = sentence.stats, sentence.labels, torch.arange(sentence.labels.shape[1])  # [T]
+    blocks, places = own // n, own % n  # [T] each
+
+    def of_words(values: Tensor) -> Tensor:
+        return values[:, own - places, places]  # [1, T]
+
+    share, reach = shares(stats, labels, n=n), of_words(reached(stats, labels, n=n))
+    given, logp, title = of_words(share), stats.label_logp, ""  # [1, T] each
+    columns: dict[str, Any] = {"block": _whole(blocks[None] + 1), "probability": logp.exp()}
+    if term.variant is None:
+        columns |= {"accepted": reach, "earns": reach * given}
+    else:
+        detached = term.variant == "detached"
+        weight = tails(stats, share, alpha=_option(term, "alpha")) if detached else opened(stats, labels, n=n)
+        counted = of_words(weight.to(logp.dtype))  # [1, T]
+        costs = (-counted * logp).masked_fill(counted == 0, 0.0) * given  # [1, T]
+        columns |= {"weight": counted, "costs": costs}
+        title = "mean over the blocks of −weight · log p over their words"
+    return _windows(sentence, "reference", 1, columns)._replace(title=title)
 
 
 def bleu(sentence: Sentence, term: Term, n: int) -> Explanation:

@@ -8,6 +8,7 @@ from ngramloss.loss.stats.backends import triton_is_installed as triton_is_insta
 from ngramloss.loss.stats.candidate_stats import CandidateStats as CandidateStats
 from ngramloss.loss.stats.candidate_stats import checked_candidates as checked_candidates
 from ngramloss.loss.stats.candidate_stats import own_rows as own_rows
+from ngramloss.loss.stats.given import ANCHORS as ANCHORS
 from ngramloss.loss.stats.given import BESIDE_LABELS as BESIDE_LABELS
 from ngramloss.loss.stats.given import GIVEN as GIVEN
 from ngramloss.loss.stats.given import WEIGHTS as WEIGHTS

@@ -12,7 +12,8 @@ from ngramloss.loss.stats.labels import IGNORE_INDEX
 from ngramloss.loss.stats.token_stats import TokenStats
 
 WEIGHTS = "weights"  # the weight of each label. No term asks for it; those that can read it do
-BESIDE_LABELS = ("lm_logp", WEIGHTS)
+ANCHORS = "anchors"  # 1 where a block begins; terms of blocks read it if it is given
+BESIDE_LABELS = ("lm_logp", WEIGHTS, ANCHORS)
 """Numbers of each label that come with the data and travel beside ``labels``, without gradient."""
 _STREAMS = (
     "which predict the next tokens but one: attach(model, ...) to a ProphetNet reads them. Logits alone do not have "
@@ -25,6 +26,15 @@ GIVEN = {
     "future_mean_logp": f"the further streams of a ProphetNet, {_STREAMS}",
 }
 """Statistics that a term reads and that are given, not computed from logits → what they are, and their source."""
+
+_RULES = {
+    WEIGHTS: (
+        "finite and 0 or more",
+        f"To leave a token out, give it the label {IGNORE_INDEX}, or the weight 0 to count it still.",
+    ),
+    ANCHORS: ("0 or 1", "They are not positions, but say of each label whether a block begins with it."),
+}
+"""Numbers that are not log-probabilities → what they must be, and the end of the error if they are not."""
 
 
 def with_given(stats: TokenStats, labels: Tensor, given: Mapping[str, Tensor | None]) -> TokenStats:
@@ -44,29 +54,28 @@ def with_given(stats: TokenStats, labels: Tensor, given: Mapping[str, Tensor | N
 
 def _legal(name: str, value: Tensor, labels: Tensor, like: Tensor) -> Tensor:
     """A given statistic as the others are, [B, T]."""
-    weights = name == WEIGHTS
-    kind = "numbers" if weights else "log-probabilities in floating point"
-    if not isinstance(value, Tensor) or not (value.dtype.is_floating_point or (weights and not value.dtype.is_complex)):
+    logp = name not in _RULES
+    kind = "log-probabilities in floating point" if logp else "numbers"
+    if not isinstance(value, Tensor) or not (value.dtype.is_floating_point or not (logp or value.dtype.is_complex)):
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{name} must be {kind}, a tensor [B, T], got {got}.")
+    rule, instead = _RULES.get(name, ("log-probabilities, which are at most 0", "Pass the logarithm of a probability."))
     if value.shape != labels.shape:
         raise UserError(
-            f"{name} must have a number for each label, [B, T] = {list(labels.shape)}, got {list(value.shape)}. Pad it "
-            "as the labels are padded."
+            f"{name} must have a number for each label, [B, T] = {list(labels.shape)}, got {list(value.shape)}. "
+            + (instead if name == ANCHORS else "Pad it as the labels are padded.")
         )
     value = value.to(like.device, like.dtype)                            # [B, T]
     real = (labels != IGNORE_INDEX).to(like.device)                      # [B, T]
     value = (value.detach() if name in BESIDE_LABELS else value).where(real, 0.0)   # [B, T]
-    legal = (value >= 0) & value.isfinite() if weights else ~(value > 0)   # [B, T]; NaN in a log-probability stays
-    rule = "finite and 0 or more" if weights else "log-probabilities, which are at most 0"
+    if logp:
+        legal = ~(value > 0)                                             # [B, T], NaN in a log-probability stays
+    else:
+        legal = (value == 0) | (value == 1) if name == ANCHORS else (value >= 0) & value.isfinite()   # [B, T]
     if torch.compiler.is_compiling() or value.device.type != "cpu":
         torch._assert_async(legal.all(), f"{name} must be {rule}")
     elif not legal.all():
         row, position = (~legal).nonzero()[0].tolist()
-        instead = (
-            f"To leave a token out, give it the label {IGNORE_INDEX}, or the weight 0 to count it still."
-            if weights else "Pass the logarithm of a probability."
-        )
         raise UserError(
             f"{name} must be {rule}, got {value[row, position].item():g} at row {row}, position {position}. {instead}"
         )

@@ -64,6 +64,8 @@ class TokenStats(NamedTuple):
     weights: Tensor | None = None
     """The weight of each token, which no head computes: a caller gives it beside the labels.
     0 at positions whose label does not count, [B, T]."""
+    anchors: Tensor | None = None
+    """1 where a block begins, which a caller gives beside the labels; 0 elsewhere, [B, T]."""
     twin_kl: Tensor | None = None
     """Half the symmetric Kullback-Leibler divergence of a prediction from its twin's, at least 0, the same number in
     both rows, [B, T]."""

@@ -50,8 +50,12 @@ class Objective:
     reads: Literal["tokens", "candidates"] = "tokens"
     """Whether the formula reads TokenStats and labels, or CandidateStats. A variant reads candidates, too, if it needs
     one of ``CANDIDATE_STATISTICS``."""
+    option_variants: Mapping[str, str] = field(default_factory=dict)
+    """Option → the variant that alone reads it. Without the variant the option is refused."""
     weighted: bool = False
     """Whether the formula reads ``stats.weights``, the weights of single tokens. All others refuse them."""
+    anchored: bool = False
+    """Whether the formula reads ``stats.anchors``, the places where blocks begin. They are refused if no term does."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """Variant, or "" for the formula itself → ``module:name`` of a kernel that computes the same on a GPU. A kernel
     takes the arguments of the function; its ``serves(stats, n=n)`` says whether it can be used."""
@@ -212,6 +216,16 @@ _BUILTIN = {
         "windows.near", "As soft, but each n-gram is weighted by how nearly it is predicted.",
         kernels=("",), weighted=True,
         options={"power": Setting(4.0, least=0, most=MOST_N, help="discount of n-grams not predicted; 0 is soft")},
+    ),
+    "accept": _entry(
+        "windows.accept",
+        {
+            "": "One minus the share of a drafted block of n tokens that a verifier is expected to accept.",
+            "detached": "D-PACE: cross-entropy in which a place counts by the accepted length that depends on it.",
+            "gated": "Spec-AUF: cross-entropy up to the first place of a block where the best token is wrong.",
+        },
+        options={"alpha": Setting(0.5, least=0, most=1, help="of :detached, how much improbable places pass on")},
+        option_variants={"alpha": "detached"}, anchored=True,
     ),
     "convex": _entry(
         "tokens.convex", "Convex learning: minus a power of the sequence's mean probability, weighted by length.",

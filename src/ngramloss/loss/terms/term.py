@@ -130,6 +130,11 @@ class Term:
         return OBJECTIVES.entry(self.name).weighted and self.reads == "tokens"
 
     @property
+    def anchored(self) -> bool:
+        """Whether its formula reads the places where blocks begin."""
+        return OBJECTIVES.entry(self.name).anchored
+
+    @property
     def requires(self) -> set[str]:
         """What there must be besides inputs and labels: ``"candidates"``, ``"twins"``, ``"teacher"``.
 
@@ -213,7 +218,10 @@ class Term:
                     f"{self.name} has no option {name!r}. {hint}"
                     f"It takes {', '.join([*spec.options, *(['n'] if spec.least_n else [])]) or 'none'}."
                 )
-            key = f"{self.name}({name})"
+            key, only = f"{self.name}({name})", spec.option_variants.get(name, self.variant)
+            if only != self.variant:
+                raise UserError(f"{key}: only {self.name}:{only} reads it. Write the variant :{only}, or leave {name} "
+                                "out.")
             checked[name] = value = spec.options[name].check(key, value)
             if not isinstance(value, str) and 0 < abs(value) < FP32_TINY:
                 raise UserError(f"{key}: must be 0 or at least {FP32_TINY:.3g}, got {value!r}, too little for fp32.")
