@@ -152,8 +152,10 @@ def test_n_beyond_the_row_costs_nothing_more(written):
     expected = JointLoss(written.format(9))(logits, labels, anchors=anchors)
     (part,) = JointLoss(written.format(2)).parts
     stats = with_given(token_stats(logits, labels), labels, {"anchors": anchors})
-    torch.testing.assert_close(part.function.func(stats, labels, **{**part.function.keywords, "n": 10**30}).mean(),
-                               part.function.func(stats, labels, **{**part.function.keywords, "n": 9}).mean())
+    torch.testing.assert_close(
+        part.function.func(stats, labels, **{**part.function.keywords, "n": 10**30}).mean(),
+        part.function.func(stats, labels, **{**part.function.keywords, "n": 9}).mean(),
+    )
     torch.testing.assert_close(JointLoss(written.format(1024))(logits, labels, anchors=anchors), expected)
 
 
@@ -183,9 +185,7 @@ def test_anchors_travel_with_packed_rows_hidden_states_and_captured_steps(monkey
     flat = [x.reshape(1, -1, *x.shape[2:]) for x in (logits, labels, anchors)]
     segments = torch.arange(4).repeat_interleave(9)[None]
     counts = {"num_tokens": 1, "num_sequences": 1}
-    torch.testing.assert_close(
-        JointLoss(JOINT)(flat[0], flat[1], anchors=flat[2], segments=segments, **counts), alone
-    )
+    torch.testing.assert_close(JointLoss(JOINT)(flat[0], flat[1], anchors=flat[2], segments=segments, **counts), alone)
     weight = torch.eye(5, dtype=torch.float64)
     for backend in ("plain", "chunked"):
         loss_fn = JointLoss(JOINT, backend=backend)
@@ -249,7 +249,7 @@ def test_our_loop_reads_anchors_beside_the_labels_of_rows():
         return found[0]["loss"]
 
     assert first_loss(data) == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(UserError, match=r"the rows have anchors, which the first row lacks\. Give them to all rows\."):
+    with pytest.raises(UserError, match=r"some rows have anchors, and the first row has none\. Give them"):
         first_loss([rows(8)[0], *data[1:]])
     with pytest.raises(UserError, match="a row has no anchors"):
         first_loss([*data[:-1], rows(8)[-1]])

@@ -143,8 +143,9 @@ def names_beside(rows: Sequence[Mapping[str, Any]], expected: Collection[str] | 
     if expected is None:
         return found
     if unread := next((name for name in found if name not in (*expected, WEIGHTS)), ""):
-        why = "no term of the objective reads. Leave it out" if unread != ANCHORS else "the first row lacks. Give them to all rows"
-        raise UserError(f"the rows have {unread}, which {why}.")
+        if unread == ANCHORS:
+            raise UserError("some rows have anchors, and the first row has none. Give them to all rows, or to none.")
+        raise UserError(f"the rows have {unread}, which no term of the objective reads. Leave it out.")
     return [*expected, *(name for name in found if name not in expected)]
 
 

@@ -17,7 +17,7 @@ from ngramloss.loss.objectives.candidates.policy import advantages
 from ngramloss.loss.objectives.candidates.rank import costs as rank_costs
 from ngramloss.loss.objectives.candidates.risk import shares
 from ngramloss.loss.objectives.tokens.unlikelihood import negatives, penalties
-from ngramloss.loss.objectives.windows.accept import opened, reached, shares, tails
+from ngramloss.loss.objectives.windows.accept import block_shares, opened, reached, tails
 from ngramloss.loss.objectives.windows.bag import expected, found
 from ngramloss.loss.objectives.windows.bleu import clipped_share
 from ngramloss.loss.objectives.windows.eisl import preferred
@@ -152,7 +152,7 @@ def accept(sentence: Sentence, term: Term, n: int) -> Explanation:
     def of_words(values: Tensor) -> Tensor:
         return values[:, own - places, places]  # [1, T]
 
-    share, reach = shares(stats, labels, n=n), of_words(reached(stats, labels, n=n))
+    share, reach = block_shares(stats, labels, n=n), of_words(reached(stats, labels, n=n))
     given, logp, title = of_words(share), stats.label_logp, ""  # [1, T] each
     columns: dict[str, Any] = {"block": _whole(blocks[None] + 1), "probability": logp.exp()}
     if term.variant is None:

@@ -37,7 +37,7 @@ def accept(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
         >>> accept(token_stats(half, labels), labels, n=2)      # 1 - (½ + ¼)/2 for two words, 1 - ½ for the third
         tensor([0.5625])
     """
-    share = shares(stats, labels, n=n)                                   # [B, T, K]
+    share = block_shares(stats, labels, n=n)                             # [B, T, K]
     return 1 - _sum(reached(stats, labels, n=n), share)                  # [B]
 
 
@@ -58,7 +58,7 @@ def accept_detached(stats: TokenStats, labels: Tensor, *, n: int, alpha: float =
     Returns:
         Losses of 0 or more; 0 without a block. A place with weight 0 adds exactly 0, also where log p is −inf.
     """
-    share = shares(stats, labels, n=n)                                   # [B, T, K]
+    share = block_shares(stats, labels, n=n)                             # [B, T, K]
     weight = tails(stats, share, alpha=alpha)                            # [B, T, K]
     costs = -weight * _ahead(stats.label_logp, share.shape[-1])          # [B, T, K]
     return _sum(costs.masked_fill(weight == 0, 0.0), share)              # [B]
@@ -77,12 +77,12 @@ def accept_gated(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     Returns:
         Losses of 0 or more; 0 without a block.
     """
-    share = shares(stats, labels, n=n)                                   # [B, T, K]
+    share = block_shares(stats, labels, n=n)                             # [B, T, K]
     costs = -_ahead(stats.label_logp, share.shape[-1])                   # [B, T, K]
     return _sum(costs, share.where(opened(stats, labels, n=n), 0.0))     # [B]
 
 
-def shares(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
+def block_shares(stats: TokenStats, labels: Tensor, *, n: int) -> Tensor:
     """What place i of the block that begins at t counts: 1/(A · k_a); 0 if none begins at t or it has ended, [B, T, K].
 
     K is n, or T if that is less.
