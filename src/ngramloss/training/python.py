@@ -41,7 +41,8 @@ def train(
         tokenizer: the model's tokenizer; it pads, and is saved with checkpoints.
         examples: rows with ``input_ids`` and ``labels``. For a decoder-only model, ``input_ids`` are the prompt alone,
             and ``labels`` the ids that follow it, with the end token; an id there that is read but not learnt, such as
-            of a question between two answers, is written ``~id``. Rows may also have ``weights``, one for each label.
+            of a question between two answers, is written ``~id``. Rows may also have ``weights``, one for each label,
+            and all may have ``anchors``, 1 for each label with which a block of ``accept`` begins, otherwise 0.
         settings: how to train, as in the section ``train`` of a recipe.
         objective: as in :class:`JointLoss`.
         validation: rows to validate on every ``eval_every`` steps.

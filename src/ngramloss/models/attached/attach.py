@@ -81,7 +81,8 @@ def attach(
     All other terms leave it out. ``policy(baseline=greedy)`` needs ``baseline`` [B], what the greedy text scores.
 
     ``margin`` needs one more input, ``lm_logp``: a log-probability for each label, in the shape of ``labels``.
-    ``future`` reads the further streams of a ProphetNet, which the model itself computes.
+    ``accept`` reads ``anchors``, if the batch has them: 0 or 1 for each label, 1 where a block begins. ``future`` reads
+    the further streams of a ProphetNet, which the model itself computes.
 
     An objective with a term that compares twins, such as ``rdrop``, needs batches in which rows 2i and 2i + 1 are the
     same example: :func:`ngramloss.twins` makes a collator of them. In evaluation such terms are left out.
