@@ -54,6 +54,8 @@ def test_the_recipes_that_come_with_the_package_load():
         "lm-demo",
         "newswire",
         "online-demo",
+        "parallel",
+        "parallel-demo",
         "pointer-generator",
         "pointer-generator-demo",
         "prophetnet",

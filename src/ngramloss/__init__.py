@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from ngramloss.trainers.score_texts import ScoreTexts as ScoreTexts
     from ngramloss.trainers.trainer import NgramTrainer as NgramTrainer
     from ngramloss.trainers.trl import NgramSFTTrainer as NgramSFTTrainer
+    from ngramloss.training.objective_task import attached_share as attached_share
     from ngramloss.training.online import OwnTexts as OwnTexts
     from ngramloss.training.python import train as train
     from ngramloss.training.run import Run as Run
@@ -94,6 +95,7 @@ _NAMES = {
     "trainers.score_texts": ("ScoreTexts",),
     "trainers.trainer": ("NgramTrainer",),
     "trainers.trl": ("NgramSFTTrainer",),
+    "training.objective_task": ("attached_share",),
     "training.online": ("OwnTexts",),
     "training.python": ("train",),
     "training.run": ("Run",),

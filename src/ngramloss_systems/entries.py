@@ -103,7 +103,31 @@ GSUM = System(
     bests={"loss": False},
     takes_objective=True,
     search=tuple(field.name for field in fields(recipe.Generation)),
-    options_in_generate=True,
+    options_in_generate=("guidance", "extractor", "sentences"),
     first={"system.extractor": "{bertsum_ext}"},
     task="summarisation",
+)
+
+PARALLEL = System(
+    "Parallel decoder (Gu et al. 2018): an encoder-decoder that predicts all tokens of a text at once; any objective",
+    ("parallel", "parallel-demo"),
+    "ngramloss_systems.parallel",
+    options={
+        "inputs": Setting(
+            "copy", choices=("copy", "mask", "random"), help="what the decoder reads; random: for passes"
+        ),
+        "spread": Setting(24, least=1, most=1000, help="how far a length may be from the usual one, in tokens"),
+        "length_weight": Setting(0.1, least=0, most=1000, help="weight of the length head's cross-entropy"),
+        "targets": Setting("", help="a folder of generate with texts of the training split, which replace its targets"),
+        "lengths": Setting(5, least=1, most=1000, help="most probable lengths that are tried for a text"),
+        "passes": Setting(1, least=1, most=1000, help="times that the least certain tokens are predicted, all at once"),
+        "remove_repeats": Setting(True, help="leave out a token that is equal to the one before it"),
+        "length_offset": Setting(0, least=-1000, most=1000, help="tokens added to each length that is tried"),
+    },
+    not_used=("data.prompt", "data.candidates"),
+    bests={"score": True, "loss": False},
+    takes_objective=True,
+    search=("max_length", "engine", "precision"),
+    options_in_generate=("lengths", "passes", "remove_repeats", "length_offset"),
+    loads=True,
 )

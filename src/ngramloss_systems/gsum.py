@@ -138,7 +138,9 @@ def task(run: ng.Run) -> ng.SystemTask:
     settings, options = run.settings, run.system.options
     ng.JointLoss(settings.objective).refuse_terms_of_logits(NAME)
     config = None
-    if settings.model.name != "scratch" and not ng.loading.is_guided(settings.model.name):  # a mistake is found early
+    if (
+        settings.model.name != "scratch" and ng.loading.saved_type(settings.model.name) != ng.loading.GUIDED
+    ):  # a mistake is found early
         config = ng.loading.load_config(settings.model)
     if options["extractor"]:  # it is needed after training only, which is too late to find that it cannot be used
         load_extraction(options["extractor"])
@@ -213,8 +215,7 @@ def _used(split: str, rows: Guided, guidance: Guidance, settings: ng.recipe.Reci
 def generate(work: ng.Job, folder: Path) -> Path:
     """Write the summaries of a run's model, as ``ngramloss generate`` writes predictions."""
     asked = work.asked_system
-    if asked.name != NAME:
-        raise ng.UserError(f"system: {work.model} is a run of {NAME}, not of {asked.name}.")
+    assert asked is not None, "only runs of it come here"
     if asked.options["guidance"] == ORACLE and not asked.options["extractor"] and not work.system:
         raise ng.UserError(
             f"{work.model} was trained with the guidance of the oracle, which reads the references. Choose the "

@@ -204,7 +204,7 @@ def guided(model: Any, *, copying: bool = False) -> GuidedBart:
 
 def load_guided(settings: ng.recipe.Model, tokenizer: Any) -> GuidedBart:
     """A guided BART from its folder, from any BART, or from scratch, in fp32."""
-    if ng.loading.is_guided(settings.name):
+    if ng.loading.saved_type(settings.name) == ng.loading.GUIDED:
         made: GuidedBart = ng.loading.load_own(GuidedBart, settings.name)
         return made
     config = ng.loading.load_config(settings)

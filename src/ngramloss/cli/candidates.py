@@ -54,9 +54,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="further runs; each left out another part of the training rows (data.leave_out), for which it generates",
     )
     add_number(parser, "--count", 16, "N", "candidates of each source")
-    parser.add_argument(
-        "--search", dest="how", choices=HOW, default="groups", help=f"{'; '.join(HOW.values())} (default: %(default)s)"
-    )
+    parser.add_argument("--search", dest="how", choices=HOW, help=f"{'; '.join(HOW.values())} (default: groups)")
     parser.add_argument(
         "--beams",
         type=int,
@@ -80,24 +78,30 @@ def run(options: argparse.Namespace) -> int:
     from ngramloss.generation import candidates, left_out
     from ngramloss.generation.job import check_model
     from ngramloss.storage.run_folder import RunFolder
-    from ngramloss.training.system_registry import system_of
 
     given = settings(options)
     own = [setting for setting in given if not setting.startswith(("generation.", "data.", "task=", "system="))]
     others = [setting for setting in given if setting not in own]
     works = [job_of(options, model, others, verb="candidates") for model in (options.model, *options.others)]
     for work in works:
-        if system := system_of(work.model):
+        system = work.asked_system
+        if system and not system.entry.loads:
             raise UserError(
                 f"{work.model} is a run of {system.name}, which generates one output for each source. Give a model, "
                 "or a run without a system."
+            )
+        searches = (options.how, options.beams, options.groups, options.diversity)
+        if system and (searches != (None,) * 4 or (options.temperature, options.top_p) != (1.0, 1.0)):
+            raise UserError(
+                f"{work.model} is a run of {system.name}, whose search has neither beams nor samples. Leave --search "
+                "and its options out."
             )
     parts, work = left_out.parts_of(works), works[0]
     if options.others and options.out is None:
         raise UserError("several runs need one output folder: give it with --out DIR.")
     chosen = candidates.plan(
         work,
-        how=options.how,
+        how=options.how or ("beams" if work.loading_system else "groups"),
         count=options.count,
         beams=options.beams or 0,
         groups=options.groups or 0,
@@ -107,7 +111,8 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     for each in works:
-        check_model(each, "candidates", groups=chosen.search.groups)
+        if not each.loading_system:
+            check_model(each, "candidates", groups=chosen.search.groups)
     metric = _metric(work, options.metric, own)
     folder = output_folder(options)
     found = candidates.write_candidates(works, chosen, metric, folder, parts)
@@ -116,7 +121,8 @@ def run(options: argparse.Namespace) -> int:
     if found.fewer:
         logger.warning(
             f"{found.fewer:,} of {found.sources:,} sources have fewer than {options.count} candidates, "
-            f"{found.missing:,} too few in all: the search found no others. A higher --temperature finds more."
+            f"{found.missing:,} too few in all: the search found no others."
+            f"{'' if work.loading_system else ' A higher --temperature finds more.'}"
         )
     if 2 * found.ties > found.sources:
         logger.warning(

@@ -89,7 +89,7 @@ def add_job(verb: argparse.ArgumentParser, model: str, *, split: str) -> None:
         help="use the search settings of this recipe; those of cnndm and xsum are the paper's",
     )
     of_metric = "" if model == "MODEL" else ", or an option of the metric"
-    settings = "change a setting in generation.* or data.*, or task; for a run of gsum also system"
+    settings = "change a setting in generation.* or data.*, or task; for a run of gsum or parallel also system"
     add_repeated(verb, "--set", "KEY=VALUE", f"{settings}{of_metric}; repeatable")
     verb.add_argument("--on-bad-row", choices=["error", "skip"], help="same as --set data.on_bad_row=...")
     verb.add_argument("--limit", type=int, default=0, metavar="N", help="read at most N sources")
@@ -126,7 +126,6 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from ngramloss.generation import predictions
     from ngramloss.generation.job import check_model
-    from ngramloss.training.system_registry import system_of
 
     diversity = options.diversity if options.diversity is not None else float(options.groups > 1)
     asked = Options(
@@ -143,12 +142,14 @@ def run(options: argparse.Namespace) -> int:
     given = settings(options)
     work = job_of(options, options.model, given, like=options.like)
     folder = output_folder(options)
-    if system := system_of(work.model):
+    if system := work.asked_system:
         if why := _beyond(system, options, asked, given, work):
             raise UserError(f"{work.model} is a run of {system.name}, {why}")
-        print_result(system.entry.function("generate")(work, folder))
-        return 0
-    check_model(work, "generate", groups=options.groups)
+        if not system.entry.loads:
+            print_result(system.entry.function("generate")(work, folder))
+            return 0
+    else:
+        check_model(work, "generate", groups=options.groups)
     print_result(predictions.write_predictions(work, folder, asked))
     return 0
 
@@ -163,8 +164,6 @@ def _beyond(system: Written, options: argparse.Namespace, asked: Options, given:
         return f"{has}: leave {'other ' * bool(searched)}options of a search out."
     if asked != Options():
         return "which generates the best output for each document. Leave samples, groups and --num-return out."
-    if work.system and not entry.options_in_generate:
-        return "which keeps the options of its training: leave --set system out."
     settable = [*entry.settable, *searched]
     if entry.settable and (others := [key for key in keys if key not in settable]):
         return f"which keeps the {', '.join(others)} of its training. It accepts --set for {', '.join(settable)}."

@@ -45,9 +45,9 @@ def overview(
     return sentences + warnings
 
 
-def lost_ends(lost: int, count: int, what: str, longest: int, unit: str = "tokens") -> str:
-    """A sentence that says how many texts were cut to ``data.max_source``."""
-    return f"{lost:,} of {count:,} {what} are longer than data.max_source = {longest} {unit} and lost their end."
+def lost_ends(lost: int, count: int, what: str, longest: int, unit: str = "tokens", key: str = "max_source") -> str:
+    """A sentence that says how many texts were cut to ``data.max_source``, or another ``key``."""
+    return f"{lost:,} of {count:,} {what} are longer than data.{key} = {longest} {unit} and lost their end."
 
 
 def _told(examples: Sequence[Example]) -> str:

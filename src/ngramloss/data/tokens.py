@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 
 from ngramloss.data import Example, prompts, split_many
 from ngramloss.data.prompts import Prompt
-from ngramloss.data.token_ids import bare_ids, special_tokens
+from ngramloss.data.token_ids import bare_ids
+from ngramloss.data.token_ids import special_tokens as special_tokens
 from ngramloss.errors import UserError
 from ngramloss.output.progress import Progress
 from ngramloss.recipe import Data

@@ -137,7 +137,8 @@ def write_candidates_like(about: Mapping[str, Any], work: Job, metric: Candidate
             *([f"task={about['task']}"] if "task" in about else []),
         ],
     )
-    now = weights_mark(Path(writer.loading.name), load_config(writer.loading, verb="generate"))
+    config = None if writer.loading_system else load_config(writer.loading, verb="generate")
+    now = weights_mark(Path(writer.loading.name), config)
     if now and about.get("weights") and now != about["weights"]:
         raise UserError(
             f"the weights of {writer.model} have changed since it wrote the candidates that {work.model} was trained "
@@ -166,9 +167,13 @@ def _author(work: Job, chosen: CandidatePlan, output: Output, column: str) -> tu
     if writer.engine.note:
         logger.info(writer.engine.note)
 
+    rounds = 0 if work.loading_system else ROUNDS  # a system may have no samples
+
     @lru_cache(maxsize=2)  # an engine may hold caches and graphs; later rounds are rare
     def sampler(number: int) -> Writer:
         """What draws the samples of a round, with random numbers of its own."""
+        if not rounds:
+            return writer
         seed = chosen.samples.seed
         if number:
             seed = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "big")
@@ -182,7 +187,7 @@ def _author(work: Job, chosen: CandidatePlan, output: Output, column: str) -> tu
     def write(_: Sequence[Example], ids: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         searched = writer.write(ids)
         found = [_distinct(texts[:: max(len(texts) // chosen.searched, 1)]) for texts in searched]
-        for number in range(ROUNDS):
+        for number in range(rounds):
             lacking = [index for index, texts in enumerate(found) if len(texts) < chosen.count]
             if not lacking:
                 break

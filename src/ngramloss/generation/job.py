@@ -18,7 +18,7 @@ from ngramloss.output.console import logger
 from ngramloss.recipe import AUTO, TASKS, Data, Generation, Model, Recipe
 from ngramloss.storage.files import read_object
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.training.system_registry import Written, read_system
+from ngramloss.training.system_registry import Written, read_system, system_of
 
 DEFAULTS = dict(zip(TASKS, ("xsum", "translation"), strict=True))
 """Task → the recipe that completes the settings for a model that was trained elsewhere."""
@@ -57,9 +57,29 @@ class Job(NamedTuple):
         return has_several_sentences(self.data.name) or has_several_sentences(self.preset or "")
 
     @property
-    def asked_system(self) -> Written:
-        """The system with its options: those that were asked for, or those of the run."""
-        return read_system(self.system or recipe.load(str(RunFolder(Path(self.model)).recipe), objective=False).system)
+    def asked_system(self) -> Written | None:
+        """The run's system with the options that were asked for, or those of its training; None if it has no system."""
+        own = system_of(self.model) if self.is_run else None
+        if own is None or not self.system:
+            return own
+        asked = read_system(self.system)
+        if asked.name != own.name:
+            raise UserError(f"system: {self.model} is a run of {own.name}, not of {asked.name}.")
+        may = own.entry.options_in_generate
+        if kept := [name for name in asked.given if name not in may]:
+            kept = kept if may else ["options"]
+            what = f"Only {', '.join(may)} can be changed." if may else "Leave --set system out."
+            raise UserError(
+                f"{self.model} is a run of {own.name}, which keeps the {', '.join(kept)} of its training. {what}"
+            )
+        before = own.options if own.entry.loads else {}
+        return asked._replace(options=asked.options | before | {name: asked.options[name] for name in asked.given})
+
+    @property
+    def loading_system(self) -> Written | None:
+        """The run's system, if it provides the model that the standard search uses."""
+        asked = self.asked_system
+        return asked if asked is not None and asked.entry.loads else None
 
     def read_sources(self, *, reader: str = "") -> Split:
         """The documents, and their targets if there are any; says so if there are none.
@@ -106,7 +126,7 @@ def job(
                 "deleted. The same ngramloss train command continues from its last checkpoint."
             )
         own = recipe.load(str(run.recipe), objective=False)
-    accepted = ("generation.", "data.", "task=", *(("system=",) if own and own.system and verb == "generate" else ()))
+    accepted = ("generation.", "data.", "task=", *(("system=",) if own and own.system else ()))
     for setting in overrides:
         if not setting.startswith(accepted):
             raise UserError(f"{verb} accepts --set only for generation.*, data.* and task, got {setting!r}.")
@@ -162,6 +182,7 @@ def job(
     only_how = recipe.affecting("speed")
     asked = [key.partition(".")[2] for key in keys if key.startswith("generation.") and key not in only_how]
     searched = preset is not None or bool(asked)
+    loads = own is not None and bool(own.system) and read_system(own.system).entry.loads
     own_model = dataclasses.replace(own.model, name=str(run.model), encoder="", revision="main") if own else None
     return Job(
         model,
@@ -176,7 +197,7 @@ def job(
         settings.generation.engine,
         settings.generation.precision,
         settings.system if "system" in keys else "",
-        () if own or preset else tuple(asked),
+        () if preset or (own and not loads) else tuple(asked),
         "data.target" in keys and chosen.target not in ("", NO_TARGET),
     )
 

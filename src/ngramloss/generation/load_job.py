@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ngramloss.search.registry import ENGINES
 from ngramloss.search.search import PROBABILITY, Options, Search
 from ngramloss.search.writer import Writer
 from ngramloss.storage.run_folder import model_files, weights_mark
+from ngramloss.training.system_registry import Written
 from ngramloss.version import __version__, installed
 
 
@@ -36,11 +38,13 @@ def load_model(work: Job, *, device: str | None = None, load: Callable[..., Any]
     """
     import torch
 
-    settings = work.loading
+    settings, system = work.loading, work.loading_system
+    if system is not None:  # before its tokenizer, whose class the type of its model may decide
+        load = partial(system.entry.function("load"), options=system.options)
     tokenizer, _ = loading.load_tokenizer(settings, lambda: (), "")
     model = load(settings, tokenizer)
     set_languages(tokenizer, work.data.source_language, work.data.target_language, model=settings.name)
-    if (work.is_run or codes(tokenizer)) and not loading.is_causal(model.config):
+    if system is None and (work.is_run or codes(tokenizer)) and not loading.is_causal(model.config):
         align_start(model, tokenizer, name=settings.name, training=False)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return to_precision(model, getattr(torch, PRECISIONS[work.precision]), place), tokenizer
@@ -93,16 +97,22 @@ def _raise_unless_it_fits(model: Any, shape: Shape, search: Search) -> None:
 def writer_facts(work: Job, writer: Writer) -> dict[str, Any]:
     """What is saved with texts: which model wrote them, how it reads, and how it searches."""
     folder, tokenizer = Path(work.loading.name), writer.tokenizer
-    others = model_files(folder)
+    others, system = model_files(folder), work.loading_system
     return {
         "model": work.model,
         "weights": weights_mark(folder, writer.model.config),
         **({"model_files": others} if others else {}),  # the hub's commit stands for all of its files
         "shape": dataclasses.asdict(writer.shape),
         **({"languages": [tokenizer.src_lang, tokenizer.tgt_lang]} if codes(tokenizer) else {}),
+        **({"system": {"name": system.name, **_in_generate(system)}} if system is not None else {}),
         "generation": search_facts(writer.model, writer.search),
         "engine": writer.engine.facts,
     }
+
+
+def _in_generate(system: Written) -> dict[str, Any]:
+    """The options of a system that could change its texts."""
+    return {name: system.options[name] for name in system.entry.options_in_generate}
 
 
 def versions(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -112,7 +112,7 @@ def _write_by_model(work: Job, options: Options, split: Split, run: RunFolder) -
     if writer.engine.note:
         logger.info(writer.engine.note)
     settings, author = _settings(work, writer), _author(writer)
-    seen = split.examples[:SEEN] if work.is_run and split.has_targets else ()
+    seen = split.examples[:SEEN] if work.is_run and split.has_targets and not work.loading_system else ()
     return _write(
         work,
         split,

@@ -27,6 +27,15 @@ from ngramloss.storage.files import FULL, is_file_name, read_object
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 GUIDED = "guided_bart"
 """The type of a BART with a guidance, not ``bart``: all that loads a BART would leave it out silently."""
+PARALLEL = "parallel"
+"""The type of an encoder-decoder that predicts all tokens at once: a causal one would write nonsense silently."""
+OF_SYSTEMS = {
+    GUIDED: "a guided BART, which needs a guidance beside the document. To generate, give the folder of its run to "
+    "ngramloss generate; to train one, use ngramloss train gsum.",
+    PARALLEL: "a parallel model, which predicts all tokens at once. To generate, give the folder of its run to "
+    "ngramloss generate; to train one, use ngramloss train parallel.",
+}
+"""Types of models that only systems load, and what to do with them."""
 WEIGHTS = (".safetensors", ".bin")
 """What files of weights end with. A .bin is a pickle, of which only tensors are loaded."""
 
@@ -141,11 +150,8 @@ def load_config(settings: Model, *, verb: str = "train") -> Any:
         return with_decoder_config(settings)
     if settings.name == "scratch":
         return AutoConfig.for_model(_family(settings))
-    if is_guided(settings.name):
-        raise UserError(
-            f"{settings.name} is a guided BART, which needs a guidance beside the document. To generate, give the "
-            "folder of its run to ngramloss generate; to train one, use ngramloss train gsum."
-        )
+    if (kind := saved_type(settings.name)) in OF_SYSTEMS:
+        raise UserError(f"{settings.name} is {OF_SYSTEMS[kind]}")
     with explained(settings.name, "model"):
         config = AutoConfig.from_pretrained(settings.name, **loading_options(settings))
         refuse_foreign_kernels(config)
@@ -165,12 +171,12 @@ def load_config(settings: Model, *, verb: str = "train") -> Any:
     return config
 
 
-def is_guided(name: str) -> bool:
-    """Whether this is the folder of a BART that reads a guidance."""
+def saved_type(name: str) -> str:
+    """The type of the model in a folder, such as ``bart``; empty if it is not one."""
     try:
-        return bool(read_object(Path(name) / "config.json").get("model_type") == GUIDED)
+        return str(read_object(Path(name) / "config.json").get("model_type", ""))
     except (OSError, ValueError):  # there is none, or it is damaged, which is reported where it is loaded
-        return False
+        return ""
 
 
 def _rewrites_text(config: Any) -> bool:

@@ -357,8 +357,8 @@ def _decodings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
         if name == "train" or not _NAME.fullmatch(name):
             mistakes.append(f"decodings.{name}: must be a name of letters, digits, '.', '+' and '-', and not train.")
             continue
-        if not listed or not all(text.startswith("generation.") or key_of(text) in _SAMPLES for text in settings):
-            kinds = f"settings in generation.*, and of samples {', '.join(_SAMPLES)}"
+        if not listed or not all(text in searched(settings) or key_of(text) in _SAMPLES for text in settings):
+            kinds = f"settings in generation.*, system, and of samples {', '.join(_SAMPLES)}"
             mistakes.append(f"decodings.{name}: must be a list of {kinds}, got {settings!r}.")
             continue
         sampled = "\n".join(text for text in settings if key_of(text) in _SAMPLES)
@@ -373,8 +373,8 @@ def _decodings(given: Any, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def searched(decoding: Sequence[str]) -> list[str]:
-    """The settings of a decoding in ``generation.*``."""
-    return [text for text in decoding if text.startswith("generation.")]
+    """The settings of a decoding in ``generation.*``, and ``system``."""
+    return [text for text in decoding if text.startswith("generation.") or key_of(text) == "system"]
 
 
 def generate_options(decoding: Sequence[str]) -> list[str]:

@@ -42,7 +42,10 @@ class System:
             objective, and {ROW:SPLIT} for candidates that this run writes; ``system.OPTION`` is one of its options.
         beyond_cnndm: settings of its first recipe on other data than CNN/DailyMail, as published for XSum.
         task: the only task that it is for; empty: any.
-        options_in_generate: whether ``generate --set system=…`` may give other options than its training had.
+        options_in_generate: the options that ``generate --set system=…`` may change.
+        loads: whether the standard commands write texts with a model that its function ``load(settings, tokenizer,
+            options)`` returns; otherwise its function ``generate`` writes them. What ``--set system=…`` does not name
+            is then as in its training.
     """
 
     about: str
@@ -58,7 +61,8 @@ class System:
     first: Mapping[str, str] = field(default_factory=dict)
     beyond_cnndm: tuple[str, ...] = ()
     task: str = ""
-    options_in_generate: bool = False
+    options_in_generate: tuple[str, ...] = ()
+    loads: bool = False
 
     @property
     def searches_freely(self) -> bool:
@@ -83,6 +87,8 @@ class Written(NamedTuple):
     entry: System
     options: dict[str, Any]
     code: str
+    given: tuple[str, ...] = ()
+    """The options that were written; the others have their defaults."""
 
 
 def read_system(text: str) -> Written:
@@ -96,7 +102,7 @@ def read_system(text: str) -> Written:
         raise UserError(
             f"system: {name} is trained like any model. Leave system out, and use the recipe {entry.recipes[0]}."
         )
-    options = {option: described.default for option, described in entry.options.items()}
+    options, given = {option: described.default for option, described in entry.options.items()}, []
     for pair in filter(None, map(str.strip, inner.split(","))):
         option, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or option not in entry.options:
@@ -105,7 +111,8 @@ def read_system(text: str) -> Written:
             )
         described = entry.options[option]
         options[option] = described.check(f"system: {option}", described.read(value))
-    return Written(name, entry, options, SYSTEMS.source(name) if SYSTEMS.origin(name) else "")
+        given.append(option)
+    return Written(name, entry, options, SYSTEMS.source(name) if SYSTEMS.origin(name) else "", tuple(given))
 
 
 def system_of(model: str) -> Written | None:

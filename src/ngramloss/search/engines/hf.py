@@ -241,6 +241,8 @@ def _explained() -> Iterator[None]:
     """Turn what transformers raises because of a setting into one message."""
     try:
         yield
+    except UserError:
+        raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as reason:
         raise UserError(
             "transformers cannot generate with this model's settings: "
