@@ -127,7 +127,7 @@ PARALLEL = System(
     not_used=("data.prompt", "data.candidates"),
     bests={"score": True, "loss": False},
     takes_objective=True,
-    search=("max_length", "engine", "precision"),
+    search=("engine", "precision"),
     options_in_generate=("lengths", "passes", "remove_repeats", "length_offset"),
     loads=True,
 )

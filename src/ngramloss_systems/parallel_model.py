@@ -135,16 +135,20 @@ class ParallelModel(hf.PreTrainedModel, hf.GenerationMixin):  # type: ignore[mis
 
     # Lengths
 
-    def source_lengths(self, attention_mask: Tensor) -> Tensor:
-        """Tokens of each source without special ones around it, at least 1, [B]."""
-        lengths: Tensor = (attention_mask.sum(1) - sum(self.config.around)).clamp_min(1)  # [B]
+    def source_lengths(self, sizes: Tensor) -> Tensor:
+        """Tokens of sources of these sizes without special ones around them, at least 1, [B]."""
+        lengths: Tensor = (sizes - sum(self.config.around)).clamp_min(1)  # [B]
         return lengths
+
+    def usual_lengths(self, sizes: Tensor) -> Tensor:
+        """The length that texts of sources of these sizes have on average, [B]."""
+        usual: Tensor = (self.source_lengths(sizes) * self.config.ratio).round().long()  # [B]
+        return usual
 
     def length_classes(self, lengths: Tensor, attention_mask: Tensor) -> Tensor:
         """The classes of lengths in the length head, [B]. Lengths that it does not know get the next one."""
-        spread = self.config.spread
-        classes: Tensor = (lengths - self._usual(attention_mask)).clamp(-spread, spread) + spread  # [B]
-        return classes
+        spread: int = self.config.spread
+        return (lengths - self.usual_lengths(attention_mask.sum(1))).clamp(-spread, spread) + spread
 
     def length_logits(self, states: Tensor, attention_mask: Tensor) -> Tensor:
         """Logits of lengths, from the mean state of a source, [B, 2 · spread + 1]."""
@@ -152,19 +156,21 @@ class ParallelModel(hf.PreTrainedModel, hf.GenerationMixin):  # type: ignore[mis
         logits: Tensor = self.length((states * real).sum(1) / real.sum(1))
         return logits
 
-    def _usual(self, attention_mask: Tensor) -> Tensor:
-        usual: Tensor = (self.source_lengths(attention_mask) * self.config.ratio).round().long()  # [B]
-        return usual
-
     def best_lengths(self, states: Tensor, attention_mask: Tensor, count: int, most: int) -> Tensor:
         """The most probable lengths of each source's text, at most all known, and ``length_offset``, [B, C]."""
         spread = self.config.spread
         logits = self.length_logits(states, attention_mask).float()  # [B, 2 · spread + 1]
         steps = torch.arange(-spread, spread + 1, device=logits.device)  # [2 · spread + 1]
-        known = self._usual(attention_mask).unsqueeze(1) + steps  # [B, 2 · spread + 1]
+        known = self.usual_lengths(attention_mask.sum(1)).unsqueeze(1) + steps  # [B, 2 · spread + 1]
         logits = logits.masked_fill((known < 1) | (known > most), -torch.inf)
         chosen = logits.sort(descending=True, stable=True).indices[:, :count]  # [B, C]
         return (known.gather(1, chosen) + self.length_offset).clamp(1, most)
+
+    def write_at_most(self, most: int) -> None:
+        """Never write texts of more tokens, nor of more than the base model has positions."""
+        positions = getattr(self.config, "max_position_embeddings", None)
+        self.config.most = most if positions is None else min(most, positions)
+        self.generation_config.max_length = self.config.most + 2
 
     # What the decoder reads
 
@@ -176,7 +182,7 @@ class ParallelModel(hf.PreTrainedModel, hf.GenerationMixin):  # type: ignore[mis
         k = torch.arange(size, device=input_ids.device)  # [T]
         real = k < lengths.unsqueeze(1)  # [B, T]
         if self.config.inputs == "copy":
-            sources = self.source_lengths(attention_mask).unsqueeze(1)  # [B, 1]
+            sources = self.source_lengths(attention_mask.sum(1)).unsqueeze(1)  # [B, 1]
             copied = k * sources // lengths.clamp_min(1).unsqueeze(1)  # [B, T]
             ids = input_ids.gather(1, (copied + self.config.around[0]).clamp_max(input_ids.shape[1] - 1))  # [B, T]
         else:
@@ -314,6 +320,11 @@ def parallel(
     mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.unk_token_id
     if mask is None and inputs != "copy":
         raise ng.UserError(f"the tokenizer of {name} has no mask token and no unknown token. Use inputs=copy.")
+    if inputs == "copy" and not getattr(base.config, "share_encoder_decoder_embeddings", True):
+        raise ng.UserError(
+            f"the decoder of {name} has another vocabulary than its encoder, so it cannot read a copy of the source. "
+            "Use inputs=mask."
+        )
     before, after = ng.tokens.special_tokens(tokenizer)
     positions = getattr(base.config, "max_position_embeddings", None)
     config = ParallelConfig(
@@ -321,7 +332,7 @@ def parallel(
         inputs,
         ratio,
         spread,
-        most if positions is None else min(most, positions),
+        most,
         (len(before), len(after)),
         mask or 0,
         tuple(sorted({*tokenizer.all_special_ids, *(token for token in ids.values() if isinstance(token, int))})),
@@ -333,8 +344,9 @@ def parallel(
     )
     model = ParallelModel(config, base)
     model.generation_config = hf.GenerationConfig(
-        **{key: getattr(config, key) for key in (*ids, "decoder_start_token_id")}, max_length=config.most + 2
+        **{key: getattr(config, key) for key in (*ids, "decoder_start_token_id")}
     )
+    model.write_at_most(most)
     raise_unless_parallel(model, name)
     return model
 

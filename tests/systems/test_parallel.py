@@ -313,9 +313,6 @@ def test_texts_do_not_depend_on_their_batch_and_their_settings_are_saved(undistu
     code, rows = generate("undisturbed", tmp_path / "raw", *raw)
     assert code == 0
     assert sum(row["tokens"] for row in rows) > sum(row["tokens"] for row in together)
-    code, rows = generate("undisturbed", tmp_path / "short", "--set", "generation.max_length=5")
-    assert code == 0
-    assert max(row["tokens"] for row in rows) <= 5
     texts = ng.TextGenerator("undisturbed")({"document": [row["document"] for row in split_rows("test", 5)]})
     assert texts["prediction"] == [row["prediction"] for row in together]
 
@@ -330,7 +327,7 @@ def test_options_that_are_not_given_are_those_of_the_training(here, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--set", "generation.num_beams=4"], "whose search has only generation.max_length"),
+        (["--set", "generation.num_beams=4"], "whose search has only generation.engine, generation.precision"),
         (["--sample"], "leave other options of a search out"),
         (["--num-return", "2"], "leave other options of a search out"),
         (
@@ -427,7 +424,7 @@ def test_an_empty_target_is_named(here, monkeypatch, tmp_path, capsys):
     ("setting", "sentence"),
     [
         ("data.max_source=1025", "scratch reads at most 1024 tokens, and the recipe asks for 1025. Lower"),
-        ("generation.num_beams=2", "generation.num_beams: is not a setting of parallel, whose search reads max_length"),
+        ("generation.num_beams=2", "generation.num_beams: is not a setting of parallel, whose search reads engine"),
         ("objective=ce + rank", "objective: rank needs candidates, which parallel does not have."),
         ("objective=ce + keep", "objective: keep needs a teacher, which parallel does not have."),
         ("train.best=ce", "train.best: must be one of score, loss, last for parallel"),
