@@ -40,11 +40,13 @@ class ParallelConfig(hf.PreTrainedConfig):  # type: ignore[misc]
     ) -> None:
         """Set all of it.
 
+        ``base``: its dtype is left out, or trained weights would be loaded in 16 bits, if it was published in these;
         ``ratio``: target tokens for each source token; ``most``: of a text; ``around``: special tokens before and after
         a source; ``banned``: tokens that are never written.
         """
         super().__init__(**{"is_encoder_decoder": True, **more})
-        self.base, self.inputs, self.ratio, self.spread, self.most = dict(base or {}), inputs, ratio, spread, most
+        self.base = {name: value for name, value in (base or {}).items() if name not in ("dtype", "torch_dtype")}
+        self.inputs, self.ratio, self.spread, self.most = inputs, ratio, spread, most
         self.around, self.mask, self.banned = list(around), mask, list(banned)
 
 
@@ -254,7 +256,7 @@ class ParallelModel(hf.PreTrainedModel, hf.GenerationMixin):  # type: ignore[mis
         **others: Any,
     ) -> Tensor:
         """Texts as ids from the start to the end token, [B · texts, T]; those of several lengths, best first."""
-        unread = ("num_beams", "early_stopping", "do_sample", "max_new_tokens", "_from_model_config")
+        unread = ("num_beams", "early_stopping", "do_sample", "_from_model_config")
         if strange := [name for name, value in others.items() if name not in unread and value is not None]:
             raise ng.UserError(
                 f"a parallel model predicts all tokens at once and does not read {', '.join(strange)}. Leave it out."

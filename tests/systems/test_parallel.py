@@ -180,6 +180,13 @@ def test_a_run_is_trained_further_with_the_same_inputs(undisturbed, here, tmp_pa
 # Bases
 
 
+@pytest.mark.parametrize("architecture", ["marian", "mbart", "pegasus", "m2m100", "t5"])
+def test_any_architecture_is_made_from_scratch(here, tmp_path, architecture):
+    settings = [f"model.architecture={architecture}", "system=parallel(spread=6)", "train.max_steps=1"]
+    assert train(tmp_path / "run", *settings) == 0
+    assert generate(tmp_path / "run", tmp_path / "texts")[0] == 0
+
+
 @pytest.mark.parametrize("family", ["t5", "mbart", "mbart50", "m2m100"])
 def test_any_encoder_decoder_is_a_beginning(here, tmp_path, family):
     if family == "t5":
@@ -227,6 +234,7 @@ def test_a_decoder_only_model_is_refused_with_what_to_do(here, tmp_path, capsys)
 
 def test_a_teachers_texts_are_the_targets(teacher, here):
     task = task_of(f"system=parallel(spread=6,targets={teacher})")
+    assert task.tokenizer.get_vocab() == task_of().tokenizer.get_vocab()
     texts = {row["id"]: row["prediction"] for row in rows_of(teacher / "predictions.jsonl")}
     for number, row in enumerate(split_rows("train", 24)):
         expected = task.tokenizer(texts[row["id"]], add_special_tokens=False)["input_ids"][:22]
@@ -369,6 +377,13 @@ def test_score_report_and_publish_take_the_run(undisturbed, here, tmp_path, caps
     assert generate("undisturbed", tmp_path / "texts")[0] == 0
     assert cli.main(["score", str(tmp_path / "texts"), "--samples", "20", "--shuffles", "20"]) == 0
     assert cli.main(["report", str(tmp_path / "texts"), "-o", str(tmp_path / "page")]) == 0
+    raw = tmp_path / "raw"
+    assert generate("undisturbed", raw, "--set", "system=parallel(lengths=1)")[0] == 0
+    capsys.readouterr()
+    assert cli.main(["score", str(tmp_path / "texts"), str(raw), "--samples", "20", "--shuffles", "20"]) == 0
+    found = capsys.readouterr()
+    assert "decoded differently" in found.out + found.err
+    assert "lengths=1,passes=1" in found.out + found.err
     assert cli.main(["publish", "undisturbed", "-o", str(tmp_path / "hub")]) == 2
     assert "whose model only ngramloss loads" in capsys.readouterr().err
     assert cli.main(["generate", "undisturbed/model", "--data", "data", "--out", str(tmp_path / "y")]) == 2

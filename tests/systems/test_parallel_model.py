@@ -264,6 +264,7 @@ def test_a_text_is_never_longer_than_is_allowed():
     [
         ({"num_beams": 4}, "has no beams and no samples"),
         ({"do_sample": True}, "has no beams and no samples"),
+        ({"max_new_tokens": 5}, "does not read max_new_tokens"),
         ({"temperature": 0.5}, "does not read temperature"),
         ({"logits_processor": [1]}, "does not read logits_processor"),
         ({"num_return_sequences": 8}, "8 texts were asked for, and the length head knows 7 lengths"),
@@ -285,6 +286,7 @@ def test_the_lowest_values_are_the_first_of_equal_ones():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_model_is_the_same_and_no_other_program_takes_it_for_its_base(family, tmp_path):
     base = tiny(family)
+    base.config.dtype = torch.bfloat16  # as of most published models, whatever they are loaded in
     for name, weight in base.named_parameters():
         if family == "marian" and name.endswith("embed_positions.weight"):  # fixed, so they are not saved
             weight.data = base.get_submodule(name.removesuffix(".weight")).create_weight()
@@ -295,6 +297,8 @@ def test_a_saved_model_is_the_same_and_no_other_program_takes_it_for_its_base(fa
     sources = batch["input_ids"], batch["attention_mask"]
     places = model.places(*sources, torch.tensor([5, 4, 2]), 5)
     assert torch.equal(again(*sources, *places).logits, model(*sources, *places).logits)
+    assert {weight.dtype for weight in again.parameters()} == {torch.float32}
+    assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
     for name in ("inputs", "ratio", "spread", "most", "around", "mask", "banned", "decoder_start_token_id"):
         assert getattr(again.config, name) == getattr(model.config, name)
     with pytest.raises(UserError, match="is a parallel model, which predicts all tokens at once"):

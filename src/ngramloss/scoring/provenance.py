@@ -20,7 +20,7 @@ from ngramloss.storage.run_folder import RunFolder
 
 READING = ("max_source", "prefix", "prompt")
 """How a model reads sources; beside the settings of the search, that is how outputs are decoded."""
-DECODING = (*READING, "precision", *USUAL, *BESIDE, "utility")
+DECODING = (*READING, "precision", *USUAL, *BESIDE, "utility", "system")
 """What is compared of two systems, by its name in a signature."""
 SHOWN = 3  # Systems that a difference names, at most
 LONGEST = 40  # Characters of a prompt in a signature
@@ -127,6 +127,8 @@ def written_by(run: Provenance) -> str:
     search = {key: value for key, value in search.items() if key in USUAL or value != BESIDE[key]}
     if scores := _section(known, "utility").get("scores"):
         search["utility"] = "+".join(map(str, scores))
+    if options := _section(known, "system"):
+        search["system"] = ",".join(f"{key}={value}" for key, value in options.items())
     versions = _section(known, "versions")
     used = {name: versions[name] for name in (*engine_packages(), "transformers", "ngramloss") if name in versions}
     facts = {name: value for name, value in facts.items() if value is not None}
