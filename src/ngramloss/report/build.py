@@ -190,7 +190,6 @@ def _system(result: Result, index: int, label: str, group: str) -> ReportSystem:
         plain,
         is_baseline=run.is_baseline,
         objective=run.label if run.recipe else None,
-        docs_per_second=provenance.docs_per_second(run.folder) if run.own else None,
         used=provenance.used(run.folder) if run.recipe else [],
         settings=flat({key: value for key, value in settings.items() if value}),
         forced=_forced(run) if run.recipe else {},

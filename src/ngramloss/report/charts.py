@@ -198,7 +198,6 @@ def _subjects(logs: Sequence[TrainingCurves]) -> Iterator[tuple[str, dict[str, s
         if name.startswith("weight/"):
             yield f"weight of {name.removeprefix('weight/')}", {name: ""}
     yield "learning rate", {"learning_rate": ""}
-    yield "documents per second", {"docs_per_second": ""}
 
 
 def _series(run: int, logs: Sequence[TrainingCurves], parts: Mapping[str, str]) -> Iterator[Series]:

@@ -34,7 +34,6 @@ class ReportSystem:
     is_baseline: bool = False
     objective: str | None = None  # None where the system was not trained, or the report does not know with what
     group: str = ""  # The label of the runs that differ in their seed alone, of which this is one, if it is
-    docs_per_second: float | None = None  # In training
     most_tokens: int | None = None  # The most tokens that a text may have. A text with this many may be cut off.
     audit: Sequence[str] = ()
     used: Sequence[str] = ()  # What its training used of its data, in sentences

@@ -17,7 +17,7 @@ from ngramloss.scoring.tables import cell, seed_cell
 _SPEED = Head(
     "docs_per_second",
     "Docs/s",
-    help="Documents per second as this training ran. Trainings ran at different times: only ngramloss bench compares",
+    help="The paper's documents per second in training. Trainings here ran at other times and cannot be compared",
 )
 
 
@@ -29,7 +29,10 @@ def quality_and_description(report: Report) -> tuple[list[str], list[str]]:
 
 
 def results(report: Report, names: Sequence[str], *, speed: bool = True, paper: bool = True) -> Table:
-    """The table of these scores, with the speed of training and the paper's rows where there are some."""
+    """The table of these scores, with the paper's rows and their speeds where there are some.
+
+    Trainings here ran at different times, so their speeds could not be compared and are left out.
+    """
     scores = {name: report.scores[name] for name in names}
     printed = report.paper.rows if report.paper and paper else []
     rows = _with_best([_row(system, scores) for system in report.systems], scores.values())
@@ -152,7 +155,7 @@ def _head(name: str, score: Score) -> Head:
 
 def _row(system: ReportSystem, scores: Mapping[str, Score]) -> Row:
     cells = [cell(system.values[name], score) for name, score in scores.items()]
-    cells.append(_speed_cell(system.docs_per_second, None))
+    cells.append(_speed_cell(None, None))
     return Row(system.name, system.label, cells, "baseline" if system.is_baseline else "system")
 
 
