@@ -179,9 +179,8 @@ def contestants(
     yield step("cross-entropy, torch.compile", compiled())
     yield step("cross-entropy, vocabulary padded", peers.stock, padded)
     yield step("cross-entropy, padded and torch.compile", compiled(), padded)
-    for name, peer in (("Liger-Kernel, cross-entropy", peers.liger()), ("cut-cross-entropy", peers.cut())):
-        if peer is not None:
-            yield step(name, peer)
+    for name, peer in peers.PEERS.items():
+        yield step(name, peer)
     for name, placed in (("matches", False), ("rewards", True)) if loops else ():
         loop = partial(peers.papers_loops, placed=placed, lengths=(2, 3, 4))
         yield step(f"the paper's loops, ce + {name}(2,3,4)", loop)

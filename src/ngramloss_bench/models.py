@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
@@ -89,6 +90,17 @@ def example(model: Any, batch: int, source: int, target: int, device: str) -> di
     if is_decoder_only(model.config):
         ids, labels = torch.cat([ids, labels], 1), torch.cat([torch.full_like(ids, ng.IGNORE_INDEX), labels], 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def head_inputs(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """What the head of a BART or a Llama gets for a batch, [B, T, D], and the labels that it predicts there, [B, T]."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    labels = batch["labels"]  # [B, T]
+    if is_decoder_only(model.config):
+        labels = F.pad(labels, (0, 1), value=ng.IGNORE_INDEX)[:, 1:]  # [B, T]
+    else:
+        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)  # [B, T]
+    return model.base_model(**inputs, use_cache=False).last_hidden_state, labels
 
 
 def dtype_of(precision: str) -> torch.dtype:

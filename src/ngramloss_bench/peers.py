@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from ngramloss import IGNORE_INDEX, JointLoss
 from ngramloss.loss.stats import Packing, at_positions, labelled
+from ngramloss_bench.child import Failed
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -47,23 +50,41 @@ def papers_loops(hidden: Tensor, weight: Tensor, labels: Tensor, *, placed: bool
     return loss
 
 
-def liger() -> Loss | None:
-    """Liger-Kernel's fused linear cross-entropy, if it is installed."""
-    if find_spec("liger_kernel") is None:
-        return None
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """PyTorch's own fused cross-entropy, in chunks; without these options it is stock cross-entropy."""
+    if not hasattr(F, "linear_cross_entropy"):
+        raise Failed(f"needs torch 2.13 or newer, this is {torch.__version__}")
+    options = torch.nn.LinearCrossEntropyOptions()
+    loss: Tensor = F.linear_cross_entropy(hidden.flatten(0, -2), weight, labels.flatten(), options=options)
+    return loss
 
-    function = LigerFusedLinearCrossEntropyLoss()
-    return lambda hidden, weight, labels: function(weight, hidden.flatten(0, 1), labels.flatten())
+
+def liger(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Liger-Kernel's fused linear cross-entropy."""
+    function = _imported("liger_kernel.transformers", "liger-kernel").LigerFusedLinearCrossEntropyLoss()
+    loss: Tensor = function(weight, hidden.flatten(0, -2), labels.flatten())
+    return loss
 
 
-def cut() -> Loss | None:
-    """Apple's cut cross-entropy, if it is installed."""
-    if find_spec("cut_cross_entropy") is None:
-        return None
-    from cut_cross_entropy import linear_cross_entropy
+def cut(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Apple's cut cross-entropy."""
+    module = _imported("cut_cross_entropy", "cut-cross-entropy")
+    loss: Tensor = module.linear_cross_entropy(hidden, weight, labels)
+    return loss
 
-    return lambda hidden, weight, labels: linear_cross_entropy(hidden, weight, labels)
+
+def _imported(module: str, package: str) -> Any:
+    if find_spec(module.partition(".")[0]) is None:
+        raise Failed(f"not installed: pip install {package}")
+    return import_module(module)
+
+
+PEERS: dict[str, Loss] = {
+    "F.linear_cross_entropy": linear_cross_entropy,
+    "Liger-Kernel, cross-entropy": liger,
+    "cut-cross-entropy": cut,
+}
+"""Fused losses of others. One that is not installed raises :class:`Failed` with the reason."""
 
 
 def of_labelled(loss_fn: JointLoss, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from ngramloss_bench import options as add
 from ngramloss_bench.benchmark import NAN, Column, Measured, Plan, Row, check_objectives, ratio
 
 SUMMARY = "documents per second in training"
-TEXT = "Measure documents per second in training: with the model's own loss, and with each objective attached."
+TEXT = """\
+Measure documents per second in training: with the model's own loss, eagerly and compiled, with the fused losses of
+other libraries on the decoder's output, and with each objective attached."""
 EXAMPLES = """\
 examples:
   ngramloss bench step --batch-size 64
@@ -21,6 +25,7 @@ examples:
 """
 OBJECTIVES = ["ce", "ce + matches(2,3,4)"]
 STOCK = "the model's own cross-entropy"
+COMPILED = f"{STOCK}, torch.compile"
 CAPTURED = ", captured"
 """At the end of objectives whose forward and backward pass is a CUDA graph."""
 ADDED = "+ ms to ce"
@@ -66,7 +71,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     import torch
 
     from ngramloss import attach, detach
-    from ngramloss_bench import clock, models
+    from ngramloss_bench import clock, models, peers
 
     device, batch, precision = options.device, options.batch_size, options.precision
     model: Any = models.built(options.model).to(device)
@@ -80,26 +85,52 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     if precision.endswith("pure"):
         model.to(models.dtype_of(precision))
     inputs = models.example(model, batch, *lengths, device)
-    optimiser = torch.optim.AdamW(model.parameters(), 3e-5, fused=device == "cuda")
+
+    def optimiser_of(model: Any) -> Any:
+        return torch.optim.AdamW(model.parameters(), 3e-5, fused=device == "cuda")
+
+    optimiser = optimiser_of(model)
     scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
     timing: dict[str, Any] = {"repeats": options.repeats, "usual": 15, "warm_up": 5}
 
-    def passes() -> None:
-        with models.autocast(device, precision):
-            loss = model(**inputs).loss
-        scaler.scale(loss).backward()
+    def loss_of(output: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            with models.autocast(device, precision):
+                loss = output()
+            scaler.scale(loss).backward()
 
-    def update() -> None:
+        return run
+
+    passes = loss_of(lambda: model(**inputs).loss)
+
+    def update(optimiser: Any = optimiser) -> None:
         scaler.step(optimiser)
         scaler.update()
 
-    def eager() -> dict[str, list[float]]:
+    def eager(passes: Callable[[], None] = passes, optimiser: Any = optimiser) -> dict[str, list[float]]:
         def run() -> None:
             passes()
-            update()
+            update(optimiser)
             optimiser.zero_grad(set_to_none=True)
 
         return clock.per_second(clock.cost(run, device, **timing), batch)
+
+    def compiled(*, padded: bool) -> dict[str, list[float]]:
+        torch._dynamo.reset()
+        own = model
+        if padded:
+            own = copy.deepcopy(model)
+            own.resize_token_embeddings(-(-own.config.vocab_size // 128) * 128, mean_resizing=False)
+        call: Any = torch.compile(own, dynamic=False)
+        return eager(loss_of(lambda: call(**inputs).loss), optimiser_of(own))
+
+    def peer(loss: peers.Loss) -> dict[str, list[float]]:
+        def output() -> Any:
+            hidden, labels = models.head_inputs(model, inputs)  # [B, T, D], [B, T]
+            weight = model.get_output_embeddings().weight.to(hidden.dtype)  # [V, D]
+            return loss(hidden, weight, labels)
+
+        return eager(loss_of(output))
 
     def captured() -> dict[str, list[float]]:
         def fresh() -> None:
@@ -118,6 +149,10 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             optimiser.zero_grad()
 
     yield Row(STOCK, eager)
+    yield Row(COMPILED, partial(compiled, padded=False))
+    yield Row(f"{COMPILED}, vocabulary padded", partial(compiled, padded=True))
+    for name, loss in peers.PEERS.items():
+        yield Row(name, partial(peer, loss))
     for objective in options.objectives or OBJECTIVES:
         attach(model, objective)
         yield Row(objective, eager)

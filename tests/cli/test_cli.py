@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -414,6 +415,17 @@ def test_a_number_out_of_range_is_told_before_any_work(arguments, message, capsy
     assert not list(tmp_path.iterdir())
 
 
+def absent_peers(written):
+    """Peers of a benchmark's file that have neither a time nor a reason."""
+    from ngramloss_bench import peers
+
+    content = json.loads(Path(written).read_text())
+    failed = {row["name"]: row["why_not"] for row in content["failed"]}
+    if find_spec("liger_kernel") is None:
+        assert failed["Liger-Kernel, cross-entropy"] == "not installed: pip install liger-kernel"
+    return {*peers.PEERS} - {row["name"] for row in content["rows"]} - {*failed}
+
+
 @pytest.mark.slow
 def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch):
     from ngramloss_bench import head
@@ -424,6 +436,7 @@ def test_bench_head_compares_with_stock_and_floor(tmp_path, capsys, monkeypatch)
     rows = medians(written)
     assert rows[head.STOCK]["/ stock"] == rows[head.FLOOR]["/ bound"] == 1
     assert {f"ngramloss chunked fast, {objective}" for objective in head.OBJECTIVES} <= set(rows)
+    assert absent_peers(written) == set()
     assert "the paper's loops, ce + rewards(2,3,4)" in rows
     assert "three matrix products (lower bound)" in capsys.readouterr().out
 
@@ -442,27 +455,51 @@ def test_bench_head_measures_labelled_positions_alone(tmp_path, capsys, monkeypa
 
 
 @pytest.mark.slow
-def test_bench_step_counts_documents_a_second(tmp_path):
+def test_bench_step_counts_documents_a_second(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
     written = str(tmp_path / "step.json")
     arguments = ["--model", "bart-tiny", "--batch-size", "2", "--source", "16", "--target", "8", "--device", "cpu"]
     assert main(["bench", "step", *arguments, "-o", written]) == 0
     rows = medians(written)
-    assert list(rows)[:3] == ["the model's own cross-entropy", "ce", "ce + matches(2,3,4)"]
+    stock = "the model's own cross-entropy"
+    compiled = [f"{stock}, torch.compile", f"{stock}, torch.compile, vocabulary padded"]
+    assert list(rows)[:3] == [stock, *compiled]
+    assert list(rows)[-2:] == ["ce", "ce + matches(2,3,4)"]
+    assert absent_peers(written) == set()
     assert all(row["docs/s"] == pytest.approx(2e3 / row["ms"]) for row in rows.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
-def test_bench_step_in_other_precisions(precision, capsys):
+def test_bench_step_in_other_precisions(precision, capsys, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
     arguments = ["--model", "bart-tiny", "--batch-size", "2", "--source", "8", "--target", "8", "--device", "cpu"]
     assert main(["bench", "step", *arguments, "--objectives", "ce + rewards(2)", "--precision", precision]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(f", {precision}")
-    assert [line.split("  ")[0] for line in lines[3:]] == ["the model's own cross-entropy", "ce + rewards(2)"]
+    names = [line.split("  ")[0] for line in lines[3:]]
+    assert names[0] == "the model's own cross-entropy"
+    assert "ce + rewards(2)" in names
+
+
+@pytest.mark.parametrize("name", ["bart-tiny", "llama-tiny"])
+def test_peers_get_what_the_models_own_head_gets(name):
+    from ngramloss_bench import models, peers
+
+    model = models.built(name).eval()
+    inputs = models.example(model, 2, 9, 5, "cpu")
+    inputs["labels"][0, -2:] = -100
+    losses = [
+        peers.stock,
+        *([peers.linear_cross_entropy] if hasattr(torch.nn.functional, "linear_cross_entropy") else []),
+    ]
+    for loss in losses:
+        hidden, labels = models.head_inputs(model, inputs)
+        torch.testing.assert_close(loss(hidden, model.lm_head.weight, labels), model(**inputs).loss)
 
 
 def test_bench_step_shows_what_captured_objectives_add_to_ce(monkeypatch):
-    from ngramloss_bench import benchmark, clock, step
+    from ngramloss_bench import benchmark, clock, peers, step
 
     def captured(run, clear):  # there is no GPU: the function itself stands for its graph
         run()
@@ -470,7 +507,7 @@ def test_bench_step_shows_what_captured_objectives_add_to_ce(monkeypatch):
             raise RuntimeError("CUDA error:\nout of memory")
         return run, captures.pop(0)
 
-    captures, times = [0.5, 0.75], iter([4, 10, 12, 14, 20])
+    captures, times = [0.5, 0.75], iter([4, 4, 4, 10, 12, 14, 20])
     monkeypatch.setattr(step, "captured_objectives", lambda options: ["ce", "ce + bag(2)", "matches(2)"])
     monkeypatch.setattr(clock, "cost", lambda run, device, **_: {"ms": [next(times)]})
     monkeypatch.setattr(clock, "captured", captured)
@@ -478,7 +515,10 @@ def test_bench_step_shows_what_captured_objectives_add_to_ce(monkeypatch):
     words = ["bench", "step", "--model", "bart-tiny", "--batch-size", "2", "--source", "8", "--target", "8"]
     options = parser().parse_args([*words, "--device", "cpu", "--precision", "fp32"])
     monkeypatch.setattr(step, "OBJECTIVES", [])
-    _, *rows = measured = benchmark.measure(step.rows(options))
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    monkeypatch.setattr(peers, "PEERS", {})
+    measured = benchmark.measure(step.rows(options))
+    rows = measured[-3:]
     step.compare(measured)
     assert [row.name for row in rows] == ["ce, captured", "ce + bag(2), captured", "matches(2), captured"]
     assert [(row.median("ms"), row.median("GiB"), row.median("+ ms to ce")) for row in rows[:2]] == [
