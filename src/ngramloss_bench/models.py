@@ -57,8 +57,13 @@ def built(name: str) -> Any:
     if name not in SHAPES:
         return ng.loading.load(ng.recipe.Model(name=name), None)
     torch.manual_seed(0)
-    kind: Any = transformers.LlamaForCausalLM if is_decoder_only(config) else transformers.BartForConditionalGeneration
-    return kind(config)
+    return empty(config)
+
+
+def empty(config: Any) -> Any:
+    """A model of this configuration with random weights."""
+    kind: Any = transformers.AutoModelForCausalLM if is_decoder_only(config) else transformers.AutoModelForSeq2SeqLM
+    return kind.from_config(config)
 
 
 def configuration(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ngramloss import UserError, console
 from ngramloss_bench import lengths
 from ngramloss_bench import options as add
-from ngramloss_bench.benchmark import Column, Plan, Row, check_objectives, ratio, repeated
+from ngramloss_bench.benchmark import Column, Plan, Row, check_objectives, ratio
 from ngramloss_bench.child import in_child
 
 SUMMARY = "documents per second of whole trainings"
@@ -72,13 +72,15 @@ COLUMNS = [
     ratio("× random", "docs/s", CONTESTANTS["stock-random"].label),
     ratio("× best", "docs/s", *(each.label for each in CONTESTANTS.values() if not each.ours)),
     Column("ms a step", 1, "ms"),
+    Column("MFU %", 1, "%"),
     Column("GPU ms", 1, "ms"),
     Column("idle %", 0, "%"),
     Column("padding %", 1, "%"),
     Column("peak GiB", unit="GiB"),
     Column("reserved GiB", unit="GiB"),
 ]
-"""``GPU ms``: of a step, in which the GPU was busy, measured in a few other steps; ``idle %``: the rest of these."""
+"""``MFU %``: the model's operations, averaged over all rows, by the device's peak (:mod:`ngramloss_bench.flops`).
+``GPU ms``: of a step, in which the GPU was busy, measured in a few other steps; ``idle %``: the rest of these."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +106,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "or the short ones"
     )
     add.number(parser, "--steps", 50, "N", steps)
-    add.number(parser, "--repeats", 3, "N", "trainings of each row; the median counts")
+    add.number(parser, "--windows", 1, "N", "times that --steps steps are measured in a training, one after the other")
+    add.number(parser, "--repeats", 3, "N", "trainings of each row; the median of all windows counts")
     add.number(parser, "--workers", 2, "N", "processes that load data, for each trainer")
     add.precision(parser, "bf16 and fp16 are mixed precision")
     parser.add_argument(
@@ -144,7 +147,7 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
         whole = options.documents // step_size * step_size
         trainings.write_rows(folder, options.lengths, whole, config, seed=options.seed)
     options.documents = len(tokens.Tokens(folder))
-    if options.documents < step_size * (options.warm_up + options.steps):
+    if options.documents < step_size * (options.warm_up + options.windows * options.steps):
         console.logger.info(
             f"note: {options.documents} rows are {options.documents // step_size} steps, so an epoch ends and the next "
             "begins in the steps that are measured. Raise --documents to leave that out."
@@ -158,8 +161,14 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
     for name in names:
         trace = options.profile if name == traced else None
         once = partial(in_child, trainings.trained, CONTESTANTS[name], options, folder, trace)
-        rows.append(Row(CONTESTANTS[name].label, partial(repeated, once, options.repeats)))
+        rows.append(Row(CONTESTANTS[name].label, partial(_repeated, once, options.repeats)))
     return Plan(title, COLUMNS, rows)
+
+
+def _repeated(once: Callable[[], Mapping[str, Sequence[float]]], repeats: int) -> dict[str, list[float]]:
+    """Measure several times. Returns column → the values of all windows."""
+    found = [once() for _ in range(repeats)]
+    return {name: [value for each in found for value in each[name]] for name in found[0]}
 
 
 def chosen(only: Sequence[str], *, compiled: bool, device: str, decoder_only: bool = False) -> list[str]:

@@ -25,7 +25,7 @@ from transformers import (
 
 import ngramloss as ng
 from ngramloss.training.captured import CapturedStep
-from ngramloss_bench import lengths, models
+from ngramloss_bench import flops, lengths, models
 from ngramloss_bench.benchmark import NAN
 from ngramloss_bench.train import Contestant
 from ngramloss_bench.window import Window
@@ -36,8 +36,13 @@ LOOKED_AT = 200
 """Batches in which padding is counted."""
 
 
-def trained(contestant: Contestant, options: argparse.Namespace, tokens: Path, trace: str | None) -> dict[str, float]:
-    """Train with one contestant, in this process. Memory is the peak of tensors, on a CPU of the process."""
+def trained(
+    contestant: Contestant, options: argparse.Namespace, tokens: Path, trace: str | None
+) -> dict[str, list[float]]:
+    """Train with one contestant, in this process. Memory is the peak of tensors, on a CPU of the process.
+
+    Times have a value for each window of steps.
+    """
     config = models.configuration(options.model)
     if why_not := contestant.why_not(options.device, models.is_decoder_only(config)):
         raise ng.UserError(why_not)
@@ -45,19 +50,25 @@ def trained(contestant: Contestant, options: argparse.Namespace, tokens: Path, t
     # where steps are captured, a whole epoch comes first, so that most shapes have been met
     warm_up = max(options.warm_up, _epoch(options)) if contestant.settings.get("capture") else options.warm_up
     cuda = options.device == "cuda"
-    window = Window(warm_up=warm_up, steps=options.steps, cuda=cuda, trace=Path(trace) if trace else None)
+    traced = Path(trace) if trace else None
+    window = Window(warm_up=warm_up, steps=options.steps, cuda=cuda, trace=traced, windows=options.windows)
     train = ours if contestant.ours else stock
     with tempfile.TemporaryDirectory() as output:
         batches = train(options, tokens, output, window, **contestant.settings)
         padding = padding_share(islice(batches, LOOKED_AT))
+    rows = ng.tokens.Tokens(tokens)
+    operations = flops.per_document(config, rows.lengths, rows.target_lengths)
+    percent = 100 * operations / flops.peak(options.device, options.precision)  # of a document per second
+    speeds = [1e3 * options.batch_size * options.accumulate / spent for spent in window.milliseconds]
     return {
-        "docs/s": 1e3 * options.batch_size * options.accumulate / window.milliseconds,
+        "docs/s": speeds,
         "ms a step": window.milliseconds,
-        "GPU ms": window.device_milliseconds,
-        "idle %": 100 * window.idle,
-        "padding %": 100 * padding,
-        "peak GiB": window.gibibytes,
-        "reserved GiB": window.reserved_gibibytes,
+        "MFU %": [percent * speed for speed in speeds],
+        "GPU ms": [window.device_milliseconds],
+        "idle %": [100 * window.idle],
+        "padding %": [100 * padding],
+        "peak GiB": [window.gibibytes],
+        "reserved GiB": [window.reserved_gibibytes],
     }
 
 

@@ -24,22 +24,35 @@ TRACED = 3
 
 
 class Window:
-    """Reads the clock at both ends of a window of steps, then profiles a few more: the profiler slows the host down.
+    """Reads the clock at the ends of windows of steps, then profiles a few more: the profiler slows the host down.
 
     What is done once, such as a capture, can be left out (:meth:`without`). If that falls into the profiled steps,
     others are profiled instead; if it goes on, both shares are NaN. On a CPU nothing is profiled, except for a trace.
     """
 
-    def __init__(self, *, warm_up: int, steps: int, cuda: bool, trace: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        warm_up: int,
+        steps: int,
+        cuda: bool,
+        trace: Path | None = None,
+        windows: int = 1,
+        profiled: bool = True,
+    ) -> None:
         self.steps, self.cuda, self.trace = steps, cuda, trace
-        self.milliseconds = self.gibibytes = self.reserved_gibibytes = self.device_milliseconds = self.idle = NAN
+        self.milliseconds: list[float] = []
+        """The time of a step in each window."""
+        self.gibibytes = self.reserved_gibibytes = self.device_milliseconds = self.idle = NAN
         self._began = self._left_out = 0.0
         self._profiler: Any = None
-        window_ends = warm_up + steps
-        busy_ends = window_ends + TRIES * PROFILED * cuda
+        ends_of_windows = [warm_up + (window + 1) * steps for window in range(windows)]
+        window_ends = ends_of_windows[-1]
+        busy_ends = window_ends + TRIES * PROFILED * (cuda and profiled)
         self.last_step = busy_ends + TRACED * (trace is not None)
-        self._actions: list[tuple[int, Callable[[], None]]] = [(warm_up, self._begin), (window_ends, self._end)]
-        if cuda:
+        self._actions: list[tuple[int, Callable[[], None]]] = [(warm_up, self._begin)]
+        self._actions += [(end, self._end) for end in ends_of_windows]
+        if busy_ends > window_ends:
             ends = range(window_ends + PROFILED, busy_ends + 1, PROFILED)
             self._actions.append((window_ends, self._profile))
             self._actions += [(end, partial(self._read_busy, again=end < busy_ends)) for end in ends]
@@ -68,7 +81,9 @@ class Window:
         self._began, self._left_out = self._now(), 0.0
 
     def _end(self) -> None:
-        self.milliseconds = 1e3 * (self._now() - self._began - self._left_out) / self.steps
+        now = self._now()
+        self.milliseconds.append(1e3 * (now - self._began - self._left_out) / self.steps)
+        self._began, self._left_out = now, 0.0
         if self.cuda:
             self.gibibytes = torch.cuda.max_memory_allocated() / 2**30
             self.reserved_gibibytes = torch.cuda.max_memory_reserved() / 2**30

@@ -19,7 +19,7 @@ from ngramloss.data.batches.plan import LONG
 from ngramloss.data.tokens import Tokens
 from ngramloss.errors import UserError
 from ngramloss.training import python
-from ngramloss_bench import benchmark, child, lengths, models, train, trainings
+from ngramloss_bench import benchmark, child, flops, lengths, models, train, trainings
 from ngramloss_bench.benchmark import Measured
 from ngramloss_bench.window import PROFILED, TRACED, TRIES, Window, busy
 
@@ -110,7 +110,7 @@ def test_the_gpu_is_idle_for_a_share_of_the_steps_in_which_it_was_watched(monkey
     monkeypatch.setattr(Window, "_now", lambda self: next(clock))
     for number in range(1, window.last_step + 1):
         window.after(number)
-    assert window.milliseconds == pytest.approx(500)
+    assert window.milliseconds == pytest.approx([500])
     assert window.device_milliseconds == pytest.approx(8)
     assert window.idle == pytest.approx(0.2)
 
@@ -127,7 +127,7 @@ def test_work_of_what_is_left_out_is_not_taken_for_that_of_steps(monkeypatch):
         if number > 1:
             with window.without():
                 pass
-    assert window.milliseconds == 1000
+    assert window.milliseconds == [1000]
     assert math.isnan(window.idle)
     assert math.isnan(window.device_milliseconds)
 
@@ -159,15 +159,15 @@ def test_the_next_steps_are_profiled_if_something_that_is_left_out_fell_into_the
 
 
 def test_the_window_begins_after_the_warm_up_and_ends_with_its_last_step(monkeypatch):
-    window = Window(warm_up=2, steps=4, cuda=False)
-    clock = {2: 10.0, 6: 12.0}
+    window = Window(warm_up=2, steps=4, cuda=False, windows=2)
+    clock = {2: 10.0, 6: 12.0, 10: 13.0}
     now = []
     monkeypatch.setattr(Window, "_now", lambda self: clock[now[-1]])
-    for step in range(1, 9):
+    for step in range(1, 13):
         now.append(step)
         window.after(step)
-    assert window.milliseconds == 500
-    assert window.last_step == 6
+    assert window.milliseconds == [500, 250]
+    assert window.last_step == 10
 
 
 def test_what_happens_once_in_a_training_is_left_out_of_the_window(monkeypatch):
@@ -183,12 +183,13 @@ def test_what_happens_once_in_a_training_is_left_out_of_the_window(monkeypatch):
             times.append(times[-1] + 1.0)  # the step itself
             assert Step().capture(seconds) == seconds
             window.after(number)
-    assert window.milliseconds == pytest.approx(1000)
+    assert window.milliseconds == pytest.approx([1000])
     assert Step.capture is capture
 
 
 def test_on_a_gpu_as_many_steps_are_profiled_again_and_a_trace_has_a_few_more(tmp_path):
     assert Window(warm_up=2, steps=4, cuda=True).last_step == 6 + TRIES * PROFILED
+    assert Window(warm_up=2, steps=4, cuda=True, profiled=False).last_step == 6
     assert (
         Window(warm_up=2, steps=4, cuda=True, trace=tmp_path / "trace.json").last_step == 6 + TRIES * PROFILED + TRACED
     )
@@ -205,6 +206,46 @@ def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():
     benchmark.relate(train.COLUMNS, rows)
     assert [row.median("× random") for row in rows if not row.why_not] == [1, 2, 3]
     assert [row.median("× best") for row in rows if not row.why_not] == [0.5, 1, 1.5]
+
+
+# Operations
+
+
+@pytest.mark.parametrize("name", ["bart-tiny", "llama-tiny"])
+def test_operations_are_those_that_a_person_counts(name):
+    """Every product of the model, one after the other: 2 per multiplication forward, twice that backward."""
+    total = 0
+    for S, T in ((7, 3), (4, 5)):
+        if name == "bart-tiny":  # D = 32, one layer on each side, 4 · 32 in the middle, 1,000 tokens
+            attention, middle = 32 * 32, 2 * 32 * 128
+            encoder = S * (4 * attention + middle) + 2 * S * S * 32
+            own = T * (4 * attention + middle) + 2 * sum(range(1, T + 1)) * 32
+            across = T * 2 * attention + S * 2 * attention + 2 * S * T * 32
+            products = encoder + own + across + T * 1000 * 32
+        else:  # D = 32, two layers, four heads of 8, two of keys and values, 64 in the middle, 1,000 tokens
+            row = S + T
+            layer = row * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64) + 2 * sum(range(1, row + 1)) * 32
+            products = 2 * layer + T * 1000 * 32
+        total += 6 * products
+    found = flops.per_document(models.configuration(name), np.array([7, 4]), np.array([3, 5]))
+    assert found == total / 2
+
+
+def test_operations_of_a_model_with_other_layers_are_unknown():
+    from models import tiny
+
+    lengths_of_rows = np.array([5]), np.array([5])
+    assert flops.per_document(tiny("t5").config, *lengths_of_rows) > 0
+    assert math.isnan(flops.per_document(tiny("gpt2").config, *lengths_of_rows))  # its weights are in no nn.Linear
+
+
+def test_the_peak_is_that_of_the_device_if_it_is_known(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert flops.peak("cuda", "bf16") == 989e12
+    assert math.isnan(flops.peak("cuda", "fp32"))
+    assert math.isnan(flops.peak("cpu", "bf16"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200 NVL")
+    assert math.isnan(flops.peak("cuda", "bf16"))
 
 
 # Contestants
@@ -388,7 +429,7 @@ TINY = [
     "--batch-size",
     "4",
 ]
-TINY += ["--warm-up", "1", "--steps", "2", "--workers", "0", "--repeats", "2"]
+TINY += ["--warm-up", "1", "--steps", "2", "--windows", "2", "--workers", "0", "--repeats", "2"]
 
 
 @pytest.mark.slow
@@ -400,12 +441,13 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
     content, rows = json.loads(written.read_text()), medians(written)
     assert list(rows) == names
     for row in rows.values():
-        assert "GPU ms" not in row
+        assert not {"GPU ms", "MFU %"} & {*row}, "no GPU, and no known peak"
         assert row["peak GiB"] > 0
     speeds, times = (
         next(row["values"] for row in content["rows"] if row["column"] == name) for name in ("docs/s", "ms a step")
     )
     assert speeds == pytest.approx([8e3 / spent for spent in times])
+    assert len(speeds) == 4, "two windows of two trainings"
     assert rows[names[0]]["× random"] == pytest.approx(1)
     assert rows["ngramloss, eager"]["padding %"] < rows[names[0]]["padding %"]
     failed = {"group": "", "name": "ngramloss, captured", "why_not": "UserError: needs a GPU."}
