@@ -122,7 +122,7 @@ def _confirmed(file: Path) -> list[list[str]]:
             score = next(name for name in row if name not in ("row", "seeds"))
             corrected = row["p (Holm)"]
             difference = row["difference"].rstrip("* ")
-            if corrected and float(corrected.lstrip("<≤ ")) < 0.05:
+            if corrected not in ("", "–") and float(corrected.lstrip("<≤ ")) < 0.05:
                 difference = f"**{difference}**"
             label = of if row is rows[0] else ""
             value = f"{score} {row[score].rstrip('* ')}"
@@ -157,13 +157,10 @@ def _decoded(file: Path, decoding: str) -> list[list[str]]:
             cells = ["", "", ""]
             if scores is not first:
                 ours, theirs = zip(*((scores[seed], first[seed]) for seed in sorted({*scores} & {*first})), strict=True)
-                low, high = ttest_rel(ours, theirs).confidence_interval()
                 gained = sum(our > their for our, their in zip(ours, theirs, strict=True))
-                cells = [
-                    _signed(mean(ours) - mean(theirs)),
-                    f"{_signed(low)} to {_signed(high)}",
-                    f"{gained} of {len(ours)}",
-                ]
+                cells = [_signed(mean(ours) - mean(theirs)), "–", f"{gained} of {len(ours)}"]
+                if len(ours) > 1:
+                    cells[1] = " to ".join(map(_signed, ttest_rel(ours, theirs).confidence_interval()))
             lines.append([of if scores is first else "", f"`{row}`", f"{label} {mean(scores.values()):.2f}", *cells])
     return lines
 

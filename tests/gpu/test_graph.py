@@ -81,7 +81,7 @@ def test_auto_is_graph_and_says_so(family):
     assert loaded.note.endswith("on a GPU it is faster than hf, and its texts are the same with these settings.")
     loaded = engines.load("auto", to_precision(model, torch.bfloat16), with_settings(model, num_beams=2))
     assert loaded.precision == "bf16"
-    assert loaded.note.endswith("its texts are the same but for rounding in bf16.")
+    assert loaded.note.endswith("its texts are the same except for rounding in bf16.")
 
 
 @pytest.mark.parametrize("family", ["bart", "t5", "grouped", "gemma2_sliding"])
