@@ -1734,3 +1734,34 @@ def test_metrics_are_named_before_anything_is_scored(path, instant, capsys):
     path.write_text(path.read_text().replace("confirm = 2\n", 'confirm = 2\nmetrics = ["chrf"]\n'))
     with pytest.raises(UserError, match=r"metrics: \[\] → \['chrf'\]"):
         ResultFolder(Path("mine"), plan.read(path)).read()
+
+
+COUNTING = """
+import os, ngramloss as ng
+def slow(predictions, *, word: str = "a"):
+    with open("computed", "a") as file:
+        print(os.getpid(), file=file)
+    return ng.Scores({"slow": [float(len(text) + len(word)) for text in predictions]}, f"slow|word:{word}")
+ng.METRICS["slow"] = ng.Metric(slow, reads=("predictions",), options={"word": ng.Setting("a")})
+"""
+
+
+@pytest.mark.slow
+def test_a_metric_that_takes_long_is_computed_once_by_a_process_of_its_own(tmp_path, monkeypatch):
+    """Or all trainings would wait while one is scored."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(COUNTING)
+    metrics = 'metrics = ["slow"]\nmetric_options = ["slow.word=abc"]\n'
+    Path("mine.toml").write_text(SMALL.replace("limit = 5\n", metrics + "limit = 5\n", 1))
+    program = "import os, sys; from ngramloss import cli; sys.exit(cli.main(sys.argv[1:]))"
+    process = fork(program, ["study", "mine.toml", "--plugin", "own.py"], environment=dict(os.environ))
+    process.communicate()
+    assert process.returncode == 0
+    computed = [int(number) for number in Path("computed").read_text().split()]
+    assert process.pid == computed[0], "the metric is tried before anything is trained"
+    assert process.pid not in computed[1:]
+    assert len(computed[1:]) == 6
+    for file in Path("mine/newswire").glob("*seed*.json"):
+        result = json.loads(file.read_text())
+        assert result["scores"]["slow"] > 0
+        assert result["signatures"]["slow"] == "slow|word:abc"

@@ -101,13 +101,11 @@ def score_systems(
         if reason := _why_absent(name, metric, given, chosen[name]):
             absent[name] = reason
             continue
-        source = METRICS.source(name)
         own_hashes = {text: digest for text, digest in hashes.items() if text in metric.reads}
-        every = metric.every_option(chosen[name])
         for index, system in enumerate(texts.names):
             of_system = given | {"predictions": texts.texts[index]}
             taken = {text: of_system[text] for text in metric.reads}
-            key = score_cache.key(name, every, taken, packages=metric.packages, source=source)
+            key = key_of(name, of_system, chosen[name])
             if (before := saved[index].metrics.get(name)) and before.key == key and not before.pooled:
                 scores[index][name] = before
                 continue
@@ -149,6 +147,14 @@ def score_systems(
     )
     unsaved = _write_caches(texts, scores, result, hashes, {"samples": samples, "seed": seed})
     return result._replace(cache_warnings=[*unused, *unsaved])
+
+
+def key_of(name: str, texts: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """What saved scores of a metric must have been computed from: these texts, options, versions and code."""
+    metric = METRICS[name]
+    taken = {text: texts[text] for text in metric.reads}
+    every = metric.every_option(options)
+    return score_cache.key(name, every, taken, packages=metric.packages, source=METRICS.source(name))
 
 
 def _own_corpus(result: Result, system: int, own: Mapping[str, Keyed], draws: Mapping[str, int]) -> dict[str, Corpus]:

@@ -22,7 +22,8 @@ from ngramloss.metrics.registry import METRICS, compute_scores
 from ngramloss.metrics.scores import Absent, Pooled, corpus_score
 from ngramloss.output import escape
 from ngramloss.recipe import Recipe
-from ngramloss.scoring import provenance, scored_texts
+from ngramloss.scoring import provenance, score_cache, scored_texts
+from ngramloss.scoring.results import key_of
 from ngramloss.scoring.score_cache import number
 from ngramloss.storage.files import inside, object_or_empty, read_object, write_whole
 from ngramloss.storage.run_folder import RunFolder
@@ -38,6 +39,7 @@ ELSEWHERE = ("start again with other --results and --runs", "choose another --ru
 ADVICE = "Move it out of the folder. If this study wrote it, its texts are scored again."
 """What to do about a file that is not a result; it may be somebody's own."""
 DECIMALS = 4  # Of the scores of documents
+QUICK = {"rouge", "bleu", "chrf", "shape"}  # Metrics that need no process of their own
 OF_SCORES = " of the scores"
 MAY_DIFFER = {
     "train data": (*recipe.affecting("rows"), "data.weights"),
@@ -135,10 +137,14 @@ def score_texts(study: Study, training: Training, decoding: str, run: RunFolder,
     about = provenance.run(texts.path)
     values: dict[str, float | None] = {}
     signatures, documents, notes = {}, list[Any](), {}
+    saved = score_cache.read(texts.path, aligned.task.ids, aligned.texts[0]).metrics
     for metric in data.metrics:
-        options = data.options(metric)
+        options, known = data.options(metric), saved.get(metric)
         try:
-            scores = compute_scores(metric, given, options, documents=len(aligned.task.ids))
+            if known is not None and not known.pooled and known.key == key_of(metric, given, options):
+                scores = known.scores
+            else:
+                scores = compute_scores(metric, given, options, documents=len(aligned.task.ids))
             if found := METRICS[metric].notes_on(given, options):
                 notes[metric] = found
         except Exception as error:

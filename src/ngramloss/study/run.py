@@ -23,11 +23,12 @@ from ngramloss.output.console import fixed, logger
 from ngramloss.output.progress import Progress
 from ngramloss.storage.files import lock_folder, remove, write_whole
 from ngramloss.storage.run_folder import RunFolder
-from ngramloss.study.plan import TEST, Study, Training, check_data, generate_options
+from ngramloss.study.plan import TEST, DataSet, Study, Training, check_data, generate_options
 from ngramloss.study.processes import start_process
 from ngramloss.study.results import (
     ALWAYS,
     CONFIRMED,
+    QUICK,
     DecodingResult,
     ResultFolder,
     Results,
@@ -47,13 +48,14 @@ PAUSE = 30.0  # Seconds between a failure and the next try
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)  # Exit codes of a process that was asked to stop
 PATIENCE = 60.0  # Seconds that a process gets to save its work and end
 TRAIN_LOG = "train.log"
+SCORE = "score"
 _AGAIN = "run the same command again."
 
 
 class ProcessStep(NamedTuple):
     """One process of a job."""
 
-    what: str  # ``train``, the name of a decoding, or what is made before a system
+    what: str  # ``train``, the name of a decoding, ``score``, or what is made before a system
     arguments: list[str]  # of ``ngramloss``
     folder: Path  # the folder that the process writes to, and locks
     continued: bool  # whether it continues work that was stopped
@@ -253,7 +255,7 @@ class Loop:
                 self.outcome.stopped(f"{job.training}: {job.step.what} was stopped.")
                 self.outcome.halted = True
                 return None
-            if code:
+            if code and job.step.what != SCORE:  # a metric that fails fails again below, with its reason
                 why = _reason(job.step.log, code)
                 self._record_failure(job.training, job.step.what, why, diverged=code == DIVERGED)
                 return None
@@ -312,6 +314,10 @@ class Loop:
                 arguments = ["generate", str(run.path), "--out", str(texts.path), *options, *ways.options]
                 return ProcessStep(decoding, arguments, texts.path, texts.has_predictions, log)
             _raise_unless_written_with(options, file, texts.predictions)
+            slow = [metric for metric in study.data(training.set).metrics if metric not in QUICK]
+            scoring = place / f"{training.split}-{decoding}-{SCORE}.log"
+            if slow and scoring not in seconds:
+                return self._score(study.data(training.set), slow, texts, scoring)
             try:
                 result = score_texts(study, training, decoding, run, texts)
             except ScoringError as why:
@@ -325,6 +331,14 @@ class Loop:
         if ways.delete_models:
             remove(run.model)
         return None
+
+    def _score(self, data: DataSet, metrics: Sequence[str], texts: RunFolder, log: Path) -> ProcessStep:
+        """The process that saves the scores of metrics that take long, so that other trainings do not wait for them."""
+        own = [text for text in data.metric_options if text.partition(".")[0].strip() in metrics]
+        given = [part for text in own for part in ("--set", text)]
+        plugins = [option for option in self.ways.options if option != "--trust-remote-code"]
+        arguments = ["score", str(texts.path), "--metrics", ",".join(metrics), *given, *plugins]
+        return ProcessStep(SCORE, arguments, texts.path, False, log)
 
     def _train(self, training: Training, what: str) -> ProcessStep | None:
         place, settings = training.folder(self.ways.runs), self.study.recipe(training)
