@@ -265,7 +265,7 @@ class ParallelModel(hf.PreTrainedModel, hf.GenerationMixin):  # type: ignore[mis
             raise ng.UserError(
                 "a parallel model has no beams and no samples: it tries several lengths. Leave them out."
             )
-        attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        attention_mask = (input_ids != self.config.pad_token_id).long() if attention_mask is None else attention_mask
         found = self.write(
             input_ids, attention_mask, count=num_return_sequences, most=max(1, max_length - 2) if max_length else None
         )
@@ -314,8 +314,8 @@ def parallel(
 ) -> ParallelModel:
     """An encoder-decoder → a parallel model with its weights and a new length head."""
     ids = {key: getattr(base.config, key, None) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
-    for key in ids:
-        ids[key] = getattr(tokenizer, key) if ids[key] is None else ids[key]
+    for key, value in ids.items():
+        ids[key] = getattr(tokenizer, key) if value is None else value[0] if isinstance(value, list) else value
     if ids["eos_token_id"] is None or ids["pad_token_id"] is None:
         raise ng.UserError(f"{name} has no token that ends a text, or none for padding. Choose another model.")
     start = base.generation_config.decoder_start_token_id

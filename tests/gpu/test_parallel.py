@@ -1,0 +1,37 @@
+"""A parallel model on a GPU: it trains in both precisions, says why steps are not captured, and writes the CPU's texts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from commands import EASY_RECIPE, write_easy_rows
+
+from ngramloss import TextGenerator, cli
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("own_cache"),
+]
+
+
+@pytest.mark.parametrize("inputs", ["copy", "random"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_trains_and_writes_the_texts_of_the_cpu(tmp_path, capsys, precision, inputs):
+    (tmp_path / "data").mkdir()
+    write_easy_rows(tmp_path / "data" / "train.jsonl", 60, 0)
+    write_easy_rows(tmp_path / "data" / "validation.jsonl", 11, 1)
+    text = EASY_RECIPE.format(data=tmp_path / "data").partition("[generation]")[0]
+    (tmp_path / "easy.toml").write_text(text)
+    changes = [f"system=parallel(inputs={inputs})", "objective=ce@until(0.5) + bag(2)@from(0.5)", "train.best=last"]
+    options = [word for one in [*changes, f"train.precision={precision}"] for word in ("--set", one)]
+    assert cli.main(["train", str(tmp_path / "easy.toml"), "--run", str(tmp_path / "run"), *options]) == 0
+    assert "the batches of systems have no fixed shapes" in capsys.readouterr().err
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert all(0 <= line["eval_repeats"] <= 1 for line in lines if "eval_loss" in line)
+    rows = [json.loads(line) for line in Path(tmp_path / "data" / "validation.jsonl").read_text().splitlines()]
+    sources = {"document": [row["document"] for row in rows]}
+    settings = ["system=parallel(passes=3)"] if inputs == "random" else []
+    texts = [TextGenerator(tmp_path / "run", device=place, settings=settings)(sources) for place in ("cpu", "cuda")]
+    assert texts[0] == texts[1]
