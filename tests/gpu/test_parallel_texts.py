@@ -25,8 +25,9 @@ def test_it_trains_and_writes_the_texts_of_the_cpu(tmp_path, capsys, precision, 
     text = EASY_RECIPE.format(data=tmp_path / "data").partition("[generation]")[0]
     (tmp_path / "easy.toml").write_text(text)
     changes = [f"system=parallel(inputs={inputs})", "objective=ce@until(0.5) + bag(2)@from(0.5)", "train.best=last"]
-    options = [word for one in [*changes, f"train.precision={precision}"] for word in ("--set", one)]
-    assert cli.main(["train", str(tmp_path / "easy.toml"), "--run", str(tmp_path / "run"), *options]) == 0
+    changes += [f"train.precision={precision}"]
+    command = ["train", str(tmp_path / "easy.toml"), "--run", str(tmp_path / "run")]
+    assert cli.main([*command, *(word for one in changes for word in ("--set", one))]) == 0
     assert "the batches of systems have no fixed shapes" in capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert all(0 <= line["eval_repeats"] <= 1 for line in lines if "eval_loss" in line)
