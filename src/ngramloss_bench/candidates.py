@@ -78,7 +78,7 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
     from ngramloss_bench import clock, models
 
     device, batch, count = options.device, options.batch_size, options.count
-    model: Any = models.built(options.model).to(device)
+    model: Any = models.built(options.model, device)
     if models.is_decoder_only(model.config):
         raise UserError(f"{options.model} is decoder-only, and has no encoder to time. Name an encoder-decoder.")
     longest, most = models.most_positions(model.config), max(options.source, options.target)

@@ -127,7 +127,7 @@ def written(options: argparse.Namespace, cache: Path, name: str, batch: int) -> 
 
     os.environ["NGRAMLOSS_CACHE"] = str(cache)
     models.prepare(options)
-    model = models.built(options.model).eval()
+    model = models.built(options.model, options.device).eval()
     model.to(options.device, getattr(torch, recipe.PRECISIONS[options.precision]))
     lengths: dict[str, Any] = dict.fromkeys(("min_length", "max_length", "min_new_tokens", "max_new_tokens"))
     new = "new_tokens" if models.is_decoder_only(model.config) else "length"

@@ -51,13 +51,14 @@ SHAPES = {
 """The models that are created here: name → configuration."""
 
 
-def built(name: str) -> Any:
+def built(name: str, device: str = "cpu") -> Any:
     """Create one of ``SHAPES`` with random weights, or load any other name from a folder or the hub."""
     config = configuration(name)
     if name not in SHAPES:
-        return ng.loading.load(ng.recipe.Model(name=name), None)
+        return ng.loading.load(ng.recipe.Model(name=name), None).to(device)
     torch.manual_seed(0)
-    return empty(config)
+    with torch.device(device):  # random numbers of a model take seconds on a CPU
+        return empty(config)
 
 
 def empty(config: Any) -> Any:

@@ -74,7 +74,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     from ngramloss_bench import clock, models, peers
 
     device, batch, precision = options.device, options.batch_size, options.precision
-    model: Any = models.built(options.model).to(device)
+    model: Any = models.built(options.model, device)
     lengths = options.source, options.target
     longest, decoder_only = models.most_positions(model.config), models.is_decoder_only(model.config)
     if min(batch, *lengths) < 1 or (sum(lengths) if decoder_only else max(lengths)) > longest:

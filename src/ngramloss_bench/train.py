@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ngramloss import UserError, console
 from ngramloss_bench import lengths
@@ -35,7 +35,7 @@ class Contestant(NamedTuple):
     """A way to train."""
 
     label: str
-    settings: dict[str, bool]
+    settings: dict[str, Any]
     """Of ``stock`` or ``ours`` in :mod:`ngramloss_bench.trainings`."""
 
     @property

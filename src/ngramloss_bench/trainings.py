@@ -7,13 +7,15 @@ import signal
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import (
     DataCollatorForSeq2Seq,
     PreTrainedTokenizerFast,
@@ -27,7 +29,8 @@ import ngramloss as ng
 from ngramloss.training.captured import CapturedStep
 from ngramloss_bench import flops, lengths, models
 from ngramloss_bench.benchmark import NAN
-from ngramloss_bench.train import Contestant
+from ngramloss_bench.child import Failed
+from ngramloss_bench.train import CONTESTANTS, Contestant
 from ngramloss_bench.window import Window
 
 LONG = 10**6
@@ -98,14 +101,24 @@ def stock(
     grouped: bool = False,
     compiled: bool = False,
     liger: bool = False,
+    trl: bool = False,
+    objective: str = "",
 ) -> Iterable[Any]:
-    """Train with Hugging Face's trainer at its best until the window's last step. Returns the batches of an epoch."""
+    """Train with Hugging Face's trainer at its best until the window's last step. Returns the batches of an epoch.
+
+    With ``trl`` it is TRL's, and with an objective this is attached, or given to our version of TRL's.
+    """
     cuda = options.device == "cuda"
     if cuda:
         _set_allocator("expandable_segments:True")
-    model = models.built(options.model)
+    model = models.built(options.model, options.device)
     decoder_only = models.is_decoder_only(model.config)
-    arguments = Seq2SeqTrainingArguments(
+    if liger:
+        refuse_liger(options.device, decoder_only)
+    arguments_of, trainer_of, more = _trl(objective) if trl else (Seq2SeqTrainingArguments, Seq2SeqTrainer, {})
+    if objective and not trl:
+        ng.attach(model, objective)
+    arguments = arguments_of(
         output_dir=output,
         per_device_train_batch_size=options.batch_size,
         gradient_accumulation_steps=options.accumulate,
@@ -128,12 +141,15 @@ def stock(
         seed=options.seed,
         data_seed=options.seed,
         use_cpu=not cuda,
+        **more,
     )
     tokenizer, shifted = _padding_tokenizer(model.config.pad_token_id), None if decoder_only else model
-    trainer = Seq2SeqTrainer(
+    rows: Any = _Lists(ng.tokens.Tokens(tokens), joined=decoder_only)
+    trainer = trainer_of(
         model,
         arguments,
-        train_dataset=_Lists(ng.tokens.Tokens(tokens), joined=decoder_only),
+        train_dataset=_dataset(rows) if trl else rows,
+        processing_class=tokenizer if trl else None,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=shifted, pad_to_multiple_of=8 if cuda else 1),
         callbacks=[_Watched(window)],
     )
@@ -141,6 +157,62 @@ def stock(
     trainer.train()
     loader: Iterable[Any] = trainer.get_train_dataloader()
     return loader
+
+
+def _trl(objective: str) -> tuple[Any, Any, dict[str, Any]]:
+    if find_spec("trl") is None:
+        raise Failed("not installed: pip install trl")
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    kind: Any = partial(ng.NgramSFTTrainer, objective=objective) if objective else SFTTrainer
+    return SFTConfig, kind, {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None}
+
+
+def _dataset(rows: Any) -> Any:
+    from datasets import Dataset as Table  # type: ignore[import-untyped]
+
+    return Table.from_list([rows[number] for number in range(len(rows))])
+
+
+def refuse_liger(device: str, decoder_only: bool) -> None:
+    """Raise if Liger-Kernel cannot run."""
+    if why_not := CONTESTANTS["liger-random"].why_not(device, decoder_only):
+        raise Failed(why_not)
+
+
+# A plain loop
+
+
+def loop(
+    options: argparse.Namespace, tokens: Path, output: str, window: Window, *, objective: str = "", liger: bool = False
+) -> None:
+    """Train in a loop without a trainer until the window's last step, on rows of equal lengths."""
+    device, cuda = options.device, options.device == "cuda"
+    model = models.built(options.model, device).train()
+    if liger:
+        refuse_liger(device, models.is_decoder_only(model.config))
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+        _apply_liger_kernel_to_instance(model=model)
+    if objective:
+        ng.attach(model, objective)
+    rows: Any = _Lists(ng.tokens.Tokens(tokens), joined=models.is_decoder_only(model.config))
+    loader = DataLoader(rows, options.batch_size, collate_fn=_stacked, num_workers=options.workers, pin_memory=cuda)
+    optimiser = torch.optim.AdamW(model.parameters(), 3e-5, fused=cuda)
+    scaler = torch.amp.GradScaler(device, enabled=options.precision == "fp16")
+    for number, batch in enumerate(islice(loader, window.last_step), 1):
+        with models.autocast(device, options.precision):
+            loss = model(**{name: ids.to(device, non_blocking=True) for name, ids in batch.items()}).loss
+        scaler.scale(loss).backward()
+        scaler.step(optimiser)
+        scaler.update()
+        optimiser.zero_grad()
+        window.after(number)
+
+
+def _stacked(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+    return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
 
 
 def _set_allocator(setting: str) -> None:
@@ -187,7 +259,7 @@ def ours(
         if compiled and number == window.last_step:
             signal.raise_signal(signal.SIGTERM)  # the training stops after its next step, as if a person asked it to
 
-    model = models.built(options.model)
+    model = models.built(options.model, options.device)
     with _left_out_of(window, CapturedStep, "_capture"):
         outcome = models.train(
             options,

@@ -219,6 +219,7 @@ def test_every_recipe_has_a_whole_sentence_and_is_in_the_help_of_train(capsys):
         "data stats",
         "bench head",
         "bench step",
+        "bench attach",
         "bench train",
         "bench scaling",
         "bench ngrams",
