@@ -55,10 +55,13 @@ class BareTokens(Dataset[dict[str, Any]]):
         return self.tokens.target_lengths - self.before - self.after
 
 
-def pad_rows(rows: Sequence[Mapping[str, Any]], pad: int) -> ng.padding.Batch:
-    """Rows → ids, their mask and labels, padded."""
-    ids, mask = ng.padding.padded([row["input_ids"] for row in rows], pad)
-    labels, _ = ng.padding.padded([row["labels"] for row in rows], ng.IGNORE_INDEX)
+def pad_rows(rows: Sequence[Mapping[str, Any]], pad: int, size: Any = None) -> ng.padding.Batch:
+    """Rows → ids, their mask and labels, padded; to this size, with rows of one source token and no labels."""
+    S, T = (None, None) if size is None else (size.source, size.target)
+    count = len(rows) if size is None else size.rows
+    ids, mask = ng.padding.padded([row["input_ids"] for row in rows], pad, count, S)
+    labels, _ = ng.padding.padded([row["labels"] for row in rows], ng.IGNORE_INDEX, count, T)
+    mask[len(rows) :, 0] = 1
     arrays = {"input_ids": ids, "attention_mask": mask, "labels": labels}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
@@ -124,7 +127,7 @@ def task(run: ng.Run) -> ng.SystemTask:
         model,
         tokenizer,
         rows,
-        lambda batch: pad_rows(batch, model.config.pad_token_id),
+        lambda batch, size=None: pad_rows(batch, model.config.pad_token_id, size),
         [*(part.name for part in objective.parts), "length"],
         validate,
         splits=splits,
@@ -135,6 +138,7 @@ def task(run: ng.Run) -> ng.SystemTask:
         used=used,
         change=change,
         objective=objective,
+        fixed=True,
     )
 
 
@@ -179,10 +183,11 @@ def shares(model: ParallelModel, batch: ng.padding.Batch, counts: Tensor, *, wei
     ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]  # [B, S], [B, S], [B, T]
     states = model.encode(ids, mask)  # [B, S, D]
     lengths = (labels != ng.IGNORE_INDEX).sum(1)  # [B]
-    read, real = model.places(ids, mask, lengths, labels.shape[1])  # [B, T] each
+    # A row without labels, which fills a batch up, has one place: attention to none is NaN.
+    read, real = model.places(ids, mask, lengths.clamp_min(1), labels.shape[1])  # [B, T] each
     if model.config.inputs == "random" and model.training:
         hidden = drawn(lengths, real)  # [B, T]
-        read = labels.where(real & ~hidden, read)  # [B, T]
+        read = labels.where(~hidden & (labels != ng.IGNORE_INDEX), read)  # [B, T]
         labels = labels.masked_fill(~hidden, ng.IGNORE_INDEX)  # [B, T]
     inputs: dict[str, Any] = {
         "attention_mask": mask,
@@ -192,8 +197,9 @@ def shares(model: ParallelModel, batch: ng.padding.Batch, counts: Tensor, *, wei
         "labels": labels,
     }
     found = ng.attached_share(model, inputs, counts)
-    classes = model.length_classes(lengths, mask)  # [B]
-    length = F.cross_entropy(model.length_logits(states, mask).float(), classes, reduction="sum") / counts[1]  # []
+    classes = model.length_classes(lengths, mask).masked_fill(lengths == 0, ng.IGNORE_INDEX)  # [B]
+    logits = model.length_logits(states, mask).float()  # [B, 2 · spread + 1]
+    length = F.cross_entropy(logits, classes, reduction="sum") / counts[1]  # []
     return found._replace(total=found.total + weight * length, parts={**found.parts, "length": length.detach()})
 
 

@@ -9,6 +9,7 @@ import torch
 from models import EOS, PAD, V, tiny
 
 import ngramloss as ng
+from ngramloss.data.batches.plan import Size
 from ngramloss.errors import UserError
 from ngramloss_systems import parallel as system
 from ngramloss_systems import parallel_model
@@ -100,11 +101,34 @@ def test_a_padded_batch_has_the_loss_of_its_single_rows(family, attention, objec
     model = made(family, attention).double()
     ng.attach(model, objective)
     counts = torch.tensor([11.0, 3.0])
-    whole = system.shares(model, system.pad_rows(rows(), PAD), counts, weight=0.3)
-    single = [system.shares(model, system.pad_rows([row], PAD), counts, weight=0.3) for row in rows()]
+    whole, gradients = shares_of(model, system.pad_rows(rows(), PAD), counts)
+    filled, others = shares_of(model, system.pad_rows(rows(), PAD, Size(5, 9, 7)), counts)
+    single = [shares_of(model, system.pad_rows([row], PAD), counts)[0] for row in rows()]
+    assert filled.total.item() == pytest.approx(whole.total.item(), rel=1e-6)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-7)
     assert whole.total.item() == pytest.approx(sum(one.total.item() for one in single), rel=1e-6)
     for name, value in whole.parts.items():
         assert value.item() == pytest.approx(sum(one.parts[name].item() for one in single), rel=1e-6), name
+
+
+def shares_of(model, batch, counts):
+    """A batch's share of the loss, and the gradients of all weights that have one."""
+    model.zero_grad()
+    found = system.shares(model, batch, counts, weight=0.3)
+    found.total.backward()
+    return found, [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+def test_rows_that_fill_a_batch_up_are_never_hidden_or_read_as_labels():
+    model = made(inputs="random").train()
+    ng.attach(model, "ce")
+    found, gradients = shares_of(model, system.pad_rows(rows(), PAD, Size(4, 9, 7)), torch.tensor([11.0, 3.0]))
+    assert found.total.isfinite()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    blank, gradients = shares_of(model, system.pad_rows([], PAD, Size(2, 9, 7)), torch.tensor([11.0, 3.0]))
+    assert blank.total == 0
+    assert all((gradient == 0).all() for gradient in gradients)
 
 
 def test_the_loss_is_the_objective_and_the_cross_entropy_of_the_length():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ngramloss import recipe
 from ngramloss.data.batches.padding import Batch
-from ngramloss.data.batches.plan import Plan, Size
+from ngramloss.data.batches.plan import Plan, Size, fitted_grid, most_lengths
 from ngramloss.data.batches.planned import Epochs, PlannedSteps, lengths_of
 from ngramloss.errors import MissingFileError, UserError
 from ngramloss.loss.joint_loss import JointLoss, Loss
@@ -32,7 +32,7 @@ from ngramloss.training.validation import from_first
 
 TOKENS = 2**15
 """The most tokens of a micro-batch on a GPU, unless ``train.max_tokens`` says another number."""
-NOT_FIXED = "the batches of systems have no fixed shapes"
+NOT_FIXED = "the batches of this system have no fixed shapes"
 BLANK = "blank"  # What a batch has besides if its row does not count
 MOST_ROWS = 512  # Rows that are scored at a time outside of training, however short they are
 Batches = Iterator[tuple[list[int], Batch]]
@@ -63,13 +63,15 @@ class SystemTask(Task):
         change: called before each step with its number, the number of all steps and the optimiser → what the log has of
             it. It must depend on these numbers alone, so that a continued training changes at the same step.
         objective: the joint loss that ``loss_of`` computes, if it does.
+        fixed: whether steps can run as CUDA graphs: ``pad`` also takes a size to fill up to, with rows that add nothing
+            to the loss, and ``loss_of`` reads no value of a tensor.
     """
 
     run: Run
     model: Any
     tokenizer: Any
     rows: Mapping[str, Any]
-    pad: Callable[[Sequence[Any]], Batch]
+    pad: Callable[..., Batch]
     terms: Sequence[str]
     scores: Callable[[Batches], dict[str, float]]
     _: KW_ONLY
@@ -82,6 +84,7 @@ class SystemTask(Task):
     optimiser_of: Callable[[Any], torch.optim.Optimizer] | None = None
     change: Callable[[int, int, torch.optim.Optimizer], Mapping[str, float]] = lambda step, total, optimiser: {}
     objective: JointLoss | None = None
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         self.settings, self.best, self.validates = self.run.settings.train, self.run.best, "validation" in self.rows
@@ -92,7 +95,7 @@ class SystemTask(Task):
     def begin(self, here: Processes) -> None:
         """Bring the model to its device, with the same weights in all processes."""
         self.here, self.precision = here, precision_of(self.settings, here.device)
-        self.why_not_captured = why_not_captured(self.settings, here.device, NOT_FIXED)
+        self.why_not_captured = why_not_captured(self.settings, here.device, "" if self.fixed else NOT_FIXED)
         self.model.to(here.device).train()
         here.share_weights(self.model)
 
@@ -108,13 +111,22 @@ class SystemTask(Task):
         rows = settings.batch_size * settings.accumulate
         most = settings.max_tokens or (TOKENS if here.device.type == "cuda" else None)
         each = -(-(rows if most else settings.batch_size) // here.count)
+        epochs = Epochs(lengths.sources, step=rows, seed=settings.seed, grouped=settings.group_by_length)
+        total, grid = total_steps(settings, len(lengths.sources)), None
+        if not self.why_not_captured:
+            positions = getattr(self.model.config, "max_position_embeddings", None)
+            most_of = most_lengths(total)
+            grid = fitted_grid(lengths.sources, lengths.targets, epochs[0], longest=positions, most=most_of)
+        plan = Plan(lengths.sources, lengths.targets, each, most, grid, lengths.texts)
+        if grid is not None:
+            self.largest = self.pad([], plan.sizes(each)[0])
         return PlannedSteps(
             self.examples,
-            Epochs(lengths.sources, step=rows, seed=settings.seed, grouped=settings.group_by_length),
-            Plan(lengths.sources, lengths.targets, each, most, texts=lengths.texts),
+            epochs,
+            plan,
             self._padded,
             lengths=lengths,
-            total=total_steps(settings, len(lengths.sources)),
+            total=total,
             process=here.rank,
             processes=here.count,
             device=here.device,
@@ -122,6 +134,8 @@ class SystemTask(Task):
 
     def _padded(self, rows: Sequence[dict[str, Any]], size: Size | None = None) -> Batch:
         """A batch of these rows. Of none, as a process may have in a short step, one row that does not count."""
+        if size is not None:
+            return self.pad(rows, size)
         return self.pad(rows) if rows else {**self.pad([self.examples[0]]), BLANK: torch.ones(())}
 
     def before_step(self, step: int, total: int) -> Mapping[str, float]:
