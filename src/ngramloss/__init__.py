@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ngramloss.metrics.registry import Metric as Metric
     from ngramloss.metrics.registry import Score as Score
     from ngramloss.metrics.scores import Scores as Scores
+    from ngramloss.models import drafter as drafters  # noqa: F401
     from ngramloss.models import encoders as encoders
     from ngramloss.models import loading as loading
     from ngramloss.models.attached.attach import attach as attach
@@ -108,6 +109,7 @@ _MODULES = {
     "candidates": "data.candidates",
     "console": "output.console",
     "data": "data",
+    "drafters": "models.drafter",
     "encoders": "models.encoders",
     "engines": "search.registry",
     "files": "storage.files",

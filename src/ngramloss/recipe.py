@@ -222,6 +222,8 @@ class Generation:
     """What ``ngramloss generate`` searches with; ``auto`` is the fastest engine whose texts are those of ``hf``."""
     precision: str = setting("fp32", "texts speed", choices=tuple(PRECISIONS))
     """Of the weights with which ``ngramloss generate`` computes. 16 bits are faster on a GPU; texts differ slightly."""
+    drafter: str = setting("", "speed")
+    """A run of ``ngramloss train drafter`` for the model, which the engine ``draft`` needs."""
 
 
 @dataclass(frozen=True)

@@ -489,6 +489,7 @@ SETTINGS = {
     "generation.renormalize": (True, "texts"),
     "generation.engine": ("hf", "texts"),
     "generation.precision": ("bf16", "texts"),
+    "generation.drafter": ("runs/drafter", "nothing"),
 }
 """Setting → another value, what it changes, and the settings with which it does.
 

@@ -287,6 +287,11 @@ def tokenizer_behaviour(tokenizer: Any) -> str:
     return _hash([sorted(tokenizer.get_vocab().items()), encoded, decoded])
 
 
+def ids_fingerprint(tokenizer: Any) -> str:
+    """A hash of a tokenizer's ids and of those that it gives to texts, without what stands around a text."""
+    return _hash([sorted(tokenizer.get_vocab().items()), bare_ids(tokenizer, list(PROBES))])
+
+
 def same_ids(tokenizer: Any, other: Any) -> bool:
     """Whether two tokenizers have the same ids and give them to the same texts. Tokens around a text may differ."""
     texts = list(PROBES)

@@ -38,6 +38,7 @@ class Job(NamedTuple):
     task: str = TASKS[0]
     engine: str = AUTO
     precision: str = "fp32"
+    drafter: str = ""  # the folder of what drafts for the engine ``draft``
     system: str = ""  # the written form of a system, if ``--set system=…`` gave one; empty: the run's own
     only: tuple[str, ...] = ()
     """The search settings that were given for a model that was trained elsewhere; the others are its own. Empty: all of
@@ -196,6 +197,7 @@ def job(
         settings.task,
         settings.generation.engine,
         settings.generation.precision,
+        settings.generation.drafter,
         settings.system if "system" in keys else "",
         () if preset or (own and not loads) else tuple(asked),
         "data.target" in keys and chosen.target not in ("", NO_TARGET),

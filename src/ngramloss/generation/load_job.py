@@ -73,6 +73,11 @@ def writer_of(
             "padding. Leave --rerank out."
         )
     search = search_of(model, work.generation, options, only=work.only)
+    if work.drafter and (engine or work.engine) == "draft":
+        from ngramloss.models.drafter import load_drafter
+
+        drafter = load_drafter(work.drafter, model, tokenizer, work.loading.name)
+        search = dataclasses.replace(search, drafter=drafter)
     if search.sample and search.seed is None:
         logger.warning(
             "the model's generation_config.json sets do_sample, without a seed: running this command again gives "

@@ -316,7 +316,7 @@ def generation_changes(settings: Generation, *, causal: bool = False, only: Coll
     changes["_from_model_config"] = False  # otherwise it may be recreated from the model's config
     for name, value in vars(settings).items():
         stops = name == "early_stopping" and settings.num_beams == 1
-        if name in ("engine", "precision") or (only and name not in only and not stops):
+        if name in ("engine", "precision", "drafter") or (only and name not in only and not stops):
             continue
         if name in ("min_length", "max_length"):  # a model's own by the other name would win
             tokens = name.replace("length", "new_tokens")

@@ -67,7 +67,7 @@ def run(folder: Path) -> Provenance:
     seed = train.get("seed")
     label = recipe.get("objective") or Path(str(generation.get("model", ""))).name or folder.resolve().name
     shared = {name: generation.get(name) for name in ("generation", "data", "split", "fingerprint")}
-    searched = {key: value for key, value in _section(recipe, "generation").items() if key != "engine"}
+    searched = {key: value for key, value in _section(recipe, "generation").items() if key not in ("engine", "drafter")}
     seedless = {key: value for key, value in train.items() if key != "seed"}
     trained = {**recipe, "task": _task(recipe), "generation": searched, "train": seedless}
     setup = json.dumps([trained, shared], sort_keys=True, default=str) if recipe else ""  # default=str for TOML's dates

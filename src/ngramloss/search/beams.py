@@ -64,15 +64,15 @@ def options(logits: Tensor, ids: Tensor, length: Tensor, given: Limits, *, count
     values, tokens, left = _top(rows, min(count, rows.shape[1]))         # [B · K, C] twice, [B · K]
     logp = values - (left if total is None else total).unsqueeze(-1)     # [B · K, C]
     logp = logp.where(values > -torch.inf, -torch.inf)
-    for token, is_here in _forced(length, search):
+    for token, is_here in forced(length, search):
         only = torch.full_like(logp, -torch.inf)                         # [B · K, C]
         only[:, 0] = 0.0
         logp, tokens = only.where(is_here, logp), tokens.masked_fill(is_here, token)
     return Choices(*(each.view(*logits.shape[:2], -1) for each in (tokens, logp)))
 
 
-def _forced(length: Tensor, search: Search) -> Iterator[tuple[int, Tensor]]:
-    """Tokens that must be written at some length, and whether it is this one, []."""
+def forced(length: Tensor, search: Search) -> Iterator[tuple[int, Tensor]]:
+    """Tokens that must be written at some length, and whether it is this one, in the shape of ``length``."""
     for token, at in ((search.first, 1), (search.last, search.max_length - 1)):
         if token is not None:
             yield token, length == at
@@ -89,9 +89,12 @@ def _top(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rule_out(scores: Tensor, ids: Tensor, length: Tensor, given: Limits) -> None:
-    """Set the scores, [N, V], of tokens that may not follow the first ``length`` ids, [N, L], to −∞, in place."""
+    """Set the scores, [N, V], of tokens that may not follow the first ``length`` ids, [N, L], to −∞, in place.
+
+    ``length`` is one for all rows, [], or one for each, [N, 1], for which there is no kernel.
+    """
     search = given.search
-    if has_kernels(scores.device):
+    if has_kernels(scores.device) and not length.dim():
         from ngramloss.search.kernels import selection
 
         selection.rule_out(scores, ids, length, given)
@@ -110,7 +113,8 @@ def _rule_out_repeats(scores: Tensor, ids: Tensor, length: Tensor, n: int) -> No
     if n > ids.shape[1]:
         return
     offsets = torch.arange(n - 1, device=ids.device)                     # [n - 1]
-    newest = ids.index_select(1, (length - (n - 1) + offsets).clamp_min(0))      # [N, n - 1]
+    newest = (length - (n - 1) + offsets).clamp_min(0)                   # [n - 1] or [N, n - 1]
+    newest = ids.gather(1, newest.expand(len(ids), -1))                  # [N, n - 1]
     windows = ids.unfold(1, n, 1)                                        # [N, W, n]
     starts = torch.arange(windows.shape[1], device=ids.device)           # [W]
     same = (windows[..., :-1] == newest[:, None]).all(-1) & (starts + n <= length)   # [N, W]
@@ -176,7 +180,7 @@ def is_done(beams: Beams, search: Search) -> Tensor:
 
 def write_on(beams: Beams, tokens: Tensor, given: Limits) -> None:
     """Add a token to each text, [B, K]. Beams are texts of their own: greedy search, or samples."""
-    for token, is_here in _forced(beams.length, given.search):
+    for token, is_here in forced(beams.length, given.search):
         tokens = tokens.masked_fill(is_here, token)
     tokens = tokens.where(~beams.has_ended, given.search.pad)            # [B, K]
     here = torch.arange(beams.ids.shape[-1], device=tokens.device) == beams.length   # [L]

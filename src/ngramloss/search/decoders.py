@@ -72,16 +72,17 @@ class Decoder:
     heads: int  # that have keys and values
     width: int  # of a head
     most_positions: int | None = None  # of a prompt and its text together, if the model has no more
+    source_states: Tensor | None = None  # what the encoder made of the sources that were read last, [B, S, D]
 
     def __init__(
         self, model: Any, *, sources: int, beams: int, source_length: int, text_length: int, head: PaddedHead,
-        joined: Joined | None = None,
+        joined: Joined | None = None, plain: bool = False,
     ) -> None:
         self.model, self.decoder, self.head, self.joined = model, model.get_decoder(), head, joined or Joined()
         self.beams, self.text_length = beams, text_length
         layers, dtype, device = len(self._layers()), model.dtype, model.device
         texts = layers, sources * beams, self.heads, text_length, self.width
-        self.has_kernels = has_kernels(device)
+        self.has_kernels = has_kernels(device) and not plain
         # For kernels, they lie as a product over all heads of a token leaves them.
         whole = (source_length, self.heads) if self.has_kernels else (self.heads, source_length)
         stored = layers, sources, *whole, self.width
@@ -118,6 +119,14 @@ class Decoder:
 
     def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Logits of the tokens, [B, K, V], after these newest ones, [B, K], at a position, []."""
+        return self.head.logits(self.hidden(tokens, position))
+
+    def hidden(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """What the head reads of these newest tokens, [B, K] → [B, K, D]: of K beams at a position, [].
+
+        Given positions [B, K], they are K tokens of one text each, of which every one sees those before it. Keys and
+        values that an earlier call left at or behind a row's first position are overwritten, and never seen.
+        """
         raise NotImplementedError
 
     def reorder(self, parents: Tensor, position: Tensor) -> None:
@@ -149,6 +158,7 @@ class Decoder:
     def _read(self, ids: Tensor, mask: Tensor) -> None:
         """Put keys and values of the sources into the caches."""
         hidden = self._reader()(input_ids=ids, attention_mask=mask).last_hidden_state     # [B, S, D]
+        self.source_states = hidden
         for index, (keys, values) in enumerate(self._source_projections()):
             if self.has_kernels:
                 for layer, cache in zip((keys, values), self.stored, strict=True):
@@ -187,6 +197,8 @@ class Decoder:
             cached = self.keys[index], self.values[index]                # [B · K, H, L, d] each
             return decoding.attend_to_text(queries, keys, values, cached, self.origin, position, scale=scale, bias=bias)
         B, K, _ = queries.shape
+        if position.dim():
+            return self._attend_to_row(index, queries, keys, values, position, scale=scale, bias=bias)
         texts = self._written(index, keys, values, position)             # [B · K, H, L, d] each
         mask = (self.positions <= position).view(1, 1, 1, -1)            # [1, 1, 1, L]
         if bias is not None:
@@ -204,6 +216,26 @@ class Decoder:
         first = torch.arange(0, B * K, K, device=keys.device).view(-1, 1, 1)         # [B, 1, 1]
         slots = (first + self.origin).flatten(0, 1)                      # [B · K, L]
         return [cache[slots, :, self.positions].transpose(1, 2) for cache in cached]
+
+    def _attend_to_row(
+        self, index: int, queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, *, scale: float,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """The same of K tokens of one text at their positions, [B, K]; ``bias`` is [B, K, H, L]."""
+        texts = self._written_row(index, keys, values, positions)        # [B, H, L, d] each
+        mask = (self.positions <= positions.unsqueeze(-1)).unsqueeze(1)  # [B, 1, K, L]
+        if bias is not None:
+            mask = bias.transpose(1, 2).masked_fill(~mask, torch.finfo(bias.dtype).min)      # [B, H, K, L]
+        found = scaled_dot_product_attention(self._split(queries), texts[0], texts[1], attn_mask=mask, scale=scale)
+        return found.transpose(1, 2).flatten(2)
+
+    def _written_row(self, index: int, keys: Tensor, values: Tensor, positions: Tensor) -> list[Tensor]:
+        """Put keys and values of tokens of a text at their positions, [B, K]. Returns those of texts, [B, H, L, d]."""
+        cached = [self.keys[index], self.values[index]]                  # [B, H, L, d] each
+        for cache, rows in zip(cached, (keys, values), strict=True):
+            new = self._split(rows)                                      # [B, H, K, d]
+            cache.scatter_(2, positions[:, None, :, None].expand_as(new), new)
+        return cached
 
     def _attend_to_source(self, index: int, queries: Tensor, *, scale: float) -> Tensor:
         """Attention of the newest tokens of all beams to their source, [B, K, H · d]."""
@@ -241,8 +273,8 @@ class BartDecoder(Decoder):
         for layer in (*model.get_decoder().layers, *model.get_encoder().layers):
             yield layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
 
-    def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Logits of the tokens after these, [B, K, V]."""
+    def hidden(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """What the head reads of these tokens, [B, K, D]."""
         hidden = self._embedded(tokens, position)                        # [B, K, D]
         each = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
         norms = (getattr(layer, name) for layer in self.decoder.layers for name in each)
@@ -252,7 +284,7 @@ class BartDecoder(Decoder):
                 residual = hidden if self.norms_first else normed        # [B, K, D]
                 norm: Any = next(norms, getattr(self.decoder, "layer_norm", None))
                 hidden, normed = self._added(residual, part(index, layer, normed), norm)
-        return self.head.logits(normed)
+        return normed
 
     def _to_text(self, position: Tensor, index: int, layer: Any, hidden: Tensor) -> Tensor:
         own = layer.self_attn
@@ -271,7 +303,7 @@ class BartDecoder(Decoder):
         return found
 
     def _embedded(self, tokens: Tensor, position: Tensor) -> Tensor:
-        places = self.table.index_select(0, position.view(1))            # [1, D]
+        places = _rows(self.table, position if position.dim() else position.view(1))     # [1, D], or [B, K, D]
         if self.model.config.model_type == "m2m_100":   # it has no position for a padding token
             places = places.where((tokens != self.decoder.embed_positions.padding_idx).unsqueeze(-1), 0.0)   # [B, K, D]
         hidden: Tensor = self.decoder.embed_tokens(tokens)               # [B, K, D]
@@ -337,8 +369,8 @@ class T5Decoder(Decoder):
         bias: Tensor = attention.compute_bias(self.text_length, self.text_length)    # [1, H, L, L]
         return bias[0].transpose(0, 1).to(self.model.dtype).contiguous()
 
-    def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Logits of the tokens after these, [B, K, V]."""
+    def hidden(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """What the head reads of these tokens, [B, K, D]."""
         hidden: Tensor = self.decoder.embed_tokens(tokens)               # [B, K, D]
         norms = (part.layer_norm for block in self.decoder.block for part in block.layer)
         normed = self._normed(hidden, next(norms))                       # [B, K, D]
@@ -347,7 +379,7 @@ class T5Decoder(Decoder):
             own, other = block.layer[0].SelfAttention, block.layer[1].EncDecAttention
             table = self.biases[index]
             if table is not None:
-                bias = table.index_select(0, position.view(1)).squeeze(0)            # [H, L]
+                bias = _rows(table, position)                            # [H, L], or [B, K, H, L]
             queries, keys, values = self.joined(normed, own.q, own.k, own.v)             # [B, K, H · d] each
             attended = self._attend_to_text(index, queries, keys, values, position, scale=1.0, bias=bias)
             hidden, normed = self._added(hidden, own.o(attended), next(norms))
@@ -357,7 +389,7 @@ class T5Decoder(Decoder):
             hidden, normed = self._added(hidden, block.layer[2].DenseReluDense(normed), last)
         if self._scales_outputs():
             normed = normed * self.model.config.d_model**-0.5
-        return self.head.logits(normed)
+        return normed
 
     def _scales_outputs(self) -> bool:
         config = self.model.config
@@ -411,16 +443,18 @@ class CausalDecoder(Decoder):
         cache.update = self._put   # it stays empty: what it would keep is put where it belongs
         self.decoder(inputs_embeds=self._embedded(ids), past_key_values=cache, use_cache=True)
 
-    def logits(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Logits of the tokens after these, [B, K, V]."""
+    def hidden(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """What the head reads of these tokens, [B, K, D]."""
         places = (self.source_lengths.unsqueeze(-1) + position).expand_as(tokens)    # [B, K]
+        if self.most_positions is not None:
+            places = places.clamp_max(self.most_positions - 1)   # a draft may reach beyond the longest text
         forwards = fused_forwards(self.decoder, self.joined) if self.has_kernels else {}
         with attention_named(self.model.config, CACHED), replaced(forwards):
-            hidden = self.decoder(
+            hidden: Tensor = self.decoder(
                 inputs_embeds=self._embedded(tokens), position_ids=places, use_cache=False,
                 cached=self, text_position=position,
             ).last_hidden_state                                          # [B, K, D]
-        return self.head.logits(hidden)
+        return hidden
 
     def _embedded(self, ids: Tensor) -> Tensor:
         """[B, T] → [B, T, D]. Some models would look on the host for padding among ids."""
@@ -443,7 +477,11 @@ class CausalDecoder(Decoder):
             return decoding.attend_to_text(
                 queries, keys, values, cached, self.origin, position, prompt=prompt, **bounds
             )
-        texts = [each.unflatten(0, (B, K)) for each in self._written(index, keys, values, position)]  # [B, K, H, L, d]
+        if position.dim():
+            texts = self._written_row(index, keys, values, position)     # [B, H, L, d] each
+            texts = [each.unsqueeze(1).expand(-1, K, -1, -1, -1) for each in texts]      # [B, K, H, L, d] each
+        else:
+            texts = [each.unflatten(0, (B, K)) for each in self._written(index, keys, values, position)]
         grouped = queries.view(B, K, self.heads, -1, self.width)         # [B, K, H, G, d]
         to_source = torch.einsum("bkhgd,bhsd->bkhgs", grouped, sources[0])           # [B, K, H, G, S]
         to_text = torch.einsum("bkhgd,bkhtd->bkhgt", grouped, texts[0])  # [B, K, H, G, L]
@@ -452,14 +490,19 @@ class CausalDecoder(Decoder):
             scores = softcap * (scores / softcap).tanh()
         S, lengths = sources[0].shape[2], self.source_lengths.unsqueeze(-1)          # [B, 1]
         places = torch.arange(S, device=scores.device).expand(B, -1)     # [B, S]
-        places = torch.cat([places.where(places < lengths, -1), lengths + self.positions], 1)        # [B, S + L]
-        newest = lengths + position                                      # [B, 1]
-        visible = (places >= 0) & (places <= newest)                     # [B, S + L]
+        places = torch.cat([places.where(places < lengths, -1), lengths + self.positions], 1)[:, None]   # [B, 1, S + L]
+        newest = (lengths + position).unsqueeze(-1)                      # [B, 1, 1], or [B, K, 1]
+        visible = (places >= 0) & (places <= newest)                     # [B, 1, S + L], or [B, K, S + L]
         if window is not None:
             visible &= places > newest - window
-        weights = scores.float().masked_fill(~visible[:, None, None, None], -torch.inf).softmax(-1).to(scores.dtype)
+        weights = scores.float().masked_fill(~visible[:, :, None, None], -torch.inf).softmax(-1).to(scores.dtype)
         found = torch.einsum("bkhgs,bhsd->bkhgd", weights[..., :S], sources[1])      # [B, K, H, G, d]
         return (found + torch.einsum("bkhgt,bkhtd->bkhgd", weights[..., S:], texts[1])).flatten(2)
+
+
+def _rows(table: Tensor, position: Tensor) -> Tensor:
+    """The rows of a table at a position, [], or at several, without a look at its value on the host."""
+    return table.index_select(0, position.flatten()).view(*position.shape, *table.shape[1:])
 
 
 CACHED = "ngramloss"  # the name of :func:`_cached_attention` for transformers
@@ -503,10 +546,11 @@ def random_ids(model: Any, rows: int, *lengths: int) -> list[Tensor]:
 
 
 @torch.inference_mode()
-def difference(model: Any) -> float:
+def difference(model: Any, *, plain: bool = False) -> float:
     """How far log-probabilities of the decoder here are from the model's own on random tokens: root mean square.
 
     The largest of a million differences says little in 16 bits: rounding alone makes it 0.5 to 0.9 in a deep model.
+    ``plain``: without kernels, and with all tokens of a text at once.
     """
     source, target = (ids.to(model.device) for ids in random_ids(model, 2, 24, 8))   # [B, S], [B, T]
     (B, S), T = source.shape, target.shape[1]
@@ -521,11 +565,15 @@ def difference(model: Any) -> float:
         rows = [torch.cat(row).unsqueeze(0) for row in ((source[0], target[0]), (source[1, : S // 2], target[1]))]
         expected = torch.cat([own(input_ids=row).logits[:, -T:] for row in rows])    # [B, T, V]
     decoder = DECODERS[model.config.model_type](
-        model, sources=B, beams=1, source_length=S, text_length=T, head=padded_head(model), joined=joined(model)
+        model, sources=B, beams=1, source_length=S, text_length=T, head=padded_head(model),
+        joined=None if plain else joined(model), plain=plain,
     )
     decoder.read(source, mask)
-    steps = [decoder.logits(target[:, [t]], torch.tensor(t, device=model.device)) for t in range(T)]
+    places = torch.arange(T, device=model.device)                        # [T]
+    if plain:
+        found = decoder.logits(target, places.expand(B, -1))             # [B, T, V]
+    else:
+        found = torch.cat([decoder.logits(target[:, [t]], places[t]) for t in range(T)], 1)
     model.train(training)
-    found = torch.cat(steps, 1)                                          # [B, T, V]
     apart: Tensor = found.float().log_softmax(-1) - expected.float().log_softmax(-1)
     return float(apart.square().mean().sqrt())

@@ -75,6 +75,11 @@ ENGINES = {
         automatic="cuda",
         has_groups=True,
     ),
+    "draft": Engine(
+        "greedy search in fewer passes, with a drafter that was trained for the model: the same texts as hf",
+        "ngramloss.search.engines.draft",
+        "torch",
+    ),
     "ctranslate2": Engine(
         "CTranslate2 in fp32: faster on a CPU, the same texts as hf with most settings",
         "ngramloss.search.engines.ct2",

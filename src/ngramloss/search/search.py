@@ -80,6 +80,8 @@ class Search:
     """Whether lengths count prompts, too, as ``max_length`` in the settings of a decoder-only model does."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What differs from the model's ``generation_config``, by Hugging Face's names."""
+    drafter: Any = field(default=None, compare=False, repr=False)
+    """What proposes tokens to the engine ``draft``. It changes no text, so it is not saved with texts."""
 
     @property
     def end(self) -> int | None:

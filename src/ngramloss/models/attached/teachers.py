@@ -22,20 +22,23 @@ from ngramloss.models.attached.shared_prompts import call, on_the_right
 
 
 class TeacherModel:
-    """A frozen model of the same kind and vocabulary to compare with; a student's own has its adapters off."""
+    """A frozen model, of a student's kind and vocabulary if there is one; a student's own has its adapters off."""
 
-    def __init__(self, model: Any, student: Any) -> None:
+    def __init__(self, model: Any, student: Any = None) -> None:
         if not isinstance(model, Module):
             raise UserError(
                 f"teacher must be a Hugging Face model, got {type(model).__name__}. Pass a teacher's logits to "
                 "JointLoss(...)(logits, labels, teacher=...)."
             )
-        self.model, self.own, self._checked = model, bare(model) is bare(student), False
+        self.model, self._checked = model, False
+        self.own = student is not None and bare(model) is bare(student)
         inner = bare(model)
         if self.own:
             _raise_unless_adapters(model)
         else:
             model.eval()
+        if student is None:
+            return
         kinds = ["an encoder-decoder" if has_encoder(each) else "decoder-only" for each in (inner, bare(student))]
         if kinds[0] != kinds[1]:
             raise UserError(f"the teacher is {kinds[0]}, but the model is {kinds[1]}. Use a teacher of the same kind.")
