@@ -46,6 +46,8 @@ def test_the_recipes_that_come_with_the_package_load():
         "brio-xsum",
         "cnndm",
         "demo",
+        "drafter",
+        "drafter-demo",
         "fes",
         "fes-demo",
         "gsum",

@@ -131,3 +131,25 @@ PARALLEL = System(
     options_in_generate=("lengths", "passes", "remove_repeats", "length_offset"),
     loads=True,
 )
+
+DRAFTER = System(
+    "Drafter (after Cai et al. 2024): a small file with which a trained model writes the same texts in fewer passes; "
+    "any objective of tokens and n-grams, such as accept(8)",
+    ("drafter", "drafter-demo"),
+    "ngramloss_systems.drafter",
+    options={
+        "places": Setting(8, least=1, most=64, help="tokens of a draft"),
+        "layers": Setting(1, least=1, most=8, help="layers over the places"),
+        "feed_forward": Setting(0, least=0, most=2**20, help="width inside these layers; 0: 4 times the model's"),
+        "anchors": Setting(4, least=1, most=1024, help="random blocks of each text in a step"),
+        "targets": Setting("", help="a folder of generate with the model's own texts of the training split"),
+    },
+    after="ngramloss generate MODEL --engine draft --set generation.drafter={run}",
+    not_used=(
+        *("data.candidates", "model.architecture", "model.width", "model.encoder_layers", "model.decoder_layers"),
+        *("model.heads", "model.feed_forward", "model.dropout", "model.vocabulary", "model.init_std", "model.copying"),
+    ),
+    bests={"accepted": True, "loss": False},
+    takes_objective=True,
+    writes=False,
+)

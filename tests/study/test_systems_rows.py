@@ -9,6 +9,7 @@ import pytest
 from in_process import processes_run_here
 
 from ngramloss import cli, recipe
+from ngramloss.errors import UserError
 from ngramloss.scoring import paper
 from ngramloss.storage.files import lock_folder
 from ngramloss.study import reproduce, run
@@ -49,7 +50,9 @@ def settings_of(plan, row, seed=1):
 def test_all_systems_are_rows_after_the_objectives(tmp_path):
     names = rows.chosen("all")
     plan = planned(tmp_path, names, data="xsum", seeds=2)
-    assert names == list(SYSTEMS)
+    assert names == [name for name in SYSTEMS if name != "drafter"]
+    with pytest.raises(UserError, match="drafter writes no texts of its own"):
+        rows.chosen("drafter")
     assert plan.study.objectives == (*paper.objectives("table2"), *names)
     assert plan.study.comparisons == len(plan.study.objectives) - 1
     assert plan.baselines == ("lead-3", "ext-oracle")
@@ -59,7 +62,7 @@ def test_all_systems_are_rows_after_the_objectives(tmp_path):
 def test_every_system_of_the_papers_table_that_is_here_has_its_values_beside_it(tmp_path):
     ours = {row.system for row in paper.TABLE2["cnn_dailymail"] if row.system}
     assert {"simcls", "bertsum_abs"} <= ours & {*SYSTEMS}
-    assert {*SYSTEMS} - ours <= {"bertsum_ext", "parallel"}
+    assert {*SYSTEMS} - ours <= {"bertsum_ext", "drafter", "parallel"}
     printed = reproduce._printed(planned(tmp_path, ["simcls"], data="xsum"))
     assert printed["simcls"] == ("SimCLS", (47.61, 24.57, 39.44))
 

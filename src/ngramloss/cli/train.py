@@ -21,11 +21,12 @@ Train a model with the settings of a recipe. To continue a stopped run, run the 
 RECIPE is demo (a small model from scratch on the built-in corpus), newswire (fine-tune such a model), cnndm or xsum
 (the paper's settings), brio-cnndm or brio-xsum (training on candidates), online-demo (training on outputs that the
 model of demo samples meanwhile), translation (a small model from scratch), sft or sft-lora (a decoder-only model, whole
-or with adapters), parallel (a model that predicts all tokens at once), simcls, bertsum-ext, bertsum-abs,
-pointer-generator, gsum, fes or prophetnet (other systems; with -demo, small ones: parallel-demo, simcls-demo,
-bertsum-ext-demo, bertsum-abs-demo, pointer-generator-demo, gsum-demo, fes-demo, prophetnet-demo), lm or lm-demo (a
-language model of the targets, which fes reads), or a TOML file of your own. Your file may begin with base = "xsum" and
-contain only the settings that differ. docs/settings.md describes all settings."""
+or with adapters), drafter (what lets a trained model write faster), parallel (a model that predicts all tokens at
+once), simcls, bertsum-ext, bertsum-abs, pointer-generator, gsum, fes or prophetnet (other systems; with -demo, small
+ones: drafter-demo, parallel-demo, simcls-demo, bertsum-ext-demo, bertsum-abs-demo, pointer-generator-demo, gsum-demo,
+fes-demo, prophetnet-demo), lm or lm-demo (a language model of the targets, which fes reads), or a TOML file of your
+own. Your file may begin with base = "xsum" and contain only the settings that differ. docs/settings.md describes all
+settings."""
 
 TRAIN_EXAMPLES = """\
 examples:

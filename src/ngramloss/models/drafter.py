@@ -131,7 +131,7 @@ def read_texts(frozen: TeacherModel, batch: Mapping[str, Any]) -> Read:
     """Let a frozen model read a batch of ``Padder`` or ``JoinedPadder``."""
     inputs: dict[str, Any] = {name: value for name, value in batch.items() if name not in ("labels", POSITIONS)}
     mask, states = inputs.get("attention_mask"), None
-    model = frozen.model.to(batch["labels"].device)
+    model: Any = frozen.model.to(batch["labels"].device)
     if has_encoder(model):
         states = model.get_encoder()(input_ids=inputs.pop("input_ids"), attention_mask=mask).last_hidden_state
         inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)

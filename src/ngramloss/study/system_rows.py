@@ -83,11 +83,14 @@ def chosen(text: str) -> list[str]:
     """The systems that ``--systems`` names, with commas, or all. Raises if one is unknown."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == [ALL]:
-        return list(SYSTEMS)
+        return [name for name in SYSTEMS if SYSTEMS[name].writes]
     for name in names:
         if name == ALL:
             raise UserError(f"--systems: give {ALL}, or names, not both.")
-        SYSTEMS.entry(name)
+        if not SYSTEMS.entry(name).writes:
+            raise UserError(
+                f"--systems: {name} writes no texts of its own, so there is nothing to compare. Leave it out."
+            )
     return list(dict.fromkeys(names))
 
 
@@ -139,7 +142,7 @@ def _load(name: str, entry: System, *, data: str, task: str, overrides: Sequence
 def _check(rows: Mapping[str, SystemRow], names: Sequence[str], task: str, runs: Path) -> None:
     """Raise if a row is for another task, or cannot be trained with its settings."""
     if unfit := [name for name in names if not _is_for(task, name)]:
-        fit = ", ".join(sorted(name for name in SYSTEMS if _is_for(task, name)))
+        fit = ", ".join(sorted(name for name in chosen(ALL) if _is_for(task, name)))
         wrong = f"{', '.join(unfit)} {'is' if len(unfit) == 1 else 'are'}"
         raise UserError(f"--systems: {wrong} not for {task}. Choose from {fit}.")
     if "," in str(runs) and any(row.first for row in rows.values()):

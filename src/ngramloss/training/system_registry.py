@@ -46,6 +46,7 @@ class System:
         loads: whether the standard commands write texts with a model that its function ``load(settings, tokenizer,
             options)`` returns; otherwise its function ``generate`` writes them. What ``--set system=…`` does not name
             is then as in its training.
+        writes: whether it writes texts, which a table can compare; a part of another model does not.
     """
 
     about: str
@@ -63,6 +64,7 @@ class System:
     task: str = ""
     options_in_generate: tuple[str, ...] = ()
     loads: bool = False
+    writes: bool = True
 
     @property
     def searches_freely(self) -> bool:
