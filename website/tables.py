@@ -10,7 +10,8 @@ A table stands between two marks. The first names its source:
     <!-- table: studies/ngram-terms.toml | decoded | greedy -->
     <!-- end of table -->
 
-For a benchmark, a group and columns may follow; all of them by default. For a study: ``confirmed``,
+For a benchmark, a group and columns may follow; all of them by default. The name may be a pattern: then each file is a
+part of ``ngramloss bench all``, and a group of rows. For a study: ``confirmed``,
 ``screened``, or ``decoded`` and how.
 """
 
@@ -51,8 +52,18 @@ def table(file: str, *choices: str) -> str:
 
 def benchmark(file: Path, group: str = "", columns: str = "") -> str:
     """The rows of a benchmark's file, with its machine, versions and repeats below."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    rows = [row for row in content["rows"] if not group or row["group"] == group]
+    if "*" not in file.name:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        rows = content["rows"]
+    else:
+        parts = [json.loads(each.read_text(encoding="utf-8")) for each in sorted(file.parent.glob(file.name))]
+        rows = [row | {"group": part_group(part, row)} for part in parts for row in part["rows"]]
+        content = parts[0] | {"command": "ngramloss bench all" + " --gpu" * ("NVIDIA" in parts[0]["machine"])}
+        if any(part[name] != content[name] for part in parts for name in ("machine", "versions", "code")):
+            raise SystemExit(
+                f"the parts of {file.name} are of different machines, versions or code: measure them again."
+            )
+    rows = [row for row in rows if not group or row["group"] == group]
     heads = (
         [name.strip() for name in columns.split(",")] if columns else list(dict.fromkeys(row["column"] for row in rows))
     )
@@ -69,12 +80,19 @@ def benchmark(file: Path, group: str = "", columns: str = "") -> str:
     return f"{_markdown(lines, 1 + grouped)}\n\n*{_conditions(content, rows)}*"
 
 
+def part_group(part: dict[str, Any], row: dict[str, Any]) -> str:
+    """The title of a part, and the row's group in it if it says more than the name of the part's only one."""
+    groups = {each["group"] for each in part["rows"]}
+    return f"{part['part']}, {row['group']}" if len(groups) > 1 else str(part["part"])
+
+
 def _conditions(content: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     repeats = sorted({len(row["values"]) for row in rows})
     versions = ", ".join(
         f"{name} {number}" for name, number in content["versions"].items() if name in ("torch", "transformers")
     )
-    times = "one run" if repeats == [1] else f"medians of {'–'.join(map(str, repeats))} runs, ± interquartile range"
+    repeated = [number for number in repeats if number > 1]  # memory and shares are measured once
+    times = f"medians of {'–'.join(map(str, repeated))} runs, ± interquartile range" if repeated else "one run"
     return f"{content['machine']}, {versions}; {times}; `{content['command']}`"
 
 

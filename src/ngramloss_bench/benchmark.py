@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from itertools import groupby
+from multiprocessing import parent_process
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -24,7 +25,9 @@ import ngramloss as ng
 from ngramloss_bench.child import Failed, in_child, shortened
 
 NAN = float("nan")
-PACKAGES = ("torch", "transformers", "triton", "liger-kernel", "cut-cross-entropy")
+PACKAGES = ("torch", "transformers", "triton", "accelerate", "trl", "liger-kernel", "cut-cross-entropy")
+MEASURED = ("loss", "models", "training", "data/batches", "search")
+"""Where the code is whose speed is measured: other commits change nothing."""
 STATM = "/proc/self/statm"
 """Where the memory of a process is read."""
 
@@ -90,14 +93,10 @@ def run(benchmark: ModuleType, options: argparse.Namespace, command: str, *, out
     """Run a benchmark: print its table, or with ``shown`` its JSON, and write its files. Returns the exit code."""
     with TemporaryDirectory() as folder:
         plan = benchmark.plan(options, Path(folder))
-        # a GPU is asked in a process of its own: this one must not hold memory of it
-        about = in_child(machine, options.device) if options.device == "cuda" else machine(options.device)
-        installed = {each.name.lower().replace("_", "-"): each.version for each in distributions()}
-        names = [name for name in (*PACKAGES, *ng.engines.engine_packages()) if name in installed]
-        packages = {name: installed[name] for name in names}
-        versions = {"python": platform.python_version(), "ngramloss": ng.__version__, **packages}
+        where = about(options.device)
         if not shown:
-            ng.console.print_result(f"{plan.title}\n{about}, {', '.join(' '.join(each) for each in versions.items())}")
+            versions = ", ".join(" ".join(each) for each in where["versions"].items())
+            ng.console.print_result(f"{plan.title}\n{where['machine']}, {versions}")
         measured = measure(plan.rows)
     relate(plan.columns, measured)
     notes = plan.compare(measured) or []
@@ -105,8 +104,7 @@ def run(benchmark: ModuleType, options: argparse.Namespace, command: str, *, out
         "benchmark": benchmark.__name__.rpartition(".")[2],
         "command": command,
         "title": plan.title,
-        "machine": about,
-        "versions": versions,
+        **where,
         "settings": vars(options),
         **as_json(plan.columns, measured),
         "notes": notes,
@@ -121,6 +119,20 @@ def run(benchmark: ModuleType, options: argparse.Namespace, command: str, *, out
     if out:
         write_json(out, content)
     return int(plan.failed(measured))
+
+
+def about(device: str) -> dict[str, Any]:
+    """What a measurement depends on: the machine, the versions of packages, and our code."""
+    # a GPU is asked in a process of its own: one that starts others must not hold memory of it
+    starts_others = device == "cuda" and parent_process() is None
+    where = in_child(machine, device) if starts_others else machine(device)
+    installed = {each.name.lower().replace("_", "-"): each.version for each in distributions()}
+    names = [name for name in (*PACKAGES, *ng.engines.engine_packages()) if name in installed]
+    packages = {name: installed[name] for name in names}
+    versions = {"python": platform.python_version(), "ngramloss": ng.__version__, **packages}
+    core = Path(ng.__file__).parent
+    code = [file for folder in MEASURED for file in sorted((core / folder).rglob("*.py"))]
+    return {"machine": where, "versions": versions, "code": ng.files.fingerprint(code)}
 
 
 def machine(device: str) -> str:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from ngramloss import UserError
 from ngramloss import options as cli
-from ngramloss_bench import attach, candidates, generate, head, ngrams, scaling, step, train
+from ngramloss_bench import attach, candidates, every, generate, head, ngrams, scaling, step, train
 from ngramloss_bench.benchmark import run
 
 BENCH = "Measure time and memory on this machine, and compare with other implementations."
@@ -28,6 +28,21 @@ def add(bench: argparse.ArgumentParser) -> None:
         parser.add_argument("-o", "--out", metavar="FILE", help="write settings and all measurements as JSON")
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
         parser.add_argument("--device", choices=["cpu", "cuda"], help="device to use (default: cuda if available)")
+    parser = benches.add_parser("all", help=every.SUMMARY)
+    cli.describe(parser, every.TEXT, every.EXAMPLES, _run_all)
+    every.add_options(parser)
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    _refuse_missing_gpu(options.gpu, "--gpu")
+    return every.run(options)
+
+
+def _refuse_missing_gpu(wanted: bool, option: str) -> None:
+    import torch
+
+    if wanted and not torch.cuda.is_available():
+        raise UserError(f"no CUDA device found. Leave {option} out.")
 
 
 def _run(benchmark: ModuleType, options: argparse.Namespace) -> int:
@@ -39,8 +54,7 @@ def _run(benchmark: ModuleType, options: argparse.Namespace) -> int:
     cli.output_file(settings.get("profile"), read)
     command, shown = shlex.join(["ngramloss", *settings.pop("arguments")]), settings.pop("json")
     del settings["run_verb"]
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device found. Leave --device out, or use --device cpu.")
+    _refuse_missing_gpu(options.device == "cuda", "--device")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if "precision" in settings:
         options.precision = options.precision or ("bf16" if options.device == "cuda" else "fp32")

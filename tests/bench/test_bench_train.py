@@ -204,7 +204,7 @@ def test_multiples_are_of_random_batches_and_of_the_best_stock_trainer():
         for name, speed in speeds.items()
     ]
     benchmark.relate(train.COLUMNS, rows)
-    assert [row.median("× random") for row in rows if not row.why_not] == [1, 2, 3]
+    assert [row.median("× stock") for row in rows if not row.why_not] == [1, 2, 3]
     assert [row.median("× best") for row in rows if not row.why_not] == [0.5, 1, 1.5]
 
 
@@ -448,7 +448,7 @@ def test_the_command_measures_reports_failures_and_writes_its_files(tmp_path, ca
     )
     assert speeds == pytest.approx([8e3 / spent for spent in times])
     assert len(speeds) == 4, "two windows of two trainings"
-    assert rows[names[0]]["× random"] == pytest.approx(1)
+    assert rows[names[0]]["× stock"] == pytest.approx(1)
     assert rows["ngramloss, eager"]["padding %"] < rows[names[0]]["padding %"]
     failed = {"group": "", "name": "ngramloss, captured", "why_not": "UserError: needs a GPU."}
     assert content["failed"] == [failed]

@@ -58,6 +58,29 @@ def test_repeats_and_spread_stand_beside_a_median(tables, tmp_path):
     assert "medians of 3 runs" in shown
 
 
+def test_parts_of_one_machine_are_one_table(tables, tmp_path):
+    row = {
+        "group": "",
+        "name": "x",
+        "column": "ms",
+        "unit": "ms",
+        "values": [5.0, 5.0, 5.0],
+        "median": 5.0,
+        "spread": 0.0,
+    }
+    once = row | {"column": "GiB", "values": [1.0], "median": 1.0, "spread": None}
+    for name, groups in (("a", [""]), ("b", ["one", "two"])):
+        content = {"machine": "m", "versions": {"torch": "2"}, "code": "c", "part": name.upper(), "command": name}
+        rows = [each | {"group": group} for group in groups for each in (row, once)]
+        (tmp_path / f"x_{name}.json").write_text(json.dumps(content | {"rows": rows}), encoding="utf-8")
+    lines = tables.benchmark(tmp_path / "x_*.json").splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:5]] == ["| A", "| B, one", "| B, two"]
+    assert lines[-1] == "*m, torch 2; medians of 3 runs, ± interquartile range; `ngramloss bench all`*"
+    (tmp_path / "x_b.json").write_text((tmp_path / "x_b.json").read_text().replace('"m"', '"n"'))
+    with pytest.raises(SystemExit, match="of different machines"):
+        tables.benchmark(tmp_path / "x_*.json")
+
+
 def test_the_corrected_p_decides_what_is_bold(tables, monkeypatch):
     row = {"row": "ce + dft", "seeds": "5", "R-2": "2.00", "difference": "+1.00*", "95% interval": "0 to 2"}
     for corrected, shown in (("0.051", "+1.00"), ("0.049", "**+1.00**"), ("< 0.001", "**+1.00**")):
