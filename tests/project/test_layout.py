@@ -163,6 +163,7 @@ def reached(source):
 
 REACHES = {
     "ngramloss_bench": {
+        "cli.main",  # runs several commands
         "loss.kernels.graphs",  # captures as a training does
         "loss.stats.Packing",  # times the labelled positions alone
         "loss.stats.at_positions",
