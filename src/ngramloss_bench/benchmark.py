@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
+from importlib.resources import files
 from itertools import groupby
 from multiprocessing import parent_process
 from pathlib import Path
@@ -130,7 +131,7 @@ def about(device: str) -> dict[str, Any]:
     names = [name for name in (*PACKAGES, *ng.engines.engine_packages()) if name in installed]
     packages = {name: installed[name] for name in names}
     versions = {"python": platform.python_version(), "ngramloss": ng.__version__, **packages}
-    core = Path(ng.__file__).parent
+    core = Path(str(files("ngramloss")))
     code = [file for folder in MEASURED for file in sorted((core / folder).rglob("*.py"))]
     return {"machine": where, "versions": versions, "code": ng.files.fingerprint(code)}
 
