@@ -58,7 +58,7 @@ class Pages:
             return self.places[source]
         if not source.exists():
             raise SystemExit(f"a page links to {source.relative_to(ROOT)}, which does not exist.")
-        if source.suffix == ".png":
+        if source.suffix in (".png", ".svg"):
             place = f"pictures/{source.name}"
             _write(self.folder / place, source.read_bytes())
             return place

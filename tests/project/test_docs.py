@@ -130,12 +130,10 @@ def programs():
 
 
 def _tiny(recipe):
-    """What makes a recipe tiny; a network without attention heads and layers has no such settings."""
-    if not recipe.startswith("pointer-generator"):
-        return TINY
-    return [
-        setting for setting in TINY if not setting.startswith(("model.heads", "model.feed", "model.enc", "model.dec"))
-    ]
+    """What makes a recipe tiny. Pointer-generators have no heads and layers, parallel decoders no search."""
+    unknown = {"pointer-generator": ("model.heads", "model.feed", "model.enc", "model.dec"), "parallel": "generation."}
+    without = next((names for name, names in unknown.items() if recipe.startswith(name)), ())
+    return [setting for setting in TINY if not setting.startswith(without)]
 
 
 def smaller(arguments, tiny_model):
@@ -147,8 +145,8 @@ def smaller(arguments, tiny_model):
         return [*arguments, *settings(*TINY, "model.name=scratch")]
     if verb == "candidates":  # texts of a tiny model share letters with references, but no words
         return [*arguments, *FEW, *([] if "--metric" in arguments else ["--metric", "chrf"])]
-    if verb == "generate":
-        return [*arguments, *limit]
+    if verb == "generate":  # a teacher's texts must be of all rows that a tiny recipe trains on
+        return [*arguments, *(["--limit", "40"] if "train" in arguments else limit)]
     if arguments[:2] == ["reproduce", "table1"]:
         return [*arguments, *limit]
     if verb == "study" and "--show" not in arguments:

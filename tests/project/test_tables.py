@@ -24,6 +24,12 @@ def test_tables_of_pages_are_those_of_their_files(tables):
     assert sum(page.read_text(encoding="utf-8").count("<!-- table: ") for page in tables.PAGES) > 15
 
 
+def test_the_picture_of_a_late_text_shows_what_the_objectives_compute(tables):
+    import one_token_late
+
+    assert one_token_late.PICTURE.read_text(encoding="utf-8") == one_token_late.picture()
+
+
 def test_a_number_that_differs_from_its_file_is_found(tables):
     mark = "<!-- table: benchmarks/step.json | | ms -->\n{}<!-- end of table -->\n"
     right = tables.filled(mark.format(""))
