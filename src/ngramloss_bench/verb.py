@@ -9,11 +9,11 @@ from types import ModuleType
 
 from ngramloss import UserError
 from ngramloss import options as cli
-from ngramloss_bench import attach, candidates, every, generate, head, ngrams, scaling, step, train
+from ngramloss_bench import attach, candidates, every, generate, head, ngrams, scaling, step, texts, train
 from ngramloss_bench.benchmark import run
 
 BENCH = "Measure time and memory on this machine, and compare with other implementations."
-BENCHMARKS = (head, step, attach, train, generate, candidates, scaling, ngrams)
+BENCHMARKS = (head, step, attach, train, generate, texts, candidates, scaling, ngrams)
 
 
 def add(bench: argparse.ArgumentParser) -> None:
