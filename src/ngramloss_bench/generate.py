@@ -64,12 +64,12 @@ def plan(options: argparse.Namespace, folder: Path) -> Plan:
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """The engines to measure, Hugging Face first: those that were asked for, or all that are installed."""
+    """The engines to measure, Hugging Face first: those that were asked for, or all that can write here."""
     for name in only:
         engines.raise_if_unknown(name)
         if name == recipe.AUTO:
             raise UserError(f"auto is not an engine of its own. Choose from {', '.join(engines.ENGINES)}.")
-    others = only or [name for name, engine in engines.ENGINES.items() if not engine.needs]
+    others = only or [name for name, engine in engines.ENGINES.items() if not engine.needs and not engine.needs_drafter]
     return list(dict.fromkeys([engines.STANDARD, *others]))
 
 

@@ -80,6 +80,14 @@ def test_texts_are_those_of_hf(family, drawn, places, sources, wrong, seed):
     assert_same_texts(model, with_drafter(model, places, **drawn), sources, wrong)
 
 
+@pytest.mark.parametrize("family", ["bart", "t5", "mistral"])
+def test_rows_of_a_batch_keep_different_numbers_of_tokens(family):
+    model = tiny(family)
+    for rules in ({"min_length": 20}, {"no_repeat_ngram_size": 2}, {"eos_token_id": [models.EOS, 7, 9]}):
+        wrong = {(row, place) for row in range(6) for place in range(1, 30) if (3 * row + place) % 5 == 0}
+        assert_same_texts(model, with_drafter(model, 4, max_length=24, **rules), SOURCES, wrong)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SERVED)
 def test_every_family_that_is_served_writes_the_texts_of_hf(family):

@@ -73,7 +73,7 @@ def writer_of(
             "padding. Leave --rerank out."
         )
     search = search_of(model, work.generation, options, only=work.only)
-    if work.drafter and (engine or work.engine) == "draft":
+    if work.drafter and (engine or work.engine) in ENGINES and ENGINES[engine or work.engine].needs_drafter:
         from ngramloss.models.drafter import load_drafter
 
         drafter = load_drafter(work.drafter, model, tokenizer, work.loading.name)

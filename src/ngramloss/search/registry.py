@@ -38,6 +38,7 @@ class Engine(NamedTuple):
     has_groups: bool = False  # whether it can search with groups of beams
     in_torch: bool = True
     """Whether it computes with the torch model's weights: so validation can use it, and torch knows its memory."""
+    needs_drafter: bool = False  # whether it writes only with a drafter that was trained for the model
 
     @property
     def version(self) -> str | None:
@@ -79,6 +80,7 @@ ENGINES = {
         "greedy search in fewer passes, with a drafter that was trained for the model: the same texts as hf",
         "ngramloss.search.engines.draft",
         "torch",
+        needs_drafter=True,
     ),
     "ctranslate2": Engine(
         "CTranslate2 in fp32: faster on a CPU, the same texts as hf with most settings",
