@@ -47,7 +47,7 @@ def task(run: ng.Run) -> ng.SystemTask:
         for split, of_split in splits.items()
     }
     frozen = ng.drafters.TeacherModel(model)
-    drafter = _drafter(model, tokenizer, settings.model.name, options)
+    drafter = _drafter(model, tokenizer, settings.model.name, options, rows["train"])
     pad = tokenizer.pad_token_id
     padder = ng.drafters.padder(model, pad)
 
@@ -106,8 +106,11 @@ def _as_the_model_reads(run: ng.Run) -> tuple[ng.Run, list[str]]:
     return dataclasses.replace(run, settings=changed), [f"sources are read as in the training of {folder.path}."]
 
 
-def _drafter(model: Any, tokenizer: Any, name: str, options: Mapping[str, Any]) -> ng.drafters.Drafter:
-    width = model.get_output_embeddings().weight.shape[1]
+def _drafter(
+    model: Any, tokenizer: Any, name: str, options: Mapping[str, Any], rows: ng.tokens.Tokens
+) -> ng.drafters.Drafter:
+    V, width = model.get_output_embeddings().weight.shape
+    chosen = frequent(rows, V, options["shortlist"])  # [v]
     heads = next(count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
     weights, ids = ng.drafters.marks(model, tokenizer, name)
     sizes = ng.drafters.Sizes(
@@ -117,10 +120,22 @@ def _drafter(model: Any, tokenizer: Any, name: str, options: Mapping[str, Any]) 
         layers=options["layers"],
         places=options["places"],
         reads_source=not ng.loading.is_causal(model.config),
+        shortlist=len(chosen),
         weights=weights,
         tokenizer=ids,
     )
-    return ng.drafters.Drafter(sizes)
+    drafter = ng.drafters.Drafter(sizes)
+    drafter.shortlist.copy_(chosen)
+    return drafter
+
+
+def frequent(rows: ng.tokens.Tokens, vocabulary: int, most: int) -> Tensor:
+    """The most frequent tokens of the targets, of equally frequent ones the first, sorted, [v]."""
+    counts = torch.zeros(vocabulary, dtype=torch.long)  # [V]
+    for row in range(len(rows)):
+        labels = torch.tensor(rows[row]["labels"]).long()  # [T]
+        counts += torch.bincount(labels[labels >= 0], minlength=vocabulary)
+    return counts.sort(descending=True, stable=True).indices[:most].sort().values
 
 
 # Blocks
@@ -195,7 +210,8 @@ def validated(drafter: Any, frozen: Any, objective: ng.JointLoss, batches: Any) 
                 sums[name] += float(value)
             counted["token"] += int((own != ng.IGNORE_INDEX).sum())
             counted["sequence"] += len(own)
-            kept += int((stats.best_token == own).cumprod(-1).sum())  # no token is IGNORE_INDEX
+            right = (stats.best_token == own) & torch.isin(own, drafter.shortlist)  # no token is IGNORE_INDEX, [N, k]
+            kept += int(right.cumprod(-1).sum())
     means = {part.name: sums[part.name] / max(1, counted[part.per]) for part in objective.parts}
     loss = sum(weight * means[part.name] for part, weight in zip(objective.parts, objective.weights, strict=True))
     return {"loss": loss, **means, "accepted": kept / max(1, counted["sequence"])}

@@ -139,9 +139,10 @@ DRAFTER = System(
     "ngramloss_systems.drafter",
     options={
         "places": Setting(8, least=1, most=64, help="tokens of a draft"),
-        "layers": Setting(1, least=1, most=8, help="layers over the places"),
+        "layers": Setting(2, least=1, most=8, help="layers over the places"),
         "feed_forward": Setting(0, least=0, most=2**20, help="width inside these layers; 0: 4 times the model's"),
         "anchors": Setting(4, least=1, most=1024, help="random blocks of each text in a step"),
+        "shortlist": Setting(8192, least=1, most=2**24, help="frequent tokens of the targets, which may be drafted"),
         "targets": Setting("", help="a folder of generate with the model's own texts of the training split"),
     },
     after="ngramloss generate MODEL --engine draft --set generation.drafter={run}",

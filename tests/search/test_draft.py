@@ -1,5 +1,6 @@
 """The engine draft against hf: the same texts, whatever is drafted, in as few passes as the drafts allow."""
 
+import copy
 import dataclasses
 
 import models
@@ -20,7 +21,9 @@ FEW = ["bart", "m2m_100", "pegasus", "t5", "llama", "gpt2", "mistral", "gemma2_s
 def drafter_of(model, places):
     width = model.get_output_embeddings().weight.shape[1]
     torch.manual_seed(0)
-    return Drafter(Sizes(width, 2, 16, 1, places, bool(model.config.is_encoder_decoder), None, "")).eval()
+    drafter = Drafter(Sizes(width, 2, 16, 1, places, bool(model.config.is_encoder_decoder), 5, None, "")).eval()
+    drafter.shortlist.copy_(torch.tensor([2, 4, 7, 9, 11]))
+    return drafter
 
 
 def with_drafter(model, places=3, **given):
@@ -28,13 +31,13 @@ def with_drafter(model, places=3, **given):
 
 
 class Oracle:
-    """Drafts what hf writes, but tokens that are wrong at some places of some rows. Counts the passes."""
+    """Drafts what hf writes, but tokens that are wrong at some places of some rows. Counts the drafts."""
 
     def __init__(self, texts, places, wrong):
-        self.texts, self.places, self.wrong, self.passes = texts, places, wrong, 0
+        self.texts, self.places, self.wrong, self.drafts = texts, places, wrong, 0
 
-    def __call__(self, drafter, head, hidden, ids, length, states, mask):
-        self.passes += 1
+    def __call__(self, drafter, head, few, hidden, ids, length, *source):
+        self.drafts += 1
         rows = []
         for row, n in enumerate(length.flatten().tolist()):
             ahead = [*self.texts[row], *[models.PAD] * 99][n : n + self.places]
@@ -102,15 +105,15 @@ def test_a_right_draft_needs_a_pass_for_each_k_and_one_tokens(family):
     search = with_drafter(model, 4, max_length=21, min_length=21)
     oracle, texts = assert_same_texts(model, search, SOURCES)
     assert {len(row) for (row,) in texts} == {21}
-    assert oracle.passes == 1 + 4  # one token without a draft, then 19 in fives
+    assert oracle.drafts == 4  # a token without one, then 19 in fives
     oracle, _ = assert_same_texts(model, search, SOURCES, {(0, place) for place in range(99)})
-    assert oracle.passes == 20  # a row whose drafts are always wrong still gets a token in each pass
+    assert oracle.drafts == 19  # a row whose drafts are always wrong still gets a token in each pass
 
 
 def test_a_draft_longer_than_the_text_has_fewer_places():
     model = tiny("bart")
     oracle, _ = assert_same_texts(model, with_drafter(model, 40, max_length=7, min_length=7), SOURCES)
-    assert oracle.passes == 2
+    assert oracle.drafts == 1
 
 
 @pytest.mark.parametrize("family", PROMPTED[:2])
@@ -150,3 +153,26 @@ def test_in_16_bits_rounding_is_said():
     assert list(draft.differences(model, with_drafter(model), precision="bf16")) == [
         "rounding in bf16 depends on how many tokens a pass reads"
     ]
+
+
+@pytest.mark.parametrize("family", ["bart", "llama"])
+def test_a_draft_is_the_best_of_the_shortlist_at_each_place(family):
+    """Against logits of the whole head; of a model whose head has a bias, too."""
+    model = copy.deepcopy(tiny(family))
+    if family == "bart":
+        model.final_logits_bias.copy_(torch.linspace(-3, 3, models.V))
+    search, drafts = with_drafter(model, 3, max_length=9, min_length=9), []
+    own = draft.proposed
+
+    def watched(drafter, head, few, hidden, ids, length, *source):
+        drafts.append(own(drafter, head, few, hidden, ids, length, *source))
+        newest = head.weight[ids.gather(1, length - 1)]
+        logits = head.logits(drafter(hidden, newest, *source)[:, 0])
+        allowed = torch.full((models.V,), -torch.inf).index_fill(0, drafter.shortlist, 0.0)
+        assert drafts[-1].equal((logits + allowed).argmax(-1))
+        return drafts[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draft, "proposed", watched)
+        written(draft, model, search)
+    assert len({token for each in drafts for token in each.flatten().tolist()}) > 1

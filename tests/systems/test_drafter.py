@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 import torch
@@ -198,7 +199,12 @@ def test_micro_batches_add_up_and_only_the_drafter_learns(here):
 
 
 def test_a_validation_counts_what_a_greedy_draft_would_have_accepted(here):
-    task = task_of("objective=ce + accept(3)")
+    task = task_of("objective=ce + accept(3)", 'system="drafter(places=3,anchors=2,shortlist=12)"')
+    counts = Counter(token for row in range(24) for token in task.examples[row]["labels"].tolist())
+    few = task.model.shortlist.tolist()
+    assert len(few) == 12
+    assert sorted(few) == few
+    assert min(counts[token] for token in few) >= max(count for token, count in counts.items() if token not in few)
     found = task.score()
     model = ng.loading.load(ng.recipe.Model(name="base/model"), task.tokenizer).eval()
     kept, sums, blocks, tokens = 0, 0.0, 0, 0
@@ -212,7 +218,7 @@ def test_a_validation_counts_what_a_greedy_draft_would_have_accepted(here):
             block = labels[t + 1 : t + 4]
             logp = logits.log_softmax(-1)
             sums -= sum(logp[place, token].item() for place, token in enumerate(block))
-            right = [logits[place].argmax().item() == token for place, token in enumerate(block)]
+            right = [logits[place].argmax() == token and token in few for place, token in enumerate(block)]
             kept += next((place for place, same in enumerate(right) if not same), len(right))
             blocks, tokens = blocks + 1, tokens + len(block)
     assert found["accepted"] == pytest.approx(kept / blocks)
@@ -259,7 +265,7 @@ def test_mistakes_are_said(here, settings, message):
 
 @pytest.mark.parametrize("reads_source", [True, False])
 def test_drafts_of_a_text_do_not_see_each_other(reads_source):
-    sizes = ng.drafters.Sizes(16, 2, 32, 2, 3, reads_source, None, "")
+    sizes = ng.drafters.Sizes(16, 2, 32, 2, 3, reads_source, 9, None, "")
     model = ng.drafters.Drafter(sizes).eval()
     hidden, tokens, states = (torch.randn(2, n, 16) for n in (4, 4, 5))
     source = (states, torch.tensor([[1, 1, 1, 0, 0], [1] * 5])) if reads_source else (None, None)

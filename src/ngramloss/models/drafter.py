@@ -6,6 +6,9 @@ head has read last, plus the token that the model chose from it, plus a vector o
 learn the language again, only to look further ahead. Without the token, each place would have to guess it, too. The
 output goes through the model's own head, so a drafter has no vocabulary of its own and is a small file. Inputs are
 divided by their root mean square and the output is multiplied by it: models of every family look alike.
+
+On a CPU the rows of the head cost more than the layers. So drafts are chosen among a shortlist of frequent tokens, as
+in FR-Spec (Zhao et al. 2025); the model verifies with all of them.
 """
 
 from __future__ import annotations
@@ -49,12 +52,15 @@ class Sizes:
     layers: int
     places: int  # tokens of a draft
     reads_source: bool  # whether the model is an encoder-decoder
+    shortlist: int  # tokens that may be drafted
     weights: str | None  # the fingerprint of the model's weights; None: not known
     tokenizer: str  # the fingerprint of its tokenizer
 
 
 class Drafter(nn.Module):
     """Layers that predict the tokens after those that a model has verified."""
+
+    shortlist: Tensor  # tokens that may be drafted, [v]
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -67,6 +73,7 @@ class Drafter(nn.Module):
         self.layers = nn.ModuleList(layer(D, sizes.heads, sizes.feed_forward, **options) for _ in range(sizes.layers))
         self.norm = nn.LayerNorm(D)
         nn.init.normal_(self.place.weight, std=0.02)
+        self.register_buffer("shortlist", torch.arange(sizes.shortlist))
 
     def forward(
         self, hidden: Tensor, tokens: Tensor, states: Tensor | None = None, mask: Tensor | None = None

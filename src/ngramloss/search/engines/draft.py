@@ -69,6 +69,11 @@ def load(model: Any, search: Search, *, precision: str) -> Callable[..., list[li
 def found(model: Any, search: Search, head: PaddedHead, sources: Sequence[Ids]) -> Tensor:
     """The text of each source, [B, L]; what stands behind its end means nothing."""
     drafter, limits, device, L = search.drafter, beams.limits(search, model.device), model.device, search.max_length
+    few = head._replace(  # the head of the tokens that may be drafted
+        weight=head.weight[drafter.shortlist],
+        bias=None if head.bias is None else head.bias[drafter.shortlist],
+        vocabulary=len(drafter.shortlist),
+    )
     k, B = drafter.sizes.places, len(sources)
     read = sources if search.start is not None else [row[:-1] for row in sources]
     decoder = DECODERS[model.config.model_type](
@@ -89,7 +94,7 @@ def found(model: Any, search: Search, head: PaddedHead, sources: Sequence[Ids]) 
     length = torch.ones(B, 1, dtype=torch.long, device=device)  # [B, 1]
     done = torch.zeros(B, 1, dtype=torch.bool, device=device)  # [B, 1]
     draft = ids[:, :0]  # [B, 0]: before the first pass there is nothing to draft from
-    while not done.all():
+    while True:
         ahead = torch.arange(draft.shape[1] + 1, device=device)  # [K]: the newest token, and each of the draft
         places = length + ahead  # [B, K], where the token after each of them is to stand
         ids.scatter_(1, places[:, 1:] - 1, draft)
@@ -101,18 +106,21 @@ def found(model: Any, search: Search, head: PaddedHead, sources: Sequence[Ids]) 
         stops = torch.isin(own, limits.ends) | (places >= L - 1)  # [B, K]
         length = (length + kept + 1).where(~done, length).clamp_max(L)
         done = done | (stops & (ahead <= kept)).any(-1, keepdim=True)
+        if done.all():
+            break
         last = kept.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])  # [B, 1, D]
-        draft = proposed(drafter, head, hidden.gather(1, last), ids, length, states, mask)  # [B, k]
+        draft = proposed(drafter, head, few, hidden.gather(1, last), ids, length, states, mask)  # [B, k]
     return ids[:, :L]
 
 
 def proposed(
-    drafter: Any, head: PaddedHead, hidden: Tensor, ids: Tensor, length: Tensor, states: Tensor | None, mask: Tensor
+    drafter: Any, head: PaddedHead, few: PaddedHead, hidden: Tensor, ids: Tensor, length: Tensor, *source: Tensor | None
 ) -> Tensor:
-    """A draft of what follows the first ``length`` ids, [B, 1], of which the head chose the last from ``hidden``."""
+    """A draft of what follows the first ``length`` ids, [B, 1], of which ``head`` chose the last from ``hidden``."""
     newest = embedding(ids.gather(1, length - 1), head.weight)  # [B, 1, D]
-    ahead: Tensor = drafter(hidden, newest, states, mask)  # [B, 1, k, D]
-    return head.logits(ahead.squeeze(1)).argmax(-1)  # [B, k]
+    ahead: Tensor = drafter(hidden, newest, *source)  # [B, 1, k, D]
+    drafted: Tensor = drafter.shortlist[few.logits(ahead.squeeze(1)).argmax(-1)]  # [B, k]
+    return drafted
 
 
 def chosen(logits: Tensor, ids: Tensor, places: Tensor, given: beams.Limits) -> Tensor:
