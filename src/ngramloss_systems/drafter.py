@@ -19,8 +19,8 @@ import ngramloss as ng
 from ngramloss_systems.parallel import with_targets
 
 NAME = "drafter"
-MOST_BLOCKS = 2**12
-"""Blocks that are validated at a time."""
+MOST_LOGITS = 2**27
+"""Logits that are validated at a time: 0.5 GB in fp32."""
 
 
 def task(run: ng.Run) -> ng.SystemTask:
@@ -48,8 +48,8 @@ def task(run: ng.Run) -> ng.SystemTask:
     }
     frozen = ng.drafters.TeacherModel(model)
     drafter = _drafter(model, tokenizer, settings.model.name, options, rows["train"])
-    pad = tokenizer.pad_token_id
-    padder = ng.drafters.padder(model, pad)
+    _warn_of_others_texts(options["targets"], drafter.sizes.weights, settings.model.name)
+    padder = ng.drafters.padder(model, tokenizer.pad_token_id)
 
     def loss_of(batch: ng.padding.Batch, counts: Tensor) -> Any:
         return shares(drafter, frozen, objective, batch, counts, anchors=options["anchors"])
@@ -104,6 +104,16 @@ def _as_the_model_reads(run: ng.Run) -> tuple[ng.Run, list[str]]:
     model = dataclasses.replace(settings.model, name=str(folder.model))
     changed = dataclasses.replace(settings, data=data, model=model, task=own.task)
     return dataclasses.replace(run, settings=changed), [f"sources are read as in the training of {folder.path}."]
+
+
+def _warn_of_others_texts(folder: str, weights: str | None, name: str) -> None:
+    """Warn if other weights wrote the targets than those that the drafts are for."""
+    about = ng.files.read_object(ng.RunFolder(Path(folder)).generation) if folder else {}
+    if folder and about.get("weights") != weights:
+        ng.console.logger.warning(
+            f"targets: the texts in {folder} were written by {about.get('model')} ({about.get('weights')}), not by "
+            f"{name} ({weights}). A drafter learns more from its own model's: ngramloss generate {name} --split train."
+        )
 
 
 def _drafter(
@@ -199,7 +209,8 @@ def validated(drafter: Any, frozen: Any, objective: ng.JointLoss, batches: Any) 
     for batch in batches:
         labels, read = batch["labels"], ng.drafters.read_texts(frozen, batch)  # [B, T]
         blocks, begins = following(labels, k)  # [B, T, k], [B, T]
-        for where in torch.arange(labels.shape[1], device=labels.device).split(max(1, MOST_BLOCKS // len(labels))):
+        most = max(1, MOST_LOGITS // (len(labels) * k * len(read.head.weight)))
+        for where in torch.arange(labels.shape[1], device=labels.device).split(most):
             real = begins[:, where]  # [B, A]
             if not real.any():
                 continue
