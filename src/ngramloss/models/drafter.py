@@ -91,7 +91,7 @@ class Drafter(nn.Module):
         start = hidden / scale + self.token(tokens / _size(tokens))  # [B, A, D]
         made = (start.unsqueeze(2) + self.place.weight).flatten(1, 2)  # [B, A · k, D]
         block = torch.arange(A * k, device=made.device) // k  # [A · k]
-        apart = block.unsqueeze(1) != block  # [A · k, A · k]: the drafts of a text do not see each other
+        apart = block.unsqueeze(1) != block if A > 1 else None  # [A · k, A · k]: drafts do not see each other
         for layer in self.layers:
             if states is None:
                 made = layer(made, src_mask=apart)
