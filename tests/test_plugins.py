@@ -558,7 +558,7 @@ def test_an_objective_that_returns_something_else_is_an_error(files, capsys, ret
     assert main(EXPLAINED) == 2
     assert capsys.readouterr().err == (
         "error: the objective 'odd' must return a floating-point number for each row, a tensor of shape [1] on cpu, "
-        f"got {got}. docs/add_objective.md has an example.\n"
+        f"got {got}. ngramloss docs add_objective has an example.\n"
     )
 
 

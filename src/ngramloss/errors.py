@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Self
 
 PAGES = {
-    "candidates": "docs/candidates.md#make-candidates",
-    "code": "docs/security.md#code-that-comes-with-a-model",
-    "columns": "docs/data.md#columns",
-    "continue": "docs/train.md#stop-and-continue",
-    "data": "docs/data.md#where-data-come-from",
-    "memory": "docs/train.md#precision-memory-speed",
-    "models": "docs/train.md#models",
-    "own file": "docs/start_3_train.md#your-own-file",
-    "rows": "docs/data.md#rows-that-cannot-be-used",
-    "settings": "docs/settings.md#every-setting",
+    "candidates": "candidates#make-candidates",
+    "code": "security#code-that-comes-with-a-model",
+    "columns": "data#columns",
+    "continue": "train#stop-and-continue",
+    "data": "data#where-data-come-from",
+    "memory": "train#precision-memory-speed",
+    "models": "train#models",
+    "own file": "start_3_train#your-own-file",
+    "rows": "data#rows-that-cannot-be-used",
+    "settings": "settings#every-setting",
 }
-"""What an error is about → the part of the documentation that helps further."""
+"""What an error is about → the page and the part of the guide that help further."""
 
 
 def see(topic: str) -> str:
     """The line after an error that names a page."""
-    return f"see {PAGES[topic]}"
+    return f"see: ngramloss docs {PAGES[topic]}"
 
 
 DIVERGED = 3  # Exit code of a training whose loss became NaN or infinite: its settings are why, and not the machine

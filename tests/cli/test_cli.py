@@ -136,7 +136,7 @@ def test_help_shows_all_commands_and_a_group_its_own(capsys):
     shown = capsys.readouterr().out
     assert re.findall(r"^    (\w+)\s+\w+", shown, re.M) == [
         *("new", "train", "generate", "score", "report", "explain", "list", "data", "study", "reproduce"),
-        *("candidates", "rerank", "publish", "import", "bench", "doctor"),
+        *("candidates", "rerank", "publish", "import", "bench", "docs", "doctor"),
     ]
     assert all(verb.about in shown for verb in VERBS.values())
     for group, part in (("bench", "ngrams"), ("data", "stats")):
@@ -650,7 +650,7 @@ def test_doctor_says_which_metrics_can_run_and_what_others_need(capsys, monkeypa
     assert main(["doctor"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.partition("metrics:\n")[2].splitlines()}
     assert lines["rouge"].split() == ["rouge", "ready"]
-    assert lines["wmd"].endswith("needs --set wmd.vectors=…, see docs/metrics.md")
+    assert lines["wmd"].endswith("needs --set wmd.vectors=…, see: ngramloss docs metrics")
     assert "needs --set bertscore.model=FOLDER_OR_HUB_ID; roberta-large is" in lines["bertscore"]
     monkeypatch.setattr("ngramloss.metrics.registry.installed", lambda package: None if package == "sacrebleu" else "1")
     assert main(["doctor"]) == 0
@@ -816,7 +816,7 @@ def test_on_bad_row_counts_more_than_a_setting(capsys):
         ),
         (
             ["demo", "--set", "train.bach_size=1", "--set", "train.seed=-1"],
-            "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\nsee docs/settings.md#every-setting\n",
+            "error: recipe demo with your options has 2 mistakes:\n  train.bach_size: unknown key. Did you mean train.batch_size?\n  train.seed: must be at least 0, got -1.\nsee: ngramloss docs settings#every-setting\n",
         ),
     ],
 )

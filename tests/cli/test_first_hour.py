@@ -211,7 +211,7 @@ def test_a_model_that_writes_no_text_is_refused_before_data_are_read(here, capsy
     assert cli.main(shlex.split(f"{verb} {options.format(data=data)}")) == 2
     assert capsys.readouterr().err == (
         f"error: bert writes no text (its type is bert): ngramloss {verb} needs an encoder-decoder, such as "
-        "facebook/bart-base, or a decoder-only model, such as HuggingFaceTB/SmolLM2-135M-Instruct.\nsee docs/train.md#models\n"
+        "facebook/bart-base, or a decoder-only model, such as HuggingFaceTB/SmolLM2-135M-Instruct.\nsee: ngramloss docs train#models\n"
     )
     assert not (here / "a").exists()
 

@@ -705,7 +705,7 @@ def test_processes_share_the_sources(run, tmp_path):
         (["--metric", "wmd"], "--metric wmd: higher values of wmd are not better"),
         (
             ["--metric", "bertscore"],
-            "--metric bertscore needs --set bertscore.model=…; docs/metrics.md says what to give.",
+            "--metric bertscore needs --set bertscore.model=…; ngramloss docs metrics says what to give.",
         ),
         (["--metric", "rouge2_recall"], "--metric rouge has no rouge2_recall of each document with these options."),
     ],

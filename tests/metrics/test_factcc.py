@@ -195,7 +195,9 @@ def test_absences_say_what_to_fetch(tmp_path):
         factcc([], [], model=str(tmp_path))
     (tmp_path / "kept").rename(tmp_path / "vocab.txt")
     (tmp_path / "pytorch_model.bin").unlink()
-    with pytest.raises(Absent, match=r"has neither model.safetensors nor pytorch_model.bin. docs/metrics.md says how"):
+    with pytest.raises(
+        Absent, match=r"has neither model.safetensors nor pytorch_model.bin. ngramloss docs metrics says how"
+    ):
         factcc([], [], model=str(tmp_path))
 
 

@@ -78,7 +78,8 @@ FURTHER = {"systems", "bench", "gpu", "project", "helpers"}
 
 
 def test_tests_are_in_the_folder_of_the_room_that_they_test():
-    rooms = {path.name for path in (ROOT / "src" / "ngramloss").iterdir() if path.is_dir()} - {"recipes", "__pycache__"}
+    files = {"recipes", "pages", "__pycache__"}
+    rooms = {path.name for path in (ROOT / "src" / "ngramloss").iterdir() if path.is_dir()} - files
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
     assert folders == rooms | FURTHER
     assert not list((ROOT / "tests").glob("helpers/test_*.py"))

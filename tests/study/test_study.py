@@ -227,11 +227,11 @@ def test_a_row_that_cannot_be_used_is_an_error_before_training(split, path, inst
     code, _, err = shown(capsys)
     assert (code, instant.started) == (2, [])
     assert f"set news: 1 of 2 rows of the split '{split}' of own cannot be used" in err
-    assert err.endswith("see docs/data.md#rows-that-cannot-be-used\n")
+    assert err.endswith("see: ngramloss docs data#rows-that-cannot-be-used\n")
     Path(f"own/{split}.jsonl").write_text('{"id": "1", "source": "a", "other": "b"}\n')
     code, _, err = shown(capsys)
     assert (code, instant.started) == (2, [])
-    assert err.endswith("see docs/data.md#columns\n"), err
+    assert err.endswith("see: ngramloss docs data#columns\n"), err
 
 
 def test_a_model_that_is_not_there_is_an_error_before_training(path, instant, capsys):

@@ -153,7 +153,7 @@ def _readiness(name: str) -> str:
     if not options:
         return "ready"
     if not metric.usual:
-        return f"needs --set {name}.{options[0]}=…, see docs/metrics.md"
+        return f"needs --set {name}.{options[0]}=…, see: ngramloss docs metrics"
     from ngramloss.metrics.pretrained import cached
 
     where = "is in the hub's cache" if cached(metric.usual) else "is not in the hub's cache"

@@ -180,7 +180,7 @@ Then four commands, each with --help:
   ngramloss score run                         scores with confidence intervals
   ngramloss report run -o report              one page of results
 
-ngramloss --help lists all commands, ngramloss doctor shows what is installed. The guide is docs/README.md."""
+ngramloss --help lists all commands, ngramloss doctor shows what is installed. ngramloss docs prints the guide."""
 
 
 def greet(_: argparse.Namespace) -> int:

@@ -14,8 +14,8 @@ STUDY = """\
 Answer a question with many trainings: tune, screen rows on validation data, confirm the best with other seeds on test
 data, and print tables over seeds with paired tests.
 
-FILE is a TOML file with the rows, sets, seeds, decodings and the primary score of each set; docs/study.md describes it.
-Results are small JSON files in a folder beside it. The same command continues a study that was stopped or killed.
+FILE is a TOML file with the rows, sets, seeds, decodings and the primary score of each set; ngramloss docs study
+describes it. Results are small JSON files in a folder beside it. The same command continues a stopped study.
 Several commands may share the folders of one study, on one machine or on several. A failed training is tried
 again once, and again by the next command. The exit code is 1 if one failed twice, and 130 if trainings are left."""
 

@@ -25,8 +25,8 @@ or with adapters), drafter (what lets a trained model write faster), parallel (a
 once), simcls, bertsum-ext, bertsum-abs, pointer-generator, gsum, fes or prophetnet (other systems; with -demo, small
 ones: drafter-demo, parallel-demo, simcls-demo, bertsum-ext-demo, bertsum-abs-demo, pointer-generator-demo, gsum-demo,
 fes-demo, prophetnet-demo), lm or lm-demo (a language model of the targets, which fes reads), or a TOML file of your
-own. Your file may begin with base = "xsum" and contain only the settings that differ. docs/settings.md describes all
-settings."""
+own. Your file may begin with base = "xsum" and contain only the settings that differ. ngramloss docs settings
+describes all settings."""
 
 TRAIN_EXAMPLES = """\
 examples:

@@ -36,6 +36,7 @@ _BUILTIN = {
     "reproduce": Verb("reproduce a table of the paper", "ngramloss.cli.reproduce:add"),
     "candidates": Verb("generate and score several outputs for each source", "ngramloss.cli.candidates:add"),
     "publish": Verb("prepare a model and its card for a hub", "ngramloss.cli.publish:add"),
+    "docs": Verb("print a page of the guide", "ngramloss.cli.docs:add"),
     "doctor": Verb("show installed packages and the backend", "ngramloss.cli.doctor:add"),
 }
 

@@ -104,7 +104,7 @@ def candidate_metric(
     checked = checked_options(metric, options)
     if lacking := missing_options(metric, checked):
         given = ", ".join(f"--set {metric}.{option}=…" for option in lacking)
-        raise UserError(f"{key} {name} needs {given}; docs/metrics.md says what to give.")
+        raise UserError(f"{key} {name} needs {given}; ngramloss docs metrics says what to give.")
     return CandidateMetric(metric, scores, checked, lines, key)
 
 

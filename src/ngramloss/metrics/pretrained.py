@@ -59,7 +59,7 @@ def find(name: str, *, metric: str) -> Source:
                 f"{metric} needs the model {name!r}: there is no folder of that name, the hub's cache has no complete "
                 f"copy, and the download failed ({first_line(error)}). Give a folder with config.json, "
                 "model.safetensors and the tokenizer's files, or the id of a model on the hub if it can be reached: "
-                f"--set {metric}.model=FOLDER_OR_HUB_ID (in Python model=). docs/metrics.md says which models fit."
+                f"--set {metric}.model=FOLDER_OR_HUB_ID (in Python model=). ngramloss docs metrics says which fit."
             ) from error
     return Source(folder, name, metric)
 
@@ -71,7 +71,7 @@ def load_tokenizer(source: Source, kind: str = "AutoTokenizer") -> Any:
     if tokenizer.vocab_size <= len(set(tokenizer.all_special_tokens)):  # transformers made it from a config alone
         raise Absent(
             f"{source.metric}: {source.folder} lacks its tokenizer's vocabulary (tokenizer.json or vocab.txt). Copy it "
-            "there from the model that was fine-tuned; docs/metrics.md says which."
+            "there from the model that was fine-tuned; ngramloss docs metrics says which."
         )
     return tokenizer
 
@@ -110,8 +110,8 @@ def load_state(source: Source) -> dict[str, Any]:
     files = weight_files(source.folder)
     if not files:
         raise Absent(
-            f"{source.metric}: {source.folder} has neither model.safetensors nor pytorch_model.bin. docs/metrics.md "
-            "says how to obtain one."
+            f"{source.metric}: {source.folder} has neither model.safetensors nor pytorch_model.bin. ngramloss docs "
+            "metrics says how to obtain one."
         )
     state: dict[str, Any] = {}
     for path in files:
@@ -214,8 +214,8 @@ def reading(path: Path, metric: str) -> Iterator[None]:
             yield
     except OSError as error:
         raise Absent(
-            f"{metric}: {path} lacks files of its model, or they are damaged ({first_line(error)}). docs/metrics.md "
-            "says which it needs."
+            f"{metric}: {path} lacks files of its model, or they are damaged ({first_line(error)}). ngramloss docs "
+            "metrics says which it needs."
         ) from error
     except Exception as error:  # damaged files and other formats can raise anything
         raise UserError(f"{metric}: {path} cannot be loaded: {first_line(error)}.") from error

@@ -266,4 +266,4 @@ def _why_absent(name: str, metric: Metric, given: Mapping[str, Any], options: Ma
             why = ", and the data of these texts have no targets" if text == "references" else ""
             return f"needs the {text}{why}. Give them with --{text} FILE."
     lacking = ", ".join(f"--set {name}.{option}=…" for option in registry.missing_options(name, options))
-    return f"needs {lacking}; docs/metrics.md says what to give." if lacking else ""
+    return f"needs {lacking}; ngramloss docs metrics says what to give." if lacking else ""

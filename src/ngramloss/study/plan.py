@@ -235,7 +235,7 @@ class Study:
 def read(path: Path) -> Study:
     """Read a study's file. All mistakes are reported at once."""
     if not path.is_file():
-        raise MissingFileError(f"there is no study {path}. Give a TOML file; docs/study.md shows one.")
+        raise MissingFileError(f"there is no study {path}. Give a TOML file; ngramloss docs study shows one.")
     content = parse_toml(path.read_bytes(), str(path))
     mistakes: list[str] = []
     study = _study(path, content, mistakes)

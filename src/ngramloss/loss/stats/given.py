@@ -21,7 +21,8 @@ _STREAMS = (
 )
 GIVEN = {
     "lm_logp": "the log-probability of each label under a language model of the targets alone: name one in "
-               "data.language_model (docs/systems.md shows how to train it), or give lm_logp, [B, T], beside labels",
+               "data.language_model (ngramloss docs systems shows how to train it), or give lm_logp, [B, T], beside "
+               "labels",
     "future_logp": f"the further streams of a ProphetNet, {_STREAMS}",
     "future_mean_logp": f"the further streams of a ProphetNet, {_STREAMS}",
 }

@@ -64,7 +64,7 @@ def checked_value(name: str, formula: Callable[..., Tensor], stats: Any, *labels
         got = f"{found.dtype} of shape {list(found.shape)} on {found.device}"
     raise UserError(
         f"the objective {name!r} must return a floating-point number for each row, a tensor of shape "
-        f"[{len(like)}] on {like.device}, got {got}. docs/add_objective.md has an example."
+        f"[{len(like)}] on {like.device}, got {got}. ngramloss docs add_objective has an example."
     )
 
 
