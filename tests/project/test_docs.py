@@ -130,8 +130,12 @@ def programs():
 
 
 def _tiny(recipe):
-    """What makes a recipe tiny. Pointer-generators have no heads and layers, parallel decoders no search."""
-    unknown = {"pointer-generator": ("model.heads", "model.feed", "model.enc", "model.dec"), "parallel": "generation."}
+    """What makes a recipe tiny. Some have no heads and layers, no search or no new model."""
+    unknown = {
+        "pointer-generator": ("model.heads", "model.feed", "model.enc", "model.dec"),
+        "parallel": ("generation.",),
+        "drafter": ("model.", "generation."),
+    }
     without = next((names for name, names in unknown.items() if recipe.startswith(name)), ())
     return [setting for setting in TINY if not setting.startswith(without)]
 
