@@ -295,5 +295,4 @@ def test_the_page_draws_the_weights_of_scheduled_terms():
         "bag(2):original",
         "weight of matches(2)",
         "learning rate",
-        "documents per second",
     ]

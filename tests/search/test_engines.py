@@ -466,7 +466,7 @@ def test_the_precision_is_that_of_the_weights_and_is_recorded():
 def test_an_unknown_engine_gets_the_nearest_name():
     with pytest.raises(
         UserError,
-        match=r"unknown engine 'ctranslate'. Did you mean 'ctranslate2'. Choose from auto, hf, graph, ctranslate2, ctranslate2-int8.",
+        match=r"unknown engine 'ctranslate'. Did you mean 'ctranslate2'. Choose from auto, hf, graph, draft, ctranslate2, ctranslate2-int8.",
     ):
         engines.load("ctranslate", tiny("bart"), with_settings(tiny("bart")))
 
@@ -905,7 +905,7 @@ def test_samples_are_the_same_whatever_the_batch_and_wherever_the_job_was_stoppe
         (["--sample", "--top-p", "1.5"], "--top-p must be above 0 and at most 1, got 1.5."),
         (
             ["--engine", "fast"],
-            "generation.engine: must be one of auto, hf, graph, ctranslate2, ctranslate2-int8, got 'fast'.",
+            "generation.engine: must be one of auto, hf, graph, draft, ctranslate2, ctranslate2-int8, got 'fast'.",
         ),
     ],
 )

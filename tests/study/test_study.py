@@ -779,20 +779,22 @@ def test_a_row_whose_tuning_diverged_is_left_out(path, instant, capsys):
 @pytest.mark.slow
 def test_a_metric_that_fails_on_the_texts_of_one_training_does_not_end_the_study(path, instant, capsys, monkeypatch):
     undisturbed = finished(capsys, "--results", "a", "--runs", "b")
-    name, real = "rewards2-learning_rate0.001-seed2", own_results.compute_scores
+    (folder,) = Path("b/news").glob("rewards2-*-seed2")
+    rate, real = re.search(r"rate([\d.]+)-", folder.name)[1], own_results.compute_scores
 
     def failing(metric, texts, *options, **more):
         if metric == "shape" and texts["predictions"] == lost:
             raise ZeroDivisionError("no words")
         return real(metric, texts, *options, **more)
 
-    rows = (Path("b/news") / name / "validation-beam2" / "predictions.jsonl").read_text().splitlines()
+    rows = (folder / "validation-beam2" / "predictions.jsonl").read_text().splitlines()
     lost = [json.loads(row)["prediction"] for row in rows]
     with monkeypatch.context() as patch:
         patch.setattr(own_results, "compute_scores", failing)
         code, text, err = shown(capsys)
     assert code == 1
-    assert "news, ce + rewards(2), train.learning_rate=0.001, seed 2: score failed: the metric shape raised" in err
+    failed = f"news, ce + rewards(2), train.learning_rate={rate}, seed 2: score failed: the metric shape raised"
+    assert failed in err
     assert "ZeroDivisionError: no words. The same happens with `ngramloss score runs/mine/news/" in text
     assert "--metrics shape`. It is tried again, once, after the others.\n" in err
     assert "other processes" not in err  # the second try scores again, which starts no process

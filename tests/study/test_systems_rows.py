@@ -235,7 +235,7 @@ def scored(out, row):
 def test_every_row_is_trained_written_and_scored(tmp_path, base, capsys, started):
     assert again(tmp_path, base, "all") == 0, capsys.readouterr().err
     out, _ = capsys.readouterr()
-    for row in ("lead-2", "ext-oracle", "ce", *SYSTEMS):
+    for row in ("lead-2", "ext-oracle", "ce", *(name for name in SYSTEMS if SYSTEMS[name].writes)):
         assert scored(out, row) is not None, row
     assert "the paper, on CNN/DailyMail" in out
     assert re.search(r"^simcls .* SimCLS +46\.67 +22\.15 +43\.54", out, re.M)
