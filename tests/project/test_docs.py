@@ -39,6 +39,7 @@ HOW_TO = [
     "prompts",
     "candidates",
     "systems",
+    "parallel",
     "scaling",
     "generate",
     "score",
@@ -55,7 +56,7 @@ HOW_TO = [
     "fast_beam_search",
     "faq",
 ]
-LOOK_UP = ["objectives", "settings", "metrics", "choose", "security", "results", "performance"]
+LOOK_UP = ["objectives", "settings", "metrics", "choose", "one_token_late", "security", "results", "performance"]
 FOR_DEVELOPERS = [
     *(ROOT / name for name in ("CONTRIBUTING.md", "ARCHITECTURE.md", "docs/dev/log.md", "docs/dev/gpu.md")),
     *sorted((ROOT / "docs" / "dev" / "decisions").glob("*.md")),
